@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs first: scripts/setup does nothing when nothing changed.
+
+PYTHON = .venv/bin/python
+C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
+
+.PHONY: help setup demo run test soak test-oldest lint format sanitize bench clean
+
+help: ## Show this list (default)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+setup: ## System packages, .venv and the C extension
+	@scripts/setup
+
+demo: setup ## Upload and download a real disk image through a daemon of its own (IMAGE=path: that image)
+	@$(PYTHON) scripts/demo
+
+run: setup ## Run the daemon in the foreground with a sample image and show the curl lines to try
+	@$(PYTHON) scripts/run
+
+test: setup ## Run all tests (ARGS="-k name": some of them)
+	$(PYTHON) -m pytest $(ARGS)
+
+soak: setup ## Campaigns of minutes: memory under load and over time, long fuzzing
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz $(ARGS)
+
+test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
+	@scripts/setup --oldest
+	.venv-oldest/bin/python -m pytest $(ARGS)
+
+lint: setup ## Check style, types, C format and the direction of imports
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/clang-format --dry-run -Werror $(C_SOURCES)
+	.venv/bin/lint-imports
+
+format: setup ## Format Python and C sources
+	.venv/bin/ruff check --fix-only
+	.venv/bin/ruff format
+	.venv/bin/clang-format -i $(C_SOURCES)
+
+sanitize: setup ## Stress the C engine under the address, undefined-behaviour and thread sanitizers
+	tests/ioutil/stress/run
+
+bench: setup ## Measure transfers beside ovirt-imageio, 40 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases)
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.transfer $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+clean: ## Remove everything that was built
+	rm -rf .venv .venv-oldest .cache build dist *.egg-info ioutil_ext/_ioutil.c ioutil_ext/_ioutil.*.so
