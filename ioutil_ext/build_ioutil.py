@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the extension ``ioutil_ext._ioutil`` (cffi, API mode)."""
+
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).resolve().parent
+SOURCES = [
+    "admission.c",
+    "engine.c",
+    "extents.c",
+    "image.c",
+    "io.c",
+    "iszero.c",
+    "mounts.c",
+    "names.c",
+    "op.c",
+    "open.c",
+    "queue.c",
+    "schedule.c",
+    "size.c",
+    "syscalls.c",
+    "workers.c",
+    "zero.c",
+]
+HEADERS = ["engine.h", "internal.h", "ioutil_api.h"]
+
+# The code that cffi generates has parameters that it does not use.
+PREAMBLE = """
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#include <stdint.h>
+#include <sys/types.h>
+#include "ioutil_api.h"
+"""
+
+ffibuilder = FFI()
+ffibuilder.cdef((HERE / "ioutil_api.h").read_text())
+ffibuilder.set_source(
+    "ioutil_ext._ioutil",
+    PREAMBLE,
+    sources=[f"ioutil_ext/{name}" for name in SOURCES],  # setuptools wants them relative to setup.py
+    depends=[f"ioutil_ext/{name}" for name in HEADERS],
+    include_dirs=["ioutil_ext"],
+    extra_compile_args=[
+        "-O3",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-std=gnu11",
+        "-pthread",
+        "-fvisibility=hidden",
+    ],
+    extra_link_args=["-pthread"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(tmpdir=str(HERE.parent), verbose=True)

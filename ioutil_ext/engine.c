@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The engine's interface: submission, cancellation, what runs, stop. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+
+#define MAX_THREADS 1024u
+
+bool engine_is_foreign(const struct iou_engine *engine) {
+    return engine->born != fork_generation();
+}
+
+int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) {
+    if (max_threads == 0 || max_threads > MAX_THREADS || !result)
+        return -EINVAL;
+    fork_watch();
+    iou_engine *engine = calloc(1, sizeof(*engine));
+    if (!engine)
+        return -ENOMEM;
+    engine->max_threads = max_threads;
+    engine->quota = (uint32_t)max_u64(1, max_threads / 4);
+    engine->idle_ms = idle_ms;
+    engine->born = fork_generation();
+    pthread_mutex_init(&engine->lock, NULL);
+    monotonic_cond_init(&engine->worker_ended);
+    link_init(&engine->devices);
+    link_init(&engine->ready);
+    link_init(&engine->parked);
+    link_init(&engine->workers);
+    link_init(&engine->dead);
+    link_init(&engine->idle);
+    *result = engine;
+    return 0;
+}
+
+/* ---- canceling and stopping ------------------------------------------------------------------------------------- */
+
+static void finish_canceled(struct op *op) {
+    op->result.error = ECANCELED;
+    op->result.queued = now_ns() - op->submitted_at;
+    if (op->claimed)
+        claim_release(op->handle->image, &op->claim);
+    worker_finish(op);
+}
+
+static int cancel(iou_engine *engine, bool all) {
+    struct link canceled;
+    struct claim *freed = NULL;
+    link_init(&canceled);
+    pthread_mutex_lock(&engine->lock);
+    uint32_t count = schedule_cancel(engine, all, &canceled, &freed);
+    workers_wake(engine); /* for what stood behind too many that were parked */
+    pthread_mutex_unlock(&engine->lock);
+    claims_admit(freed);
+    while (!link_empty(&canceled)) {
+        struct op *op = container_of(canceled.next, struct op, link);
+        link_remove(&op->link);
+        finish_canceled(op);
+    }
+    return (int)count;
+}
+
+int iou_cancel_queued(iou_engine *engine) {
+    return engine_is_foreign(engine) ? -ECHILD : cancel(engine, false);
+}
+
+static uint32_t count_unfinished(const iou_engine *engine) {
+    return engine->busy + engine->queued + engine->parked_count;
+}
+
+/* Wait until all threads have ended, or the time is over and an operation is what they wait for. The lock is held. */
+static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
+    struct timespec deadline;
+    deadline_in(&deadline, timeout_ms);
+    bool in_time = true;
+    while (engine->threads && (in_time || !count_unfinished(engine))) {
+        if (in_time)
+            in_time = pthread_cond_timedwait(&engine->worker_ended, &engine->lock, &deadline) != ETIMEDOUT;
+        else /* nothing is left that could take long */
+            pthread_cond_wait(&engine->worker_ended, &engine->lock);
+    }
+}
+
+int iou_engine_stop(iou_engine *engine, uint32_t timeout_ms) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    engine->stopping = true;
+    pthread_mutex_unlock(&engine->lock);
+    cancel(engine, true);
+    pthread_mutex_lock(&engine->lock);
+    workers_wake_all(engine);
+    await_workers(engine, timeout_ms);
+    workers_join_dead(engine);
+    uint32_t unfinished = count_unfinished(engine);
+    pthread_mutex_unlock(&engine->lock);
+    return (int)unfinished;
+}
+
+int iou_engine_free(iou_engine *engine) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues;
+    pthread_mutex_unlock(&engine->lock);
+    if (busy)
+        return -EBUSY;
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->worker_ended);
+    free(engine);
+    return 0;
+}
+
+/* ---- queues ----------------------------------------------------------------------------------------------------- */
+
+int engine_add_queue(iou_engine *engine) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    engine->queues++;
+    pthread_mutex_unlock(&engine->lock);
+    return 0;
+}
+
+void engine_remove_queue(iou_engine *engine) {
+    pthread_mutex_lock(&engine->lock);
+    engine->queues--;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* ---- submission ------------------------------------------------------------------------------------------------- */
+
+static int schedule(struct op *op, uint64_t device) {
+    iou_engine *engine = op->engine;
+    bool internal = op->queue == NULL;
+    link_init(&op->link);
+    op->submitted_at = now_ns();
+    pthread_mutex_lock(&engine->lock);
+    int error = engine->stopping && !internal ? -ESHUTDOWN : schedule_add(engine, op, device);
+    if (!error && !workers_wake(engine)) {
+        schedule_take_back(engine, op);
+        error = -ENOMEM;
+    }
+    engine->submitted += !error && !internal;
+    pthread_mutex_unlock(&engine->lock);
+    return error;
+}
+
+bool engine_submit_closer(iou_engine *engine, iou_handle *handle) {
+    struct op *op = &handle->closer;
+    op->kind = IOU_CLOSE;
+    op->engine = engine;
+    op->handle = handle;
+    return schedule(op, handle->image->device) == 0;
+}
+
+/* Queue a copy of request; the completion counts as outstanding from here on. */
+static int submit(struct iou_queue *queue, const struct op *request, uint64_t device) {
+    struct op *op = malloc(sizeof(*op));
+    if (!op)
+        return -ENOMEM;
+    *op = *request;
+    op->queue = queue;
+    op->engine = queue->engine;
+    queue->outstanding++;
+    int error = schedule(op, device);
+    if (error) {
+        queue->outstanding--;
+        free(op);
+    }
+    return error;
+}
+
+int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags) {
+    struct op request = {.kind = IOU_OPEN, .flags = flags, .result.cookie = cookie};
+    if (engine_is_foreign(queue->engine))
+        return -ECHILD;
+    if (op_check(&request) || !path || path[0] != '/')
+        return -EINVAL;
+    if (strlen(path) > MAX_PATH_LENGTH)
+        return -ENAMETOOLONG;
+    request.path = strdup(path);
+    if (!request.path)
+        return -ENOMEM;
+    int error = submit(queue, &request, mount_device(path));
+    if (error)
+        free(request.path);
+    return error;
+}
+
+int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset,
+               uint64_t length, void *buffer, uint64_t buffer_size, iou_control *control) {
+    struct op request = {
+        .handle = handle,
+        .kind = kind,
+        .flags = flags,
+        .offset = offset,
+        .length = length,
+        .buffer = buffer,
+        .buffer_size = buffer_size,
+        .control = kind == IOU_CLOSE ? NULL : control,
+        .result.cookie = cookie,
+    };
+    if (engine_is_foreign(queue->engine))
+        return -ECHILD;
+    int error = kind == IOU_OPEN ? -EINVAL : op_check(&request);
+    if (!error)
+        error = handle_take(handle, kind, queue->engine);
+    if (error)
+        return error;
+    error = submit(queue, &request, handle->image->device);
+    if (error)
+        handle_untake(handle, kind, queue->engine);
+    return error;
+}
+
+/* ---- what goes on ----------------------------------------------------------------------------------------------- */
+
+void iou_engine_stats(iou_engine *engine, iou_stats *stats) {
+    *stats = (iou_stats){0};
+    if (engine_is_foreign(engine))
+        return;
+    pthread_mutex_lock(&engine->lock);
+    *stats = (iou_stats){
+        .submitted = engine->submitted,
+        .completed = engine->completed,
+        .threads = engine->threads,
+        .busy = engine->busy,
+        .queued = engine->queued + engine->parked_count,
+        .devices = engine->devices_count,
+    };
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void describe(const struct op *op, uint64_t now, iou_running *record) {
+    const char *path = op->handle ? op->handle->path : op->path;
+    *record = (iou_running){
+        .cookie = op->result.cookie,
+        .offset = op->offset,
+        .length = op->length,
+        .elapsed = now > op->started_at ? now - op->started_at : 0,
+        .kind = op->kind,
+    };
+    memcpy(record->path, path, strnlen(path, sizeof(record->path) - 1));
+}
+
+/* Insert into records, which are sorted, longest first; returns the new count. */
+static uint32_t insert_record(iou_running *records, uint32_t count, uint32_t max, const iou_running *record) {
+    uint32_t place = count;
+    while (place > 0 && records[place - 1].elapsed < record->elapsed)
+        place--;
+    if (place == max)
+        return count;
+    count = count < max ? count + 1 : max;
+    memmove(&records[place + 1], &records[place], (count - place - 1) * sizeof(*records));
+    records[place] = *record;
+    return count;
+}
+
+int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max) {
+    uint32_t count = 0;
+    iou_running record;
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    uint64_t now = now_ns();
+    for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next) {
+        const struct worker *worker = container_of(node, const struct worker, link);
+        if (!worker->op)
+            continue;
+        describe(worker->op, now, &record);
+        count = insert_record(records, count, max, &record);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return (int)count;
+}

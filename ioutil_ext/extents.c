@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Data and holes of a range, by SEEK_DATA and SEEK_HOLE (lseek(2)). What cannot tell holes is all data. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+static bool unsupported(int64_t error) {
+    return error == -EINVAL || error == -EOPNOTSUPP || error == -ENOSYS || error == -ENOTTY || error == -ESPIPE;
+}
+
+/* Where the run of data or hole that pos lies in ends, at most end; sets *hole. */
+static int find_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *hole) {
+    atomic_bool *can_seek = &op->handle->image->can[CAN_SEEK_HOLE];
+    *hole = false;
+    *stop = end;
+    if (!*can_seek)
+        return 0;
+    int64_t next = sys_lseek(op->handle->fd, pos, SEEK_DATA);
+    *hole = next == -ENXIO || next > (int64_t)pos;
+    if (*hole) {
+        if (next > 0)
+            *stop = min_u64((uint64_t)next, end);
+        return 0;
+    }
+    if (next >= 0)
+        next = sys_lseek(op->handle->fd, pos, SEEK_HOLE);
+    if (unsupported(next))
+        *can_seek = false;
+    else if (next < 0 && next != -ENXIO) /* ENXIO: the file got shorter; data is always a safe answer */
+        return op_fail(op, IOU_SYS_LSEEK, (int)next);
+    else if (next > (int64_t)pos) /* else the data went away in between */
+        *stop = min_u64((uint64_t)next, end);
+    return 0;
+}
+
+int extents_run(struct op *op) {
+    iou_extent *extents = op->buffer;
+    uint64_t most = op->buffer_size / sizeof(*extents);
+    uint64_t size, start = op->offset, stop;
+    bool hole;
+    int error = size_refresh(op, op->handle, &size);
+    uint64_t end = error ? 0 : min_u64(op->offset + op->length, size);
+    for (; !error && start < end && op->result.count < most; start = stop) {
+        if (op_canceled(op))
+            return op_fail(op, IOU_SYS_NONE, ECANCELED);
+        error = find_run(op, start, end, &stop, &hole);
+        if (error)
+            break;
+        extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .hole = hole};
+        op_advance(op, stop - start);
+    }
+    return error;
+}

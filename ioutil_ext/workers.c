@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Worker threads: started on demand, woken one for one operation, ended when idle. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "engine.h"
+
+/* Large buffers are on the heap, and nothing recurses. Python's callbacks (tests) need more than the 16 KiB minimum. */
+#define STACK_SIZE (256 * KIB)
+
+void monotonic_cond_init(pthread_cond_t *cond) {
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void deadline_in(struct timespec *deadline, uint32_t ms) {
+    uint64_t ns = now_ns() + (uint64_t)ms * 1000000u;
+    deadline->tv_sec = (time_t)(ns / 1000000000u);
+    deadline->tv_nsec = (long)(ns % 1000000000u);
+}
+
+/* ---- one operation ---------------------------------------------------------------------------------------------- */
+
+static void run(struct op *op) {
+    op->result.queued = op->started_at - op->submitted_at;
+    op_run(op);
+    op->result.elapsed = now_ns() - op->started_at;
+    if (op->claimed)
+        claim_release(op->handle->image, &op->claim);
+}
+
+void worker_finish(struct op *op) {
+    struct iou_queue *queue = op->queue;
+    if (op->handle)
+        handle_put(op->handle, op->engine); /* a closer is freed with its handle */
+    if (queue)
+        queue_push(queue, op);
+}
+
+/* ---- the thread ------------------------------------------------------------------------------------------------- */
+
+static void set_awake(struct worker *worker) {
+    worker->awake = true;
+    worker->engine->waking++;
+}
+
+static void clear_awake(struct worker *worker) {
+    worker->awake = false;
+    worker->engine->waking--;
+}
+
+/* Sleep until there is work. False: end the thread. */
+static bool rest(struct worker *worker) {
+    struct iou_engine *engine = worker->engine;
+    struct timespec deadline;
+    int error = 0;
+    /* A parked operation needs a thread when it is admitted, and then none may be had. */
+    if (engine->stopping && engine->parked_count == 0)
+        return false;
+    worker->idle.prev = &engine->idle; /* first in the list */
+    worker->idle.next = engine->idle.next;
+    engine->idle.next->prev = &worker->idle;
+    engine->idle.next = &worker->idle;
+    deadline_in(&deadline, engine->idle_ms);
+    while (!worker->awake && !(error == ETIMEDOUT && engine->parked_count == 0)) {
+        if (error == ETIMEDOUT)
+            deadline_in(&deadline, engine->idle_ms + 1);
+        error = pthread_cond_timedwait(&worker->wake, &engine->lock, &deadline);
+    }
+    bool awake = worker->awake;
+    if (awake)
+        clear_awake(worker);
+    link_remove(&worker->idle);
+    return awake;
+}
+
+static void start_op(struct worker *worker, struct op *op) {
+    worker->op = op;
+    worker->engine->busy++;
+    op->started_at = now_ns();
+}
+
+static void end_op(struct worker *worker, struct op *op) {
+    struct iou_engine *engine = worker->engine;
+    worker->op = NULL;
+    engine->busy--;
+    engine->completed += op->queue != NULL;
+    schedule_ended(engine, op);
+}
+
+/* The lock is taken once for an operation: its end is noted, and the next one picked, in one go. */
+static void work(struct worker *worker) {
+    struct iou_engine *engine = worker->engine;
+    struct op *ended = NULL;
+    for (;;) {
+        struct op *op = schedule_next(engine);
+        if (!op && !ended) {
+            if (!rest(worker))
+                return;
+            continue;
+        }
+        if (op)
+            start_op(worker, op);
+        pthread_mutex_unlock(&engine->lock);
+        if (ended)
+            worker_finish(ended);
+        if (op)
+            run(op);
+        pthread_mutex_lock(&engine->lock);
+        if (op)
+            end_op(worker, op);
+        ended = op;
+    }
+}
+
+static void *thread_main(void *argument) {
+    struct worker *worker = argument;
+    struct iou_engine *engine = worker->engine;
+    char name[16];
+    snprintf(name, sizeof(name), "ioutil-%u", worker->number % 10000);
+    pthread_setname_np(pthread_self(), name);
+    pthread_mutex_lock(&engine->lock);
+    clear_awake(worker);
+    work(worker);
+    engine->threads--;
+    link_remove(&worker->link);
+    link_append(&engine->dead, &worker->link);
+    if (engine->stopping)
+        workers_wake_all(engine); /* who rests for the sake of a parked operation that is gone now */
+    pthread_cond_broadcast(&engine->worker_ended);
+    pthread_mutex_unlock(&engine->lock);
+    return NULL;
+}
+
+/* ---- starting and waking ---------------------------------------------------------------------------------------- */
+
+/* Signals are for the threads that know what to do with them. */
+static int create_thread(struct worker *worker) {
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_SIZE);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&worker->thread, &attributes, thread_main, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+static bool start_worker(struct iou_engine *engine) {
+    workers_join_dead(engine);
+    struct worker *worker = calloc(1, sizeof(*worker));
+    if (!worker)
+        return false;
+    worker->engine = engine;
+    worker->number = (uint32_t)engine->numbers++;
+    link_init(&worker->idle);
+    monotonic_cond_init(&worker->wake);
+    set_awake(worker);
+    if (create_thread(worker)) {
+        clear_awake(worker);
+        pthread_cond_destroy(&worker->wake);
+        free(worker);
+        return false;
+    }
+    link_append(&engine->workers, &worker->link);
+    engine->threads++;
+    return true;
+}
+
+static void wake_one(struct iou_engine *engine) {
+    struct worker *worker = container_of(engine->idle.next, struct worker, idle);
+    link_remove(&worker->idle);
+    set_awake(worker);
+    pthread_cond_signal(&worker->wake);
+}
+
+bool workers_wake(struct iou_engine *engine) {
+    uint32_t wanted = schedule_runnable(engine);
+    while (engine->waking < wanted) {
+        if (!link_empty(&engine->idle))
+            wake_one(engine);
+        else if (engine->threads >= engine->max_threads || !start_worker(engine))
+            break;
+    }
+    return engine->threads > 0;
+}
+
+void workers_wake_all(struct iou_engine *engine) {
+    while (!link_empty(&engine->idle))
+        wake_one(engine);
+}
+
+void workers_join_dead(struct iou_engine *engine) {
+    while (!link_empty(&engine->dead)) {
+        struct worker *worker = container_of(engine->dead.next, struct worker, link);
+        link_remove(&worker->link);
+        pthread_join(worker->thread, NULL);
+        pthread_cond_destroy(&worker->wake);
+        free(worker);
+    }
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The zeroing policy: which method is tried in which order, what is learnt when one fails. README.md has the table and
+ * its reasons; the rows below are the table.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/falloc.h>
+
+#include "internal.h"
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+#define MAX_RUNGS 5
+
+/* Methods in the order in which they are tried; the rows end with NONE. fast: those that never move data. */
+struct ladder {
+    iou_method rungs[MAX_RUNGS];
+    iou_method fast[MAX_RUNGS];
+};
+
+enum { MAY_FREE, KEEP_ALLOCATED };
+
+static const struct ladder FILES[] = {
+    [MAY_FREE] =
+        {
+            .rungs = {IOU_METHOD_PUNCH_HOLE, IOU_METHOD_ZERO_RANGE, IOU_METHOD_WRITE},
+            .fast = {IOU_METHOD_PUNCH_HOLE, IOU_METHOD_ZERO_RANGE},
+        },
+    [KEEP_ALLOCATED] =
+        {
+            .rungs = {IOU_METHOD_ZERO_RANGE, IOU_METHOD_PUNCH_AND_ALLOCATE, IOU_METHOD_ALLOCATE, IOU_METHOD_WRITE},
+            .fast = {IOU_METHOD_ZERO_RANGE, IOU_METHOD_PUNCH_AND_ALLOCATE, IOU_METHOD_ALLOCATE},
+        },
+};
+
+/* On a device the kernel may write zeros for all but PUNCH_HOLE: correct, but not fast. */
+static const struct ladder DEVICES[] = {
+    [MAY_FREE] =
+        {
+            .rungs = {IOU_METHOD_PUNCH_HOLE, IOU_METHOD_ZERO_RANGE, IOU_METHOD_BLKZEROOUT, IOU_METHOD_WRITE},
+            .fast = {IOU_METHOD_PUNCH_HOLE},
+        },
+    [KEEP_ALLOCATED] =
+        {
+            .rungs = {IOU_METHOD_ZERO_RANGE, IOU_METHOD_BLKZEROOUT, IOU_METHOD_WRITE},
+            .fast = {IOU_METHOD_NONE},
+        },
+};
+
+/* One zero request on its way down the table. */
+struct zeroing {
+    struct op *op;
+    const iou_method *rungs;
+    bool fast_only;
+    bool past_eof;    /* the range started at or past the end of the file: there is nothing to be freed */
+    bool changed;     /* something of the range may have been zeroed */
+    int grow_later;   /* FALLOC_FL_KEEP_SIZE as long as the file has not been extended to the end of the range */
+    unsigned skipped; /* bits of methods that answered EINVAL or EBUSY to this request */
+};
+
+/* What the storage cannot do: learnt for the image's life. */
+static bool is_unsupported(int error) {
+    return error == -EOPNOTSUPP || error == -ENODEV || error == -ENOSYS || error == -ENOTTY;
+}
+
+/* Refused although the range is aligned as the device demands: another method may do, for this request. */
+static bool is_refused(int error) {
+    return error == -EINVAL || error == -EBUSY;
+}
+
+/*
+ * The kernel drops a device's range from the page cache, dirty pages too, before it learns that the device cannot punch
+ * (block/fops.c, blkdev_fallocate): a refusal would change bytes, back to what they were before the last buffered
+ * writes. The other calls do the same, but what comes after them writes zeros.
+ */
+static bool can_punch(const struct image *image) {
+    return image->can[CAN_PUNCH_HOLE] && !(image->type == IOU_BLOCK && image->buffered_handles);
+}
+
+static bool is_usable(const struct zeroing *z, iou_method method) {
+    const struct image *image = z->op->handle->image;
+    if (z->skipped & 1u << method)
+        return false;
+    switch (method) {
+    case IOU_METHOD_PUNCH_HOLE:
+        return can_punch(image);
+    case IOU_METHOD_ZERO_RANGE:
+        return image->can[CAN_ZERO_RANGE];
+    case IOU_METHOD_PUNCH_AND_ALLOCATE:
+        return image->can[CAN_PUNCH_HOLE] && image->can[CAN_FALLOCATE];
+    case IOU_METHOD_ALLOCATE:
+        return z->past_eof && image->can[CAN_FALLOCATE];
+    case IOU_METHOD_BLKZEROOUT:
+        return image->can[CAN_BLKZEROOUT];
+    default:
+        return true;
+    }
+}
+
+static bool has_usable(const struct zeroing *z) {
+    for (const iou_method *method = z->rungs; *method != IOU_METHOD_NONE; method++)
+        if (is_usable(z, *method))
+            return true;
+    return false;
+}
+
+/* ---- the calls -------------------------------------------------------------------------------------------------- */
+
+/* Report a kernel call, and learn from its failure. */
+static int judge(struct op *op, iou_syscall call, int capability, int error) {
+    if (error >= 0)
+        return 0;
+    if (is_unsupported(error))
+        op->handle->image->can[capability] = false;
+    return op_fail(op, call, error);
+}
+
+static int punch_hole(struct op *op, uint64_t offset, uint64_t length) {
+    int error = sys_fallocate(op->handle->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+    return judge(op, IOU_SYS_PUNCH_HOLE, CAN_PUNCH_HOLE, error);
+}
+
+static int zero_range(struct op *op, uint64_t offset, uint64_t length) {
+    int error = sys_fallocate(op->handle->fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length);
+    return judge(op, IOU_SYS_ZERO_RANGE, CAN_ZERO_RANGE, error);
+}
+
+static int allocate(struct op *op, int mode, uint64_t offset, uint64_t length) {
+    int error = sys_fallocate(op->handle->fd, mode, offset, length);
+    if (error >= 0)
+        op->handle->image->fallocate_proven = true;
+    return judge(op, IOU_SYS_FALLOCATE, CAN_FALLOCATE, error);
+}
+
+static int blkzeroout(struct op *op, uint64_t offset, uint64_t length) {
+    return judge(op, IOU_SYS_BLKZEROOUT, CAN_BLKZEROOUT, sys_blkzeroout(op->handle->fd, offset, length));
+}
+
+/*
+ * A fast request must not punch and then find out that it cannot allocate: the bytes would be changed. So, until
+ * fallocate has worked once, it is tried first; that changes no byte.
+ */
+static int punch_and_allocate(struct zeroing *z, uint64_t offset, uint64_t length) {
+    struct op *op = z->op;
+    int error = 0;
+    if (z->fast_only && !op->handle->image->fallocate_proven)
+        error = allocate(op, FALLOC_FL_KEEP_SIZE, offset, length);
+    if (!error)
+        error = punch_hole(op, offset, length);
+    if (error)
+        return error;
+    z->changed = true;
+    return allocate(op, z->grow_later, offset, length);
+}
+
+static int apply(struct zeroing *z, iou_method method, uint64_t offset, uint64_t length) {
+    switch (method) {
+    case IOU_METHOD_PUNCH_HOLE:
+        return punch_hole(z->op, offset, length);
+    case IOU_METHOD_ZERO_RANGE:
+        return zero_range(z->op, offset, length);
+    case IOU_METHOD_PUNCH_AND_ALLOCATE:
+        return punch_and_allocate(z, offset, length);
+    case IOU_METHOD_ALLOCATE:
+        return allocate(z->op, z->grow_later, offset, length);
+    case IOU_METHOD_BLKZEROOUT:
+        return blkzeroout(z->op, offset, length);
+    default:
+        return io_write_range(z->op, NULL, offset, offset + length);
+    }
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * How much one call is asked to zero. It starts at 128 MiB: published experience with thin iSCSI (LIO) is lost
+ * connections with steps of 1 GiB, because one command takes longer than its timeout of 30 s, and none with 128 MiB.
+ * Slower than a second: shrink in proportion. Grow, by doubling, only when a whole step took less than a quarter of a
+ * second, so that the next one is still expected below half of one. Never more than 256 MiB, far from the size that is
+ * known to do harm: a file system punches that in about 1 ms, so larger calls would save nothing that can be
+ * measured (8 GiB: 33 calls), and storage that takes the first gigabytes into a cache and then becomes slow is met by
+ * a small one.
+ */
+#define MIN_STEP MIB
+#define MAX_STEP (256 * MIB)
+#define SLOW_STEP 1000000000u
+#define FAST_STEP 250000000u
+
+static void adapt_step(struct image *image, uint64_t length, uint64_t elapsed) {
+    uint64_t step = image->step;
+    if (elapsed > SLOW_STEP)
+        step = round_down((uint64_t)((double)length * SLOW_STEP / (double)elapsed), MIN_STEP);
+    else if (elapsed < FAST_STEP && length >= step)
+        step = 2 * step;
+    image->step = max_u64(MIN_STEP, min_u64(MAX_STEP, step));
+}
+
+static void note_method(struct op *op, iou_method method) {
+    if (op->result.method < (int32_t)method)
+        op->result.method = (int32_t)method; /* the enumeration is in the order of expense */
+}
+
+/* Zero with the first method that works. */
+static int zero_step(struct zeroing *z, uint64_t offset, uint64_t length) {
+    struct op *op = z->op;
+    int error = -EOPNOTSUPP;
+    for (const iou_method *method = z->rungs; *method != IOU_METHOD_NONE; method++) {
+        if (!is_usable(z, *method))
+            continue;
+        uint64_t start = now_ns();
+        error = apply(z, *method, offset, length);
+        if (!error) {
+            z->changed = true;
+            note_method(op, *method);
+            if (*method != IOU_METHOD_WRITE) { /* which counts by itself, and is not one call */
+                adapt_step(op->handle->image, length, now_ns() - start);
+                op_advance(op, length);
+            }
+            op->result.syscall = IOU_SYS_NONE;
+            return 0;
+        }
+        if (is_refused(error) && *method != IOU_METHOD_WRITE)
+            z->skipped |= 1u << *method;
+        else if (!is_unsupported(error) || *method == IOU_METHOD_WRITE)
+            return error;
+    }
+    /* Only a fast request gets here. ENOTSUP promises that nothing was changed. */
+    if (!z->changed)
+        return -EOPNOTSUPP;
+    return is_unsupported(error) ? -EIO : error;
+}
+
+/* Steps end at blocks, so that only the ends of the request have edges. */
+static uint64_t step_end(const struct zeroing *z, uint64_t start, uint64_t end) {
+    const iou_handle *handle = z->op->handle;
+    uint64_t stop = round_down(start + handle->image->step, max_u64(MIN_STEP, handle->lock_unit));
+    return stop > start ? min_u64(stop, end) : end;
+}
+
+static int zero_steps(struct zeroing *z, uint64_t start, uint64_t end) {
+    for (uint64_t stop; start < end; start = stop) {
+        if (op_canceled(z->op))
+            return op_fail(z->op, IOU_SYS_NONE, ECANCELED);
+        stop = step_end(z, start, end);
+        int error = zero_step(z, start, stop - start);
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+/* ---- files ------------------------------------------------------------------------------------------------------ */
+
+/*
+ * A fast request must not extend the file and then find out that it is not fast. So its first step is done before, with
+ * calls that keep the size.
+ */
+static int first_fast_step(struct zeroing *z, uint64_t *start, uint64_t end) {
+    uint64_t stop = step_end(z, *start, end);
+    z->grow_later = FALLOC_FL_KEEP_SIZE;
+    int error = zero_step(z, *start, stop - *start);
+    z->grow_later = 0;
+    if (!error)
+        *start = stop;
+    return error;
+}
+
+static int zero_file(struct zeroing *z, uint64_t start, uint64_t end) {
+    struct image *image = z->op->handle->image;
+    uint64_t size;
+    pthread_mutex_lock(&image->size_lock);
+    int error = size_refresh(z->op, z->op->handle, &size);
+    if (!error && end > size) {
+        z->past_eof = start >= size;
+        if (z->fast_only)
+            error = first_fast_step(z, &start, end);
+        if (!error)
+            error = size_extend_locked(z->op, end);
+    }
+    pthread_mutex_unlock(&image->size_lock);
+    return error ? error : zero_steps(z, start, end);
+}
+
+/* ---- devices ---------------------------------------------------------------------------------------------------- */
+
+/* Only whole blocks go down the table; what is left at the ends is written. */
+static int zero_device(struct zeroing *z, uint64_t start, uint64_t end) {
+    struct op *op = z->op;
+    uint64_t block = op->handle->block_size;
+    uint64_t head = min_u64(round_up(start, block), end);
+    uint64_t tail = max_u64(round_down(end, block), head);
+    if (z->fast_only && (start < head || tail < end))
+        return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
+    int error = size_check_device(op, end);
+    if (!error && start < head)
+        error = io_write_range(op, NULL, start, head);
+    if (!error)
+        error = zero_steps(z, head, tail);
+    if (!error && tail < end)
+        error = io_write_range(op, NULL, tail, end);
+    if (start < head || tail < end)
+        note_method(op, IOU_METHOD_WRITE);
+    return error;
+}
+
+int zero_run(struct op *op) {
+    bool file = op->handle->image->type == IOU_FILE;
+    const struct ladder *ladder = (file ? FILES : DEVICES) + (op->flags & IOU_ALLOCATE ? KEEP_ALLOCATED : MAY_FREE);
+    struct zeroing z = {.op = op, .fast_only = op->flags & IOU_FAST_ONLY};
+    z.rungs = z.fast_only ? ladder->fast : ladder->rungs;
+    if (op->length == 0)
+        return 0;
+    z.past_eof = true; /* not known yet: the answer must be sure */
+    if (!has_usable(&z))
+        return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
+    z.past_eof = false;
+    uint64_t end = op->offset + op->length;
+    return file ? zero_file(&z, op->offset, end) : zero_device(&z, op->offset, end);
+}
+
+/* ---- trim ------------------------------------------------------------------------------------------------------- */
+
+/* Punch whole blocks. What cannot be freed is not an error: trimming is a hint. */
+static int punch_steps(struct zeroing *z, uint64_t start, uint64_t end) {
+    struct op *op = z->op;
+    for (uint64_t stop; start < end && can_punch(op->handle->image); start = stop) {
+        if (op_canceled(op))
+            return op_fail(op, IOU_SYS_NONE, ECANCELED);
+        stop = step_end(z, start, end);
+        uint64_t began = now_ns();
+        int error = punch_hole(op, start, stop - start);
+        if (is_unsupported(error) || is_refused(error))
+            break;
+        if (error)
+            return error;
+        adapt_step(op->handle->image, stop - start, now_ns() - began);
+        note_method(op, IOU_METHOD_PUNCH_HOLE);
+        op_advance(op, stop - start);
+    }
+    op->result.syscall = IOU_SYS_NONE;
+    return 0;
+}
+
+int zero_trim(struct op *op) {
+    struct zeroing z = {.op = op};
+    uint64_t size, block = op->handle->block_size;
+    int error = size_refresh(op, op->handle, &size);
+    if (error)
+        return error;
+    uint64_t end = round_down(min_u64(op->offset + op->length, size), block);
+    error = punch_steps(&z, round_up(op->offset, block), end);
+    if (!error)
+        op_advance(op, op->length - op->result.done);
+    return error;
+}

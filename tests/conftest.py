@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests that look at a running daemon from outside."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
+from tests.support.http_client import Connection
+from tests.support.images import Image, MakeImage, make_image
+from tests.support.services import Connect, Service
+
+pytest_plugins = ["tests.support.realstorage"]
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session", params=["fast_lane", "aiohttp_lane"])
+def shared_daemon(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
+    """One daemon for all tests that do not need their own; with each way to serve requests in turn."""
+    with Daemon(certificates, {"remote": {"fast_lane": str(request.param == "fast_lane").lower()}}) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+    """The shared daemon; what it logs during the test is checked after it."""
+    assert shared_daemon.running, f"a test before this one ended the daemon:\n{shared_daemon.log.text()[-5000:]}"
+    yield shared_daemon
+    shared_daemon.check_log()
+
+
+@pytest.fixture
+def make_daemon(certificates: Certificates) -> Iterator[MakeDaemon]:
+    """Start a daemon with sections of configuration of its own: make_daemon(daemon={"max_connections": 1})."""
+    with ExitStack() as cleanup:
+
+        def make(*, arguments: tuple[str, ...] = (), **config: Section) -> Daemon:
+            return cleanup.enter_context(Daemon(certificates, config, arguments=arguments))
+
+        yield make
+
+
+@pytest.fixture(params=["tls", "unix"])
+def service(request: pytest.FixtureRequest, daemon: Daemon) -> Service:
+    """Run the test through each service that serves images."""
+    return Service(daemon, request.param)
+
+
+@pytest.fixture(params=["tls", "unix"])
+def service_name(request: pytest.FixtureRequest) -> str:
+    """Run the test through each service that serves images, of a daemon that the test makes."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[Connection]:
+    """A new connection to the service."""
+    with service.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def new_image(request: pytest.FixtureRequest, tmp_path: Path, daemon: Daemon) -> MakeImage:
+    """Make images with tickets: new_image(b"content", ops=["read"]), new_image(size=4096), new_image(path=device)."""
+    make = make_image(daemon, tmp_path)
+
+    def make_for_the_test(*arguments: Any, **fields: Any) -> Image:
+        image = make(*arguments, **fields)
+        # Before the storage goes that was there when the image was made: it must not be open then.
+        request.node.addfinalizer(lambda: daemon.control("DELETE", f"/tickets/{image.ticket}"))
+        return image
+
+    return make_for_the_test
+
+
+@pytest.fixture
+def image(new_image: MakeImage) -> Image:
+    """A writable image of 1 MiB without two equal blocks."""
+    return new_image()
+
+
+@pytest.fixture
+def connect(service: Service) -> Iterator[Connect]:
+    """Open connections to the service, closed after the test: connect()."""
+    with ExitStack() as cleanup:
+        yield lambda: cleanup.enter_context(service.connect())

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The storage engine under load, to be run with sanitizers. Each test aborts at the first thing that is wrong.
+ */
+
+#ifndef IOUTIL_STRESS_H
+#define IOUTIL_STRESS_H
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+#include "ioutil_api.h"
+
+/* ---- harness.c -------------------------------------------------------------------------------------------------- */
+
+#define DEADLINE_MS 60000
+
+#define CHECK(condition) check(condition, #condition, __FILE__, __LINE__)
+
+void check(bool condition, const char *text, const char *file, int line);
+
+/* xorshift64*: each thread has its own state, so that a seed gives the same requests. */
+uint64_t next_random(uint64_t *state);
+uint64_t below(uint64_t *state, uint64_t limit);
+
+/* Where the images are. */
+extern char directory[4000];
+void file_path(char *path, size_t size, const char *name, unsigned number);
+void make_file(const char *path, off_t size);
+
+/* Wait for completions and take at most max of them. */
+uint32_t reap(iou_queue *queue, iou_completion *completions, uint32_t max);
+iou_completion reap_one(iou_queue *queue);
+
+/* With nothing else in flight in the queue. */
+iou_handle *open_image(iou_queue *queue, const char *path, uint32_t flags);
+void close_image(iou_queue *queue, iou_handle *handle);
+
+/* Stop the engine; everything must end. */
+void stop_engine(iou_engine *engine);
+
+/* ---- content.c -------------------------------------------------------------------------------------------------- */
+
+/* mixed: some handles are buffered, beside direct ones. */
+void test_content(const char *name, uint64_t operations, uint64_t seed, bool mixed);
+void test_rough_storage(uint64_t operations, uint64_t seed);
+
+/* ---- edges.c ---------------------------------------------------------------------------------------------------- */
+
+void test_execute(void);
+void test_overlap(void);
+
+/* ---- endings.c -------------------------------------------------------------------------------------------------- */
+
+void test_cancel(unsigned rounds, uint64_t seed);
+void test_stop(unsigned rounds, uint64_t seed);
+
+#endif
