@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of byte ranges, kept as the sorted list of its gaps-free pieces."""
+
+import heapq
+from bisect import bisect_left, bisect_right
+
+
+class RangeSet:
+    """Collect half-open ranges of bytes and tell the size of their union.
+
+    A transfer adds a few ranges that mostly touch each other, so the list stays short. `limit` bounds it for a peer
+    that writes every second block of a large disk: past it, the closest neighbours are joined, and the sum becomes an
+    upper bound instead of an exact figure.
+    """
+
+    #: 16 bytes a piece in two lists and their ints: about 1.5 MiB at this limit.
+    LIMIT = 16384
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._limit = limit
+        self._size = 0
+
+    def add(self, start: int, end: int) -> None:
+        """Add the bytes from start up to, not including, end. An empty range adds nothing."""
+        if start >= end:
+            return
+        first = bisect_left(self._ends, start)
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start = min(start, self._starts[first])
+            end = max(end, self._ends[last - 1])
+            self._size -= sum(self._ends[i] - self._starts[i] for i in range(first, last))
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+        self._size += end - start
+        if len(self._starts) > self._limit:
+            self._join_closest()
+
+    def size(self) -> int:
+        """Return the number of bytes in the union."""
+        return self._size
+
+    def size_with(self, extra: list[tuple[int, int]]) -> int:
+        """Return the size of the union with these (start, end) ranges, leaving the set as it is."""
+        size = self._size
+        added = RangeSet(limit=max(len(extra), 1))
+        for start, end in extra:
+            added.add(start, end)
+        for start, end in added.pieces():
+            size += end - start - self._overlap(start, end)
+        return size
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Return the disjoint (start, end) ranges in order."""
+        return list(zip(self._starts, self._ends, strict=True))
+
+    def _overlap(self, start: int, end: int) -> int:
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end)
+        return sum(min(end, self._ends[i]) - max(start, self._starts[i]) for i in range(first, last))
+
+    def _join_closest(self) -> None:
+        """Make room for a quarter more, so that joining costs a few µs a range, not a few ms at the limit."""
+        keep = self._limit - self._limit // 4
+        gaps = ((self._starts[i + 1] - self._ends[i], i) for i in range(len(self._starts) - 1))
+        closest = heapq.nsmallest(len(self._starts) - keep, gaps)
+        joined = {i for _, i in closest}
+        self._size += sum(gap for gap, _ in closest)
+        self._starts = [start for i, start in enumerate(self._starts) if i - 1 not in joined]
+        self._ends = [end for i, end in enumerate(self._ends) if i not in joined]

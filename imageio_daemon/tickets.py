@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tickets: who may do what to which image. Validated once, frozen, and secret."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from .errors import InvalidRequest
+from .units import MAX_OFFSET
+
+#: Longest ticket id, in bytes of UTF-8. An NBD export name is the id, and clients may refuse names over 256 bytes.
+MAX_ID = 255
+#: Longest url and file name, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
+MAX_URL = 4096 + 256
+MAX_FILENAME = 1024
+MAX_TRANSFER_ID = 255
+
+_FILE_URL = "file://"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+_T = TypeVar("_T")
+
+
+class Access(Enum):
+    """What a ticket allows."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Authorise a transfer of one image.
+
+    `size` in bytes: nothing at or past it may be touched. `timeout` in seconds: how long it lives without use.
+    `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
+    """
+
+    ticket_id: str = field(repr=False)  # the secret itself: whoever knows it has the access
+    url: str
+    size: int
+    ops: tuple[Access, ...]
+    timeout: int
+    inactivity_timeout: int
+    transfer_id: str = ""
+    filename: str | None = None
+    sparse: bool = False
+    dirty: bool = False
+
+    @classmethod
+    def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
+        """Make a ticket of a decoded JSON document.
+
+        Unknown keys are ignored. Raises InvalidRequest with the reason, which never holds the ticket id.
+        """
+        if not isinstance(data, dict):
+            raise InvalidRequest("Invalid ticket: expected a JSON object")
+        return cls(
+            ticket_id=_text(_required(data, "uuid", str), "uuid", MAX_ID, empty=False),
+            url=_url(_required(data, "url", str)),
+            size=_number(_required(data, "size", int), "size", 0),
+            ops=_ops(_required(data, "ops", list)),
+            timeout=_number(_required(data, "timeout", int), "timeout", 0),
+            inactivity_timeout=_number(
+                _optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
+            ),
+            transfer_id=_text(_optional(data, "transfer_id", str, ""), "transfer_id", MAX_TRANSFER_ID),
+            filename=_filename(_optional(data, "filename", str, None)),
+            sparse=_optional(data, "sparse", bool, False),
+            dirty=_optional(data, "dirty", bool, False),
+        )
+
+    @property
+    def log_name(self) -> str:
+        """Return a name for logs: the transfer id, or a short one that tells nothing about the ticket id."""
+        if self.transfer_id:
+            return self.transfer_id
+        return hashlib.sha256(b"log name of " + self.ticket_id.encode()).hexdigest()[:12]
+
+    @property
+    def path(self) -> str:
+        """Return the path of a file: url, as it is: no percent-decoding."""
+        return self.url.removeprefix(_FILE_URL)
+
+    def may(self, access: Access) -> bool:
+        """Tell whether the ticket allows the access. Who may write may read."""
+        return access in self.ops or Access.WRITE in self.ops
+
+    def counts(self, access: Access) -> bool:
+        """Tell whether this access is progress. With both operations nobody could say what progress is."""
+        return self.ops == (access,)
+
+
+def timeout_from_json(data: object) -> int:
+    """Return the timeout, in seconds, of a request to extend a ticket. Raises InvalidRequest."""
+    if not isinstance(data, dict):
+        raise InvalidRequest("Invalid request: expected a JSON object")
+    return _number(_required(data, "timeout", int), "timeout", 0)
+
+
+def _required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    if key not in data:
+        raise InvalidRequest(f"Invalid ticket: missing {key!r}")
+    return _typed(data[key], key, kind)
+
+
+def _optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -> Any:
+    return _typed(data[key], key, kind) if key in data else default
+
+
+def _typed(value: object, key: str, kind: type[_T]) -> _T:
+    # bool is a subclass of int, but true is no size.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
+    return value
+
+
+def _number(value: int, key: str, least: int) -> int:
+    if not least <= value <= MAX_OFFSET:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {MAX_OFFSET}")
+    return value
+
+
+def _text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
+    if not value and not empty:
+        raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
+    # JSON can spell lone surrogates, which no encoding can send or open.
+    if _SURROGATE.search(value) or len(value.encode()) > limit:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
+    return value
+
+
+def _url(value: str) -> str:
+    _text(value, "url", MAX_URL, empty=False)
+    if "\0" in value:
+        raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
+    if not value.startswith(_FILE_URL):
+        raise InvalidRequest("Invalid ticket: unsupported url scheme, supported: file")
+    if not value.startswith(_FILE_URL + "/"):
+        raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
+    return value
+
+
+def _filename(value: str | None) -> str | None:
+    if value is None:
+        return None
+    if _CONTROL.search(value):
+        raise InvalidRequest("Invalid ticket: 'filename' holds control characters")
+    return _text(value, "filename", MAX_FILENAME)
+
+
+def _ops(values: list[object]) -> tuple[Access, ...]:
+    names = {access.value: access for access in Access}
+    found = set()
+    for value in values:
+        if not isinstance(value, str) or value not in names:
+            raise InvalidRequest(f"Invalid ticket: unknown operation in 'ops', known: {', '.join(names)}")
+        found.add(names[value])
+    return tuple(access for access in Access if access in found)
