@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract between operations and storage."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ioutil_ext import ffi
+
+from ..buffers import Slice
+from ..extents import Extent
+
+
+class ZeroMethod(StrEnum):
+    """How a range was zeroed, for logs and metrics."""
+
+    NONE = "none"
+    PUNCH_HOLE = "punch_hole"
+    ZERO_RANGE = "zero_range"
+    ALLOCATE = "allocate"
+    PUNCH_AND_ALLOCATE = "punch_and_allocate"
+    BLKZEROOUT = "blkzeroout"
+    WRITE = "write"
+
+
+class Context(StrEnum):
+    """What extents are asked about."""
+
+    ZERO = "zero"
+    DIRTY = "dirty"
+
+
+class Operation:
+    """Follow one request through storage: bytes done, and whether it is cancelled.
+
+    Counted like a buffer: each storage operation retains it until its completion, so that the request ends for its
+    transfer only when storage has let go of it, whatever became of the task that awaited. `control` is what C reads and
+    writes; other backends use `done` and `canceled`. Lives on one loop; `cancel` may be called from any thread.
+    """
+
+    __slots__ = ("_answered", "_holders", "_on_end", "control", "length", "offset", "on_cancel")
+
+    def __init__(self, offset: int = 0, length: int = 0, on_end: "Callable[[Operation], None] | None" = None) -> None:
+        self.control = ffi.new("iou_control *")
+        self.offset = offset
+        self.length = length
+        #: Called, in any thread, when the operation is cancelled; for who waits for a peer meanwhile.
+        self.on_cancel: Callable[[], None] | None = None
+        self._on_end = on_end
+        self._holders = 1
+        self._answered = 0.0  # when storage was last asked or last answered
+
+    @property
+    def done(self) -> int:
+        """Return the bytes finished so far."""
+        return int(self.control.done)
+
+    def advance(self, count: int) -> None:
+        """Add count bytes, for backends that are not C."""
+        self.control.done += count
+
+    @property
+    def canceled(self) -> bool:
+        """Tell whether the operation must end at its next step."""
+        return bool(self.control.canceled)
+
+    def cancel(self) -> None:
+        """Ask the operation to end at its next step."""
+        self.control.canceled = 1
+        callback = self.on_cancel
+        if callback is not None:
+            callback()
+
+    @property
+    def storage_wait(self) -> float:
+        """Return for how many seconds storage has owed an answer; 0 when nothing was asked."""
+        return time.monotonic() - self._answered if self._holders > 1 else 0.0
+
+    def retain(self) -> None:
+        """Keep the operation running until one more release()."""
+        self._holders += 1
+        self._answered = time.monotonic()
+
+    def release(self) -> None:
+        """Let go. The last one ends the operation."""
+        self._holders -= 1
+        self._answered = time.monotonic()
+        if self._holders == 0 and self._on_end is not None:
+            self._on_end(self)
+
+    def ended(self, _: object) -> None:
+        """Let go, as the callback of a future."""
+        self.release()
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """What a backend is and can do. Sizes in bytes."""
+
+    size: int
+    block_size: int
+    can_grow: bool  # a write past the end makes the image larger
+    can_fast_zero: bool
+    has_dirty: bool
+    max_readers: int | None = None  # None: as many as the configuration allows
+    max_writers: int | None = None
+    reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
+
+
+class Backend(Protocol):
+    """Move bytes between buffers and an image.
+
+    Offsets are bytes from the start of the image; any alignment works, whole blocks from page-aligned memory are the
+    fast way. Each method moves everything or raises: StorageError, Canceled, NotFast, OutOfRange. A method that
+    returns an awaitable has started when it returns, so that the caller can do other work before it awaits. The
+    awaiting task may be cancelled at any time: buffer and operation are held until the storage has let go of them.
+    """
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Return a number that is another one after any change of the content through this server.
+
+        0: it changes just now, or nobody knows.
+        """
+        ...
+
+    def refresh(self, op: Operation) -> Awaitable[object]:
+        """Look at the size again: others may have changed the image."""
+        ...
+
+    def pread(self, op: Operation, piece: Slice, offset: int) -> Awaitable[object]:
+        """Fill the piece with the bytes at offset."""
+        ...
+
+    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> Awaitable[object]:
+        """Write the piece at offset. fua: on stable storage at the end."""
+        ...
+
+    def zero(
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+    ) -> Awaitable[ZeroMethod]:
+        """Make the range read as zeros. allocate: it stays provisioned. fast_only: NotFast rather than data I/O."""
+        ...
+
+    def trim(self, op: Operation, offset: int, length: int) -> Awaitable[object]:
+        """Free whole blocks inside the range where the storage can; no promise on what they read as."""
+        ...
+
+    def flush(self, op: Operation) -> Awaitable[object]:
+        """Put everything that completed before on stable storage. Once it failed it fails for ever."""
+        ...
+
+    def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+        """Tell what is in the range, in order, without gaps. NotFound: the context is not to be had."""
+        ...
+
+    def interrupt(self) -> None:
+        """End operations that were cancelled and wait for a thread or a connection. Thread-safe."""
+        ...
+
+    def close(self) -> Awaitable[None]:
+        """Let go of the image. Nothing else may be called after it."""
+        ...

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw files and block devices, through the C engine."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ..buffers import Slice
+from ..errors import NotFound, StorageError
+from ..extents import Extent
+from .base import BackendInfo, Context, Operation, ZeroMethod
+from .engine import Engine, Memory, Result
+
+log = logging.getLogger(__name__)
+
+#: Extents asked for at once: 24 KiB of records, and few thread hops for an image of a million extents.
+EXTENTS_BATCH = 1024
+_EXTENT_SIZE = ffi.sizeof("iou_extent")
+
+
+class FileBackend:
+    """Serve one open file or block device; see Backend for the contract."""
+
+    def __init__(self, engine: Engine, handle: Any, path: str) -> None:
+        self._engine = engine
+        self._path = path
+        self._handle = handle
+
+    @classmethod
+    async def open(cls, engine: Engine, path: str, *, writable: bool) -> "FileBackend":
+        """Open the image at path. StorageError: it is not there, may not be opened, or is no file or block device."""
+        opening = engine.submit_open(path, writable=writable)
+        try:
+            result = await opening
+        except asyncio.CancelledError:
+            if not opening.cancelled() and opening.exception() is None:  # it had succeeded, unseen
+                engine.submit(lib.IOU_CLOSE, opening.result().handle, name=path)
+            raise
+        info = ffi.new("iou_info *")
+        lib.iou_handle_info(result.handle, info)
+        if not info.direct:
+            log.info("no direct I/O on %s: through the page cache", path)
+        return cls(engine, result.handle, path)
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        info = ffi.new("iou_info *")
+        lib.iou_handle_info(self._handle, info)
+        return BackendInfo(
+            size=info.size,
+            block_size=info.block_size,
+            can_grow=info.type == lib.IOU_FILE,
+            can_fast_zero=bool(info.can_punch_hole),
+            has_dirty=False,
+            reads_zero=bool(info.reads_zero),
+        )
+
+    @property
+    def generation(self) -> int:
+        """Return a number that is another one after any change of the content, by whichever handle."""
+        return int(lib.iou_handle_generation(self._handle))
+
+    def refresh(self, op: Operation) -> "asyncio.Future[Result]":
+        """Look at the size again: others may have changed the image."""
+        return self._ranged(lib.IOU_STAT, op, 0, 0, 0)
+
+    def pread(self, op: Operation, piece: Slice, offset: int) -> "asyncio.Future[Result]":
+        """Fill the piece with the bytes at offset."""
+        return self._move(lib.IOU_READ, op, piece, offset, 0)
+
+    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> "asyncio.Future[Result]":
+        """Write the piece at offset."""
+        return self._move(lib.IOU_WRITE, op, piece, offset, lib.IOU_FUA if fua else 0)
+
+    async def zero(
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+    ) -> ZeroMethod:
+        """Make the range read as zeros."""
+        flags = (
+            (lib.IOU_ALLOCATE if allocate else 0)
+            | (lib.IOU_FAST_ONLY if fast_only else 0)
+            | (lib.IOU_FUA if fua else 0)
+        )
+        result = await self._ranged(lib.IOU_ZERO, op, offset, length, flags)
+        return result.method
+
+    def trim(self, op: Operation, offset: int, length: int) -> "asyncio.Future[Result]":
+        """Free whole blocks inside the range."""
+        return self._ranged(lib.IOU_TRIM, op, offset, length, 0)
+
+    def flush(self, op: Operation) -> "asyncio.Future[Result]":
+        """Put everything that completed before on stable storage."""
+        return self._ranged(lib.IOU_FLUSH, op, 0, 0, 0)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+        """Tell holes from data; a hole of a raw image is a zero extent, nothing lies behind it."""
+        if context is not Context.ZERO:
+            raise NotFound("The image has no dirty bitmap")
+        records = ffi.new("iou_extent[]", EXTENTS_BATCH)
+        while length:
+            result = await self._engine.submit(
+                lib.IOU_EXTENTS,
+                self._handle,
+                offset=offset,
+                length=length,
+                memory=records,
+                memory_size=EXTENTS_BATCH * _EXTENT_SIZE,
+                control=op.control,
+                holders=(op, Memory(records)),
+                name=self._path,
+            )
+            if not result.records:
+                raise StorageError(errno.ENODATA, f"extents {self._path}", "fstat", f"offset={offset} length={length}")
+            for record in records[0 : result.records]:
+                yield Extent(record.start, record.length, zero=bool(record.hole))
+                length -= record.length
+                offset += record.length
+
+    def interrupt(self) -> None:
+        """End operations that were cancelled and wait for a thread."""
+        self._engine.cancel_queued()
+
+    async def close(self) -> None:
+        """Let go of the image; the descriptor is closed when this returns."""
+        await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self._path)
+
+    def _move(self, kind: int, op: Operation, piece: Slice, offset: int, flags: int) -> "asyncio.Future[Result]":
+        return self._engine.submit(
+            kind,
+            self._handle,
+            flags=flags,
+            offset=offset,
+            length=len(piece),
+            memory=piece.buffer.address + piece.start,
+            memory_size=len(piece),
+            control=op.control,
+            holders=(op, piece.buffer),
+            name=self._path,
+        )
+
+    def _ranged(self, kind: int, op: Operation, offset: int, length: int, flags: int) -> "asyncio.Future[Result]":
+        return self._engine.submit(
+            kind,
+            self._handle,
+            flags=flags,
+            offset=offset,
+            length=length,
+            control=op.control,
+            holders=(op,),
+            name=self._path,
+        )

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asyncio side of the C engine: what becomes of completions when loops, tasks and holders end at odd moments."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imageio_daemon.storage import engine as engine_module
+from imageio_daemon.storage.base import Operation
+from imageio_daemon.storage.engine import Engine, Result
+from imageio_daemon.storage.file import FileBackend
+from ioutil_ext import ffi, lib
+from tests.support.polling import eventually
+
+
+class Holder:
+    """Call a function when the storage lets go."""
+
+    def __init__(self, on_release: Callable[[], object]) -> None:
+        self._on_release = on_release
+
+    def retain(self) -> None:
+        pass
+
+    def release(self) -> None:
+        self._on_release()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    """One thread: operations end in the order of submission."""
+    engine = Engine(io_threads=1)
+    yield engine
+    await engine.release_loop()
+    assert engine.stop(timeout=10) == []
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image"
+    path.write_bytes(bytes(4096))
+    return path
+
+
+@pytest.fixture
+async def handle(engine: Engine, image: Path) -> AsyncIterator[Any]:
+    opened = await engine.submit_open(str(image), writable=True)
+    yield opened.handle
+    await engine.submit(lib.IOU_CLOSE, opened.handle)
+
+
+def all_but_the_last_can_be_reaped(engine: Engine) -> None:
+    """Wait, without giving the loop a turn, until all that was submitted has run."""
+    stats = ffi.new("iou_stats *")
+
+    def all_ended() -> bool:
+        lib.iou_engine_stats(engine._engine, stats)
+        return bool(stats.completed == stats.submitted)
+
+    eventually(all_ended, "all operations end")
+
+
+async def test_queue_is_not_looked_at_after_it_was_given_up(
+    engine: Engine, handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "REAP_BATCH", 1)
+    await engine.submit(lib.IOU_STAT, handle)
+    await engine.release_loop()
+    await asyncio.sleep(0)
+
+
+async def test_giving_up_a_loop_waits_for_what_its_tasks_submit_meanwhile(engine: Engine, handle: Any) -> None:
+    async def stat_twice() -> None:
+        await engine.submit(lib.IOU_STAT, handle)
+        await engine.submit(lib.IOU_STAT, handle)
+
+    task = asyncio.create_task(stat_twice())
+    await asyncio.sleep(0)
+    await engine.release_loop()
+    await task
+
+
+async def test_holder_that_fails_does_not_keep_others_from_their_completions(engine: Engine, handle: Any) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    futures: list[asyncio.Future[Result]] = [
+        engine.submit(lib.IOU_STAT, handle, holders=(Holder(fail),)),
+        engine.submit(lib.IOU_STAT, handle),
+        engine.submit(lib.IOU_STAT, handle),
+    ]
+    all_but_the_last_can_be_reaped(engine)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*futures)
+    assert [str(context["exception"]) for context in reported] == ["a bug"]
+
+
+async def test_request_that_c_cannot_express_holds_nothing(engine: Engine, handle: Any) -> None:
+    ended: list[Operation] = []
+    op = Operation(on_end=ended.append)
+    with pytest.raises(OverflowError):
+        engine.submit(lib.IOU_TRIM, handle, offset=2**64, length=1, holders=(op,))
+    op.release()
+    assert ended == [op]
+
+
+async def test_open_of_a_task_that_is_cancelled_as_it_succeeds_is_closed(
+    engine: Engine, handle: Any, image: Path
+) -> None:
+    fds = len(os.listdir("/proc/self/fd"))
+    task = asyncio.create_task(FileBackend.open(engine, str(image), writable=False))
+    await asyncio.sleep(0)
+    # Reaped in one batch with the open, so the task is cancelled after its result is set and before it sees it.
+    engine.submit(lib.IOU_STAT, handle, holders=(Holder(task.cancel),))
+    last = engine.submit(lib.IOU_STAT, handle)
+    all_but_the_last_can_be_reaped(engine)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await last
+    await engine.submit(lib.IOU_STAT, handle)
+    assert len(os.listdir("/proc/self/fd")) == fds
