@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be done with an image: the one choke point between the frontends and storage.
+
+Each operation checks the range, is tracked by its transfer, ends when that is cancelled, and moves bytes through
+buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The caller has authorised the access.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+from .buffers import PAGE, Buffer, BufferPool, Slice
+from .errors import Canceled, OutOfRange, Truncated
+from .extents import Extent, merged
+from .storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
+from .tickets import Access
+from .transfers import DENIED, Transfer
+
+
+class ByteSource(Protocol):
+    """Where the bytes of a write come from."""
+
+    async def readinto(self, view: memoryview) -> int:
+        """Put at least one byte into the view and return how many; 0 at the end. Raises PeerGone."""
+        ...
+
+
+class ByteSink(Protocol):
+    """Where the bytes of a read go."""
+
+    async def write(self, view: memoryview) -> None:
+        """Send the bytes; when it returns the memory may be used again. Raises PeerGone."""
+        ...
+
+
+class Buffers:
+    """Buffers for the requests of all transfers. `size`: bytes moved at once, at most."""
+
+    def __init__(self, pool: BufferPool, size: int) -> None:
+        self.pool = pool
+        self.size = size
+
+    @asynccontextmanager
+    async def lease(self, length: int | None, most: int = 2) -> AsyncIterator[list[Buffer]]:
+        """Lend one buffer, and more for requests that can use them, if they are there without waiting."""
+        wanted = self.size if length is None else min(self.size, length + PAGE)
+        buffers = [await self.pool.acquire(wanted)]
+        try:
+            if length is None or length > wanted - PAGE:
+                others = (self.pool.try_acquire(wanted) for _ in range(most - 1))
+                buffers += [buffer for buffer in others if buffer is not None]
+            yield buffers
+        finally:
+            for buffer in buffers:
+                buffer.release()
+
+
+@asynccontextmanager
+async def running(
+    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0
+) -> AsyncIterator[tuple[Operation, Backend]]:
+    """Run the block as an operation of the transfer on its image; cancelling the transfer ends it wherever it waits."""
+    with transfer.track(access, offset, length) as op:
+        async with _interruptible(op):
+            yield op, await transfer.backend()
+
+
+async def write(
+    transfer: Transfer, buffers: Buffers, offset: int, length: int | None, source: ByteSource, *, flush: bool
+) -> None:
+    """Write length bytes from the source at offset; None: all that it has. flush: on stable storage at the end.
+
+    Receiving a piece overlaps the storage write of the one before it. Raises Truncated when the source ends early:
+    what came before may have been written, nothing else is.
+    """
+    transfer.require_range(offset, length or 0)
+    async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
+        _require_room(transfer, backend, offset, length or 0)
+        async with buffers.lease(length) as lent:
+            await _Writer(transfer, backend, op, lent).run(offset, length, source)
+        if flush:
+            await backend.flush(op)
+
+
+async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, sink: ByteSink) -> None:
+    """Send length bytes from offset to the sink. Reading a piece overlaps sending the one before it."""
+    transfer.require_range(offset, length)
+    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(length) as lent:
+        await _send(backend, op, lent, offset, length, sink)
+
+
+def start_read(transfer: Transfer, backend: Backend, piece: Slice, offset: int) -> "asyncio.Future[object]":
+    """Start to fill the piece with the bytes at offset, for frontends that run many requests without a task for each.
+
+    backend: the transfer's. The storage retains the buffer until it has let go of it. Cancelling the transfer ends the
+    operation. Raises Forbidden, OutOfRange; the future fails as the storage does.
+    """
+    transfer.require(Access.READ)
+    return _start(transfer, Access.READ, piece, offset, lambda op: backend.pread(op, piece, offset))
+
+
+def start_write(
+    transfer: Transfer, backend: Backend, piece: Slice, offset: int, *, fua: bool
+) -> "asyncio.Future[object]":
+    """Start to write the piece at offset; see start_read(). fua: on stable storage at the end."""
+    transfer.require(Access.WRITE)
+    return _start(transfer, Access.WRITE, piece, offset, lambda op: backend.pwrite(op, piece, offset, fua=fua))
+
+
+def _start(
+    transfer: Transfer, access: Access, piece: Slice, offset: int, call: Callable[[Operation], Awaitable[object]]
+) -> "asyncio.Future[object]":
+    transfer.require_range(offset, len(piece))
+    op = transfer.begin(access, offset, len(piece))
+    try:
+        future = asyncio.ensure_future(call(op))
+    except BaseException:
+        op.release()
+        raise
+    future.add_done_callback(op.ended)
+    return future
+
+
+async def zero(
+    transfer: Transfer,
+    offset: int,
+    length: int,
+    *,
+    flush: bool = False,
+    fast_only: bool = False,
+    allocate: bool = False,
+) -> ZeroMethod:
+    """Make the range read as zeros by the fastest way that the ticket allows. Raises NotFast with fast_only.
+
+    allocate: it stays provisioned, as it does anyway when the ticket is not sparse.
+    """
+    transfer.require_range(offset, length)
+    async with running(transfer, Access.WRITE, offset, length) as (op, backend):
+        _require_room(transfer, backend, offset, length)
+        method = ZeroMethod.NONE
+        if length:
+            keep = allocate or not transfer.ticket.sparse
+            method = await backend.zero(op, offset, length, allocate=keep, fast_only=fast_only)
+            transfer.zeroed(method, length)
+        if flush:
+            await backend.flush(op)
+        return method
+
+
+async def trim(transfer: Transfer, offset: int, length: int, *, flush: bool = False) -> None:
+    """Free storage of the range where that is possible: it says nothing on what is read there afterwards.
+
+    A ticket that is not sparse keeps its storage: then nothing is freed.
+    """
+    transfer.require_range(offset, length)
+    async with running(transfer, Access.WRITE, offset, length) as (op, backend):
+        if length and transfer.ticket.sparse:
+            await backend.trim(op, offset, length)
+        if flush:
+            await backend.flush(op)
+
+
+async def flush(transfer: Transfer) -> None:
+    """Put everything that was answered before on stable storage."""
+    async with running(transfer, None) as (op, backend):
+        await backend.flush(op)
+
+
+async def info(transfer: Transfer) -> BackendInfo:
+    """Return what the image is now: its size is asked for again, others may have changed it."""
+    async with running(transfer, None) as (op, backend):
+        await backend.refresh(op)
+        return backend.info
+
+
+async def extents(transfer: Transfer, context: Context, consume: Callable[[Extent], Awaitable[None]]) -> None:
+    """Tell the consumer what the image holds, in order, without gaps. Raises NotFound: there is no such information.
+
+    The consumer may wait for its peer: cancelling the transfer ends that too.
+    """
+    async with running(transfer, None) as (op, backend):
+        await backend.refresh(op)
+        size = readable_size(transfer, backend)
+        async with aclosing(merged(backend.extents(op, 0, size, context))) as found:
+            async for extent in found:
+                await consume(extent)
+
+
+async def extents_in(transfer: Transfer, context: Context, offset: int, length: int, most: int) -> list[Extent]:
+    """Return what a range holds, in order, without gaps, from offset: at most `most` extents, so maybe not all.
+
+    What lies past the image is zero. Raises NotFound.
+    """
+    transfer.require_range(offset, length)
+    async with running(transfer, None) as (op, backend):
+        await backend.refresh(op)
+        end = offset + length
+        image_end = max(offset, min(end, readable_size(transfer, backend)))
+        found: list[Extent] = []
+        async with aclosing(merged(backend.extents(op, offset, image_end - offset, context))) as extents:
+            async for extent in extents:
+                found.append(extent)
+                if len(found) == most:
+                    return found
+        if image_end < end:
+            found.append(Extent(image_end, end - image_end, zero=True))
+        return found
+
+
+def readable_size(transfer: Transfer, backend: Backend) -> int:
+    """Return the bytes that can be read: a ticket larger than the image serves what the image has."""
+    return min(transfer.ticket.size, backend.info.size)
+
+
+def _require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
+    info = backend.info
+    if not info.can_grow and offset + length > info.size:
+        size = readable_size(transfer, backend)
+        raise OutOfRange(f"Requested range {offset}..{offset + length} is outside of the image's {size} bytes", size)
+
+
+@asynccontextmanager
+async def _interruptible(op: Operation) -> AsyncIterator[None]:
+    """End the block, wherever it waits, when the operation is cancelled."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as deadline:
+            op.on_cancel = lambda: _call_from_any_thread(loop, deadline)
+            if op.canceled:  # by another thread, before it could call
+                deadline.reschedule(loop.time())
+            try:
+                yield
+            finally:
+                op.on_cancel = None
+    except TimeoutError:
+        if deadline.expired():
+            raise Canceled(DENIED) from None
+        raise
+
+
+def _call_from_any_thread(loop: asyncio.AbstractEventLoop, deadline: asyncio.Timeout) -> None:
+    loop.call_soon_threadsafe(_expire, deadline, loop)
+
+
+def _expire(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        deadline.reschedule(loop.time())
+    except RuntimeError:
+        return  # the operation has just ended by itself
+
+
+class _Writer:
+    """Fill one buffer while the other one is written."""
+
+    def __init__(self, transfer: Transfer, backend: Backend, op: Operation, buffers: list[Buffer]) -> None:
+        self._transfer = transfer
+        self._backend = backend
+        self._op = op
+        self._buffers = buffers
+        self._pending: asyncio.Future[object] | None = None
+
+    async def run(self, offset: int, length: int | None, source: ByteSource) -> None:
+        end = None if length is None else offset + length
+        position = offset
+        turn = 0
+        try:
+            while end is None or position < end:
+                buffer = self._buffers[turn % len(self._buffers)]
+                # The same place in a page as in the image, so that whole blocks are not copied by the storage.
+                start = position % PAGE
+                room = buffer.size - start if end is None else min(buffer.size - start, end - position)
+                if len(self._buffers) == 1:
+                    await self._settle()
+                filled = await _fill(source, buffer.view[start : start + room], exact=end is not None)
+                await self._settle()
+                if not filled:
+                    break
+                _require_room(self._transfer, self._backend, position, filled)
+                self._transfer.require_range(position, filled)
+                piece = buffer.slice(start, start + filled)
+                self._pending = asyncio.ensure_future(self._backend.pwrite(self._op, piece, position))
+                position += filled
+                turn += 1
+            await self._settle()
+        finally:
+            if self._pending is not None:
+                self._pending.cancel()
+
+    async def _settle(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            await pending
+
+
+async def _fill(source: ByteSource, view: memoryview, *, exact: bool) -> int:
+    filled = 0
+    while filled < len(view):
+        count = await source.readinto(view[filled:])
+        if not count:
+            if exact:
+                raise Truncated("The request's body is shorter than its Content-Length")
+            break
+        filled += count
+    return filled
+
+
+async def _send(
+    backend: Backend, op: Operation, buffers: list[Buffer], offset: int, length: int, sink: ByteSink
+) -> None:
+    end = offset + length
+    ahead: list[tuple[memoryview, asyncio.Future[object]]] = []
+    turn = 0
+    try:
+        while offset < end or ahead:
+            while offset < end and len(ahead) < len(buffers):
+                buffer = buffers[turn % len(buffers)]
+                start = offset % PAGE
+                piece = buffer.slice(start, start + min(buffer.size - start, end - offset))
+                ahead.append((piece.view, asyncio.ensure_future(backend.pread(op, piece, offset))))
+                offset += len(piece)
+                turn += 1
+            view, pending = ahead[0]
+            await pending
+            await sink.write(view)
+            # Only now may the next read use this buffer.
+            ahead.pop(0)
+    finally:
+        for _, pending in ahead:
+            pending.cancel()

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers: a ticket at work. Who may do what now, what is running, how far it came, and how it ends.
+
+Everything here is shared by the event loops of the process, so it is guarded by plain locks and holds no asyncio
+primitive; waiting is done through concurrent futures.
+"""
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from . import logs
+from .errors import Canceled, Error, Forbidden, InUse, OutOfRange, TooManyConnections, TooManyTickets
+from .ranges import RangeSet
+from .storage.base import Backend, Operation, ZeroMethod
+from .tickets import Access, Ticket
+
+log = logging.getLogger(__name__)
+
+OpenBackend = Callable[[Ticket], Awaitable[Backend]]
+Clock = Callable[[], float]
+
+#: One answer for unknown, expired, cancelled and not allowed: whoever asks learns nothing.
+DENIED = "You are not allowed to access this resource"
+
+#: Seconds that closing an image may take when a removal does not wait for requests. On storage that works: some ms.
+CLOSE_TIMEOUT = 5.0
+
+
+class Transfer:
+    """One ticket's state. Thread-safe.
+
+    after: cancelled transfers of the same image. Their last writes must come before our first one, and who removes this
+    ticket wants the image left alone, so opening and ending wait for them.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        open_backend: OpenBackend,
+        *,
+        most_connections: int,
+        clock: Clock,
+        after: Sequence["Transfer"] = (),
+    ) -> None:
+        self.ticket = ticket
+        self._open_backend = open_backend
+        self._most_connections = most_connections
+        self._clock = clock
+        self._after = after
+        self._lock = threading.Lock()
+        self._created = self._active_at = clock()
+        self._expires = self._created + ticket.timeout
+        self._connections: dict[object, Callable[[], None] | None] = {}
+        self._operations: set[Operation] = set()
+        self._counted: set[Operation] = set()  # those whose bytes are progress
+        self._transferred = RangeSet()
+        self._sums = _Sums()
+        self._backend: Backend | None = None
+        self._opening: concurrent.futures.Future[Backend] | None = None
+        self._canceled = False
+        #: Resolved after cancel, when nothing runs any more and the image is closed.
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._quiet: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Transfer {self.ticket.log_name}>"
+
+    # Permission
+
+    def require(self, access: Access | None) -> None:
+        """Raise Forbidden unless the ticket allows the access now. None: any use of a living ticket."""
+        if self._canceled or self._clock() >= self._expires:
+            raise Forbidden(DENIED)
+        if access is not None and not self.ticket.may(access):
+            raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
+
+    def require_range(self, offset: int, length: int) -> None:
+        """Raise OutOfRange unless the bytes are inside the ticket."""
+        if offset + length > self.ticket.size:
+            raise OutOfRange(
+                f"Requested range {offset}..{offset + length} is outside of the ticket's {self.ticket.size} bytes",
+                self.ticket.size,
+            )
+
+    def extend(self, timeout: int) -> None:
+        """Let the ticket expire timeout seconds from now."""
+        with self._lock:
+            self._expires = self._clock() + timeout
+
+    # Connections
+
+    def connect(self, connection: object, on_cancel: Callable[[], None] | None = None) -> None:
+        """Count a connection that uses this transfer; again is no change. Raises TooManyConnections, Forbidden.
+
+        on_cancel: called, in any thread, when the transfer is cancelled; for connections that end with it.
+        """
+        with self._lock:
+            if self._canceled:
+                raise Forbidden(DENIED)
+            if connection in self._connections:
+                return
+            if len(self._connections) >= self._most_connections:
+                raise TooManyConnections(f"Too many connections on one ticket, the limit is {self._most_connections}")
+            self._connections[connection] = on_cancel
+
+    def disconnect(self, connection: object) -> None:
+        """Forget a connection."""
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    # Operations
+
+    @contextmanager
+    def track(self, access: Access | None, offset: int = 0, length: int = 0) -> Iterator[Operation]:
+        """Run the block as an operation; see begin()."""
+        op = self.begin(access, offset, length)
+        try:
+            yield op
+        finally:
+            op.release()
+
+    def begin(self, access: Access | None, offset: int = 0, length: int = 0) -> Operation:
+        """Begin an operation of this transfer: seen in the status, ended by cancel, renewing the ticket.
+
+        The caller releases it. It lasts until the storage has let go of it, too. Raises Forbidden when the transfer is
+        cancelled.
+        """
+        op = Operation(offset, length, self._operation_ended)
+        with self._lock:
+            if self._canceled:
+                raise Forbidden(DENIED)
+            self._operations.add(op)
+            if access is not None and self.ticket.counts(access):
+                self._counted.add(op)
+        return op
+
+    def zeroed(self, method: ZeroMethod, length: int) -> None:
+        """Note how bytes were zeroed, for the log."""
+        with self._lock:
+            self._sums.zeroed[method] = self._sums.zeroed.get(method, 0) + length
+
+    async def backend(self) -> Backend:
+        """Return the open image; the first caller opens it. Raises StorageError; the next caller tries again."""
+        backend = self._backend
+        if backend is not None:
+            return backend
+        with self._lock:
+            if self._canceled:
+                raise Canceled(DENIED)
+            opening = self._opening
+            if opening is None:
+                opening = self._opening = concurrent.futures.Future()
+                self._spawn(self._open(opening))
+        return await asyncio.shield(asyncio.wrap_future(opening))
+
+    # The end
+
+    def cancel(self) -> None:
+        """Stop new requests and make running ones end at their next step. Returns at once."""
+        with self._lock:
+            if self._canceled:
+                return
+            self._canceled = True
+            running = list(self._operations)
+            connections = [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
+            self._settle()
+            self._spawn(self._end())
+        for op in running:
+            op.cancel()
+        for on_cancel in connections:
+            on_cancel()
+        if self._backend is not None:
+            self._backend.interrupt()
+
+    async def ended(self, timeout: float | None) -> None:
+        """Wait until a cancelled transfer's requests have ended and its image is closed.
+
+        timeout in seconds; None waits for ever. Raises InUse when it passes.
+        """
+        if not self._canceled:
+            raise RuntimeError("the transfer was not cancelled")
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout)
+        except TimeoutError:
+            raise InUse(f"The ticket is still used by {len(self._operations)} requests") from None
+
+    @property
+    def in_use(self) -> bool:
+        """Tell whether requests run or wait for the image, ours or those that come before."""
+        running = bool(self._operations) or self._opening is not None
+        return running or not all(other._ended.done() for other in self._after)
+
+    @property
+    def canceled(self) -> bool:
+        """Tell whether the transfer was cancelled."""
+        return self._canceled
+
+    # Report
+
+    def status(self) -> dict[str, Any]:
+        """Return the ticket and its state, as the control service tells it."""
+        ticket = self.ticket
+        with self._lock:
+            now = self._clock()
+            active = bool(self._operations)
+            status: dict[str, Any] = {
+                "uuid": ticket.ticket_id,
+                "url": ticket.url,
+                "size": ticket.size,
+                "ops": [access.value for access in ticket.ops],
+                "timeout": ticket.timeout,
+                "inactivity_timeout": ticket.inactivity_timeout,
+                "expires": int(self._expires),
+                "active": active,
+                "canceled": self._canceled,
+                "connections": len(self._connections),
+                "idle_time": 0 if active else int(now - self._active_at),
+                "storage_wait": int(max((op.storage_wait for op in self._operations), default=0)),
+                "sparse": ticket.sparse,
+                "dirty": ticket.dirty,
+            }
+            if len(ticket.ops) != len(Access):
+                status["transferred"] = self._transferred_now()
+        if ticket.transfer_id:
+            status["transfer_id"] = ticket.transfer_id
+        if ticket.filename is not None:
+            status["filename"] = ticket.filename
+        return status
+
+    def _transferred_now(self) -> int:
+        running = [(op.offset, op.offset + op.done) for op in self._counted]
+        return self._transferred.size_with(running) if running else self._transferred.size()
+
+    def _operation_ended(self, op: Operation) -> None:
+        with self._lock:
+            self._operations.discard(op)
+            if op in self._counted:
+                self._counted.remove(op)
+                self._transferred.add(op.offset, op.offset + op.done)
+            self._active_at = self._clock()
+            if not self._canceled:
+                self._expires = max(self._expires, self._active_at + self.ticket.timeout)
+            self._sums.requests += 1
+            self._sums.bytes += op.done
+            self._settle()
+
+    def _settle(self) -> None:
+        """Say that all is quiet, once: cancelled, no operation left and no open under way. Called with the lock."""
+        if self._canceled and not self._operations and self._opening is None and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
+        try:
+            await self._others_ended()
+            backend = await self._open_backend(self.ticket)
+        except BaseException as e:
+            with self._lock:
+                self._opening = None
+                self._settle()
+            opening.set_exception(e)
+            if not isinstance(e, Error):
+                raise
+            return
+        with self._lock:
+            self._backend = backend
+            self._opening = None
+            self._settle()
+        opening.set_result(backend)
+
+    async def _others_ended(self) -> None:
+        for other in self._after:
+            await asyncio.shield(asyncio.wrap_future(other._ended))
+        self._after = ()
+
+    async def _end(self) -> None:
+        await asyncio.wrap_future(self._quiet)
+        await self._others_ended()
+        backend, self._backend = self._backend, None
+        try:
+            if backend is not None:
+                await backend.close()
+        except Error as e:
+            log.warning("transfer %s: closing the image failed: %s", self.ticket.log_name, e)
+        self._log_end()
+        self._ended.set_result(None)
+
+    def _log_end(self) -> None:
+        seconds = self._active_at - self._created
+        zeroed = {f"zero_{method}": length for method, length in self._sums.zeroed.items()}
+        log.info(
+            "transfer ended",
+            extra=logs.fields(
+                transfer=self.ticket.log_name,
+                requests=self._sums.requests,
+                bytes=self._sums.bytes,
+                seconds=round(seconds, 3),
+                mib_per_second=round(self._sums.bytes / 2**20 / seconds, 1) if seconds > 0 else 0,
+                **zeroed,
+            ),
+        )
+
+
+class _Sums:
+    """What a transfer did, for its line in the log."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.bytes = 0
+        self.zeroed: dict[ZeroMethod, int] = {}
+
+
+class TransferStore:
+    """All transfers by ticket id. Thread-safe."""
+
+    def __init__(
+        self, open_backend: OpenBackend, *, most_tickets: int, most_connections: int, clock: Clock = time.monotonic
+    ) -> None:
+        self._open_backend = open_backend
+        self._most_tickets = most_tickets
+        self._most_connections = most_connections
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._transfers: dict[str, Transfer] = {}
+        #: Replaced or removed without waiting, and not ended yet.
+        self._ending: set[Transfer] = set()
+
+    def add(self, ticket: Ticket) -> Transfer:
+        """Add a ticket. One of the same id is replaced: its running requests are cancelled. Raises TooManyTickets."""
+        with self._lock:
+            replaced = self._transfers.get(ticket.ticket_id)
+            if replaced is None and len(self._transfers) >= self._most_tickets:
+                raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
+            if replaced is not None:
+                self._ending.add(replaced)
+            transfer = self._transfers[ticket.ticket_id] = Transfer(
+                ticket,
+                self._open_backend,
+                most_connections=self._most_connections,
+                clock=self._clock,
+                after=[other for other in self._ending if other.ticket.url == ticket.url],
+            )
+        if replaced is not None:
+            self._cancel_and_forget(replaced)
+        log.info(
+            "ticket added",
+            extra=logs.fields(
+                transfer=ticket.log_name, url=ticket.url, size=ticket.size, ops=",".join(a.value for a in ticket.ops)
+            ),
+        )
+        return transfer
+
+    def get(self, ticket_id: str) -> Transfer | None:
+        """Return the transfer of a ticket, whatever its state."""
+        return self._transfers.get(ticket_id)
+
+    def all(self) -> list[Transfer]:
+        """Return all transfers."""
+        with self._lock:
+            return list(self._transfers.values())
+
+    def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
+        """Return the transfer if the ticket allows the access now. Raises Forbidden."""
+        transfer = self._transfers.get(ticket_id)
+        if transfer is None:
+            raise Forbidden(DENIED)
+        transfer.require(access)
+        return transfer
+
+    async def remove(self, ticket_id: str, timeout: float) -> None:
+        """Cancel and remove a ticket; one that does not exist is no error.
+
+        Waits at most timeout seconds for its requests, then raises InUse, and the ticket stays, cancelled. 0: does not
+        wait.
+        """
+        transfer = self._transfers.get(ticket_id)
+        if transfer is None:
+            return
+        transfer.cancel()
+        if timeout == 0 and transfer.in_use:
+            raise InUse("The ticket is still used")
+        await transfer.ended(timeout or CLOSE_TIMEOUT)
+        with self._lock:
+            if self._transfers.get(ticket_id) is transfer:
+                del self._transfers[ticket_id]
+
+    def clear(self) -> None:
+        """Cancel and remove all tickets, without waiting."""
+        with self._lock:
+            transfers = list(self._transfers.values())
+            self._transfers.clear()
+            self._ending.update(transfers)
+        for transfer in transfers:
+            self._cancel_and_forget(transfer)
+
+    async def close(self) -> None:
+        """Cancel all and wait until everything has ended, for the shutdown."""
+        self.clear()
+        for transfer in list(self._ending):
+            await transfer.ended(None)
+
+    def _cancel_and_forget(self, transfer: Transfer) -> None:
+        transfer.cancel()
+        asyncio.get_running_loop().create_task(self._wait_ended(transfer))
+
+    async def _wait_ended(self, transfer: Transfer) -> None:
+        await transfer.ended(None)
+        with self._lock:
+            self._ending.discard(transfer)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from imageio_daemon import operations
+from imageio_daemon.buffers import MIN_BUFFER, BufferPool
+from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, PeerGone, StorageError, Truncated
+from imageio_daemon.extents import Extent
+from imageio_daemon.storage.base import Backend, Context, ZeroMethod
+from imageio_daemon.tickets import Access, Ticket
+from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.units import MiB
+from tests.support.backends import FaultyBackend, MemoryBackend
+
+SIZE = MiB
+
+
+class Source:
+    """Give these pieces, one a call; an exception among them is raised."""
+
+    def __init__(self, pieces: Sequence[bytes | Exception]) -> None:
+        self._pieces = list(pieces)
+
+    async def readinto(self, view: memoryview) -> int:
+        await asyncio.sleep(0)
+        if not self._pieces:
+            return 0
+        piece = self._pieces.pop(0)
+        if isinstance(piece, Exception):
+            raise piece
+        count = min(len(piece), len(view))
+        view[:count] = piece[:count]
+        if count < len(piece):
+            self._pieces.insert(0, piece[count:])
+        return count
+
+
+async def _forever() -> int:
+    future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    return await future
+
+
+class Stuck:
+    """A peer that neither sends nor reads."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def readinto(self, view: memoryview) -> int:
+        self.reached.set()
+        return await _forever()
+
+    async def write(self, view: memoryview) -> None:
+        self.reached.set()
+        await _forever()
+
+
+class Sink:
+    """Keep what was sent, looking at the memory only when the next turn comes, as a transport does."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+
+    async def write(self, view: memoryview) -> None:
+        await asyncio.sleep(0)
+        self.received += view
+
+
+class World:
+    """A transfer on a backend in memory, with buffers."""
+
+    def __init__(self, *, sparse: bool = False, content: bytes = b"", can_grow: bool = True) -> None:
+        self.memory = MemoryBackend(content or bytes(SIZE), can_grow=can_grow)
+        self.backend = FaultyBackend(self.memory)
+        self.pool = BufferPool(8 * MIN_BUFFER)
+        self.buffers = operations.Buffers(self.pool, MIN_BUFFER)
+        self.store = TransferStore(self._open, most_tickets=9, most_connections=9)
+        self.transfer: Transfer = self.store.add(
+            Ticket(
+                ticket_id="secret",
+                url="file:///disk",
+                size=SIZE,
+                ops=(Access.WRITE,),
+                timeout=300,
+                inactivity_timeout=60,
+                sparse=sparse,
+            )
+        )
+
+    async def _open(self, ticket: Ticket) -> Backend:
+        return self.backend  # type: ignore[return-value]
+
+    async def write(
+        self, offset: int, source: operations.ByteSource, length: int | None, *, flush: bool = False
+    ) -> None:
+        await operations.write(self.transfer, self.buffers, offset, length, source, flush=flush)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095, 4096, 70000])
+@pytest.mark.parametrize("length", [0, 1, 4096, MIN_BUFFER, 5 * MIN_BUFFER + 17])
+async def test_write_puts_the_bytes_at_the_offset(world: World, offset: int, length: int) -> None:
+    data = os.urandom(length)
+    await world.write(offset, Source([data]), length)
+    assert bytes(world.memory.content) == bytes(offset) + data + bytes(SIZE - offset - length)
+    assert world.pool.lent == 0
+
+
+async def test_write_of_unknown_length_takes_all_there_is(world: World) -> None:
+    data = os.urandom(3 * MIN_BUFFER + 5)
+    await world.write(10, Source([data[:100], data[100:]]), None)
+    assert world.memory.content[10 : 10 + len(data)] == data
+
+
+async def test_write_of_unknown_length_ends_at_the_size_of_the_ticket(world: World) -> None:
+    with pytest.raises(OutOfRange):
+        await world.write(SIZE - 10, Source([bytes(11)]), None)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 70000])
+@pytest.mark.parametrize("length", [0, 1, MIN_BUFFER, 5 * MIN_BUFFER + 17])
+async def test_read_sends_the_bytes_at_the_offset(offset: int, length: int) -> None:
+    world = World(content=os.urandom(SIZE))
+    sink = Sink()
+    await operations.read(world.transfer, world.buffers, offset, length, sink)
+    assert sink.received == world.memory.content[offset : offset + length]
+    assert world.pool.lent == 0
+
+
+async def test_flush_after_write_comes_last(world: World) -> None:
+    await world.write(0, Source([bytes(3 * MIN_BUFFER)]), 3 * MIN_BUFFER, flush=True)
+    assert world.backend.calls[-1] == "flush"
+
+
+async def test_write_without_flush_does_not_flush(world: World) -> None:
+    await world.write(0, Source([b"x"]), 1)
+    assert "flush" not in world.backend.calls
+
+
+async def test_source_that_ends_early_is_truncated(world: World) -> None:
+    with pytest.raises(Truncated):
+        await world.write(0, Source([b"abc"]), 4)
+    assert world.pool.lent == 0
+
+
+async def test_peer_that_goes_away_leaks_nothing(world: World) -> None:
+    with pytest.raises(PeerGone):
+        await world.write(0, Source([bytes(MIN_BUFFER), PeerGone("reset")]), 2 * MIN_BUFFER)
+    assert world.pool.lent == 0
+    assert not world.transfer.status()["active"]
+
+
+async def test_storage_error_while_receiving_ends_the_write(world: World) -> None:
+    world.backend.fail("pwrite", StorageError(28, "write", "pwrite"))
+    with pytest.raises(StorageError):
+        await world.write(0, Source([bytes(4 * MIN_BUFFER)]), 4 * MIN_BUFFER, flush=True)
+    assert world.pool.lent == 0
+    assert world.memory.flushes == 0
+
+
+async def test_receiving_overlaps_the_storage_write(world: World) -> None:
+    held = world.backend.hold("pwrite")
+    source = Stuck()
+
+    class First(Stuck):
+        sent = 0
+
+        async def readinto(self, view: memoryview) -> int:
+            if not self.sent:
+                self.sent = len(view)
+                return self.sent
+            return await source.readinto(view)
+
+    writing = asyncio.create_task(world.write(0, First(), 2 * MIN_BUFFER))
+    await held.reached.wait()
+    await source.reached.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+
+
+@pytest.mark.parametrize("call", ["write", "read", "zero"])
+async def test_range_outside_of_the_ticket_is_refused_before_the_image_is_opened(world: World, call: str) -> None:
+    calls: dict[str, Callable[[], Awaitable[object]]] = {
+        "write": lambda: world.write(SIZE - 1, Source([b"ab"]), 2),
+        "read": lambda: operations.read(world.transfer, world.buffers, SIZE - 1, 2, Sink()),
+        "zero": lambda: operations.zero(world.transfer, SIZE - 1, 2),
+    }
+    with pytest.raises(OutOfRange):
+        await calls[call]()
+    assert world.backend.calls == []
+
+
+async def test_write_past_an_image_that_cannot_grow_is_out_of_range() -> None:
+    world = World(content=bytes(100), can_grow=False)
+    with pytest.raises(OutOfRange) as e:
+        await world.write(99, Source([b"ab"]), 2)
+    assert e.value.size == 100
+
+
+@pytest.mark.parametrize("call", ["write", "read"])
+async def test_cancelling_the_transfer_ends_a_request_that_waits_for_its_peer(world: World, call: str) -> None:
+    stuck = Stuck()
+    if call == "write":
+        running = asyncio.create_task(world.write(0, stuck, 10))
+    else:
+        running = asyncio.create_task(operations.read(world.transfer, world.buffers, 0, 10, stuck))
+    await stuck.reached.wait()
+    await world.store.remove("secret", 60)
+    with pytest.raises(Canceled):
+        await running
+    assert world.pool.lent == 0
+
+
+async def test_cancelling_the_transfer_ends_a_request_that_waits_for_a_buffer(world: World) -> None:
+    hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(8)]
+    waiting = asyncio.create_task(world.write(0, Source([b"x"]), 1))
+    await asyncio.sleep(0)
+    await world.store.remove("secret", 60)
+    with pytest.raises((Canceled, Forbidden)):
+        await waiting
+    for buffer in hogs:
+        buffer.release()
+    assert world.pool.lent == 0
+
+
+async def test_timeout_of_the_peer_is_not_taken_for_cancellation(world: World) -> None:
+    with pytest.raises(TimeoutError):
+        await world.write(0, Source([TimeoutError("slow")]), 1)
+
+
+async def test_zero_makes_zeros_and_reports_the_method() -> None:
+    world = World(content=b"x" * SIZE)
+    assert await operations.zero(world.transfer, 10, 20) is ZeroMethod.WRITE
+    assert world.memory.content[9:31] == b"x" + bytes(20) + b"x"
+
+
+@pytest.mark.parametrize("flush", [False, True])
+async def test_zero_flushes_when_asked(world: World, flush: bool) -> None:
+    await operations.zero(world.transfer, 0, 10, flush=flush)
+    assert world.memory.flushes == int(flush)
+
+
+async def test_zero_of_nothing_asks_the_storage_for_nothing(world: World) -> None:
+    assert await operations.zero(world.transfer, 5, 0) is ZeroMethod.NONE
+    assert "zero" not in world.backend.calls
+
+
+async def test_flush_reaches_the_storage(world: World) -> None:
+    await operations.flush(world.transfer)
+    assert world.memory.flushes == 1
+
+
+async def test_extents_cover_what_can_be_read() -> None:
+    world = World(content=bytes(100))
+    found: list[Extent] = []
+
+    async def consume(extent: Extent) -> None:
+        found.append(extent)
+
+    await operations.extents(world.transfer, Context.ZERO, consume)
+    assert found == [Extent(0, 100)]
+
+
+async def test_dirty_extents_without_bitmap_are_not_found(world: World) -> None:
+    async def consume(_: Extent) -> None:
+        raise AssertionError
+
+    with pytest.raises(NotFound):
+        await operations.extents(world.transfer, Context.DIRTY, consume)
+
+
+async def test_one_buffer_is_enough() -> None:
+    world = World()
+    world.pool = BufferPool(2 * MIN_BUFFER)
+    world.buffers = operations.Buffers(world.pool, MIN_BUFFER)
+    hog = await world.pool.acquire(MIN_BUFFER)
+    data = os.urandom(5 * MIN_BUFFER + 1)
+    await world.write(3, Source([data]), len(data))
+    assert world.memory.content[3 : 3 + len(data)] == data
+    hog.release()
+
+
+async def test_started_read_and_write_need_no_task(world: World) -> None:
+    backend = await world.transfer.backend()
+    buffer = await world.pool.acquire(MIN_BUFFER)
+    buffer.view[:3] = b"abc"
+    await operations.start_write(world.transfer, backend, buffer.slice(0, 3), 5, fua=False)
+    await operations.start_read(world.transfer, backend, buffer.slice(10, 20), 0)
+    assert bytes(buffer.view[10:20]) == bytes(5) + b"abc" + bytes(2)
+    buffer.release()
+    assert not world.transfer.status()["active"]
+    assert world.transfer.status()["transferred"] == 3
+
+
+async def test_started_operation_outside_of_the_ticket_is_refused(world: World) -> None:
+    backend = await world.transfer.backend()
+    buffer = await world.pool.acquire(MIN_BUFFER)
+    with pytest.raises(OutOfRange):
+        operations.start_write(world.transfer, backend, buffer.slice(0, 2), SIZE - 1, fua=False)
+    with pytest.raises(OutOfRange):
+        operations.start_read(world.transfer, backend, buffer.slice(0, 2), SIZE - 1)
+    buffer.release()
+
+
+async def test_nothing_is_started_for_a_cancelled_transfer(world: World) -> None:
+    backend = await world.transfer.backend()
+    buffer = await world.pool.acquire(MIN_BUFFER)
+    await world.store.remove("secret", 60)
+    with pytest.raises(Forbidden):
+        operations.start_read(world.transfer, backend, buffer.slice(0, 1), 0)
+    buffer.release()
+
+
+async def test_storage_that_refuses_to_start_leaves_no_operation(world: World) -> None:
+    class Full:
+        def pread(self, *_: object) -> None:
+            raise StorageError(12, "read", "submit")
+
+    buffer = await world.pool.acquire(MIN_BUFFER)
+    with pytest.raises(StorageError):
+        operations.start_read(world.transfer, Full(), buffer.slice(0, 1), 0)  # type: ignore[arg-type]
+    buffer.release()
+    assert not world.transfer.status()["active"]
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+async def test_trim_frees_only_for_a_sparse_ticket(sparse: bool) -> None:
+    world = World(sparse=sparse)
+    await operations.trim(world.transfer, 0, 4096)
+    assert ("trim" in world.backend.calls) == sparse
+
+
+async def test_trim_flushes_when_asked(world: World) -> None:
+    await operations.trim(world.transfer, 0, 4096, flush=True)
+    assert world.memory.flushes == 1
+
+
+async def test_extents_of_a_range_end_with_zeros_past_the_image() -> None:
+    world = World(content=bytes(100))
+    found = await operations.extents_in(world.transfer, Context.ZERO, 10, 200, 9)
+    assert found == [Extent(10, 90), Extent(100, 110, zero=True)]
+    assert await operations.extents_in(world.transfer, Context.ZERO, 100, 50, 9) == [Extent(100, 50, zero=True)]
+    assert await operations.extents_in(world.transfer, Context.ZERO, 0, 200, 1) == [Extent(0, 100)]

@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from imageio_daemon.errors import (
+    Canceled,
+    Forbidden,
+    InUse,
+    OutOfRange,
+    StorageError,
+    TooManyConnections,
+    TooManyTickets,
+)
+from imageio_daemon.storage.base import Backend, Operation
+from imageio_daemon.tickets import Access, Ticket
+from imageio_daemon.transfers import Transfer, TransferStore
+from tests.support.backends import FaultyBackend, MemoryBackend
+
+
+class Clock:
+    """Time that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Opener:
+    """Open one backend, count how often, fail or wait on demand."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryBackend(bytes(100))
+        self.backend = FaultyBackend(self.memory)
+        self.opened = 0
+        self.error: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, ticket: Ticket) -> Backend:
+        self.opened += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return self.backend  # type: ignore[return-value]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def opener() -> Opener:
+    return Opener()
+
+
+@pytest.fixture
+def store(clock: Clock, opener: Opener) -> TransferStore:
+    return TransferStore(opener, most_tickets=3, most_connections=2, clock=clock)
+
+
+def ticket(ticket_id: str = "secret", ops: tuple[Access, ...] = (Access.WRITE,), timeout: int = 300) -> Ticket:
+    return Ticket(ticket_id=ticket_id, url="file:///disk", size=100, ops=ops, timeout=timeout, inactivity_timeout=60)
+
+
+@pytest.fixture
+def transfer(store: TransferStore) -> Transfer:
+    return store.add(ticket())
+
+
+async def test_unknown_ticket_is_forbidden(store: TransferStore) -> None:
+    with pytest.raises(Forbidden):
+        store.authorize("unknown", Access.READ)
+
+
+async def test_operation_that_is_not_allowed_is_forbidden(store: TransferStore) -> None:
+    store.add(ticket(ops=(Access.READ,)))
+    with pytest.raises(Forbidden):
+        store.authorize("secret", Access.WRITE)
+
+
+async def test_expired_ticket_is_forbidden(store: TransferStore, transfer: Transfer, clock: Clock) -> None:
+    clock.now += 300
+    with pytest.raises(Forbidden):
+        store.authorize("secret", Access.READ)
+
+
+async def test_extended_ticket_lives_on(store: TransferStore, transfer: Transfer, clock: Clock) -> None:
+    clock.now += 300
+    transfer.extend(10)
+    assert store.authorize("secret", Access.READ) is transfer
+
+
+async def test_completed_request_renews_the_ticket(store: TransferStore, transfer: Transfer, clock: Clock) -> None:
+    with transfer.track(Access.WRITE):
+        clock.now += 400
+    assert store.authorize("secret", Access.READ) is transfer
+
+
+async def test_range_outside_of_the_ticket_tells_its_size(transfer: Transfer) -> None:
+    with pytest.raises(OutOfRange) as e:
+        transfer.require_range(50, 51)
+    assert e.value.size == 100
+
+
+async def test_more_connections_than_the_limit_are_refused(transfer: Transfer) -> None:
+    transfer.connect("a")
+    transfer.connect("b")
+    with pytest.raises(TooManyConnections):
+        transfer.connect("c")
+
+
+async def test_connection_counts_once(transfer: Transfer) -> None:
+    transfer.connect("a")
+    transfer.connect("a")
+    assert transfer.status()["connections"] == 1
+
+
+async def test_connection_that_left_makes_room(transfer: Transfer) -> None:
+    for name in ("a", "b"):
+        transfer.connect(name)
+    transfer.disconnect("a")
+    transfer.connect("c")
+    assert transfer.status()["connections"] == 2
+
+
+async def test_more_tickets_than_the_limit_are_refused(store: TransferStore) -> None:
+    for name in ("a", "b", "c"):
+        store.add(ticket(name))
+    with pytest.raises(TooManyTickets):
+        store.add(ticket("d"))
+
+
+async def test_image_is_opened_once_for_all(transfer: Transfer, opener: Opener) -> None:
+    opener.gate.clear()
+    waiting = [asyncio.create_task(transfer.backend()) for _ in range(3)]
+    await asyncio.sleep(0)
+    opener.gate.set()
+    backends = await asyncio.gather(*waiting)
+    assert opener.opened == 1
+    assert backends[0] is backends[1] is backends[2]
+
+
+async def test_open_that_failed_is_tried_again(transfer: Transfer, opener: Opener) -> None:
+    opener.error = StorageError(2, "open", "open")
+    with pytest.raises(StorageError):
+        await transfer.backend()
+    opener.error = None
+    await transfer.backend()
+    assert opener.opened == 2
+
+
+async def test_waiter_that_gives_up_does_not_stop_the_open(transfer: Transfer, opener: Opener) -> None:
+    opener.gate.clear()
+    waiting = [asyncio.create_task(transfer.backend()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    opener.gate.set()
+    await waiting[1]
+    assert opener.opened == 1
+
+
+async def test_removed_ticket_has_let_go_of_its_image(store: TransferStore, transfer: Transfer, opener: Opener) -> None:
+    await transfer.backend()
+    await store.remove("secret", 60)
+    assert opener.memory.closed
+    assert store.get("secret") is None
+
+
+async def test_removing_an_unknown_ticket_is_no_error(store: TransferStore) -> None:
+    await store.remove("unknown", 60)
+
+
+async def test_removal_waits_for_running_requests(store: TransferStore, transfer: Transfer) -> None:
+    with transfer.track(Access.WRITE) as op:
+        removing = asyncio.create_task(store.remove("secret", 60))
+        await asyncio.sleep(0)
+        assert op.canceled
+        assert not removing.done()
+    await removing
+    assert store.get("secret") is None
+
+
+async def test_removal_waits_for_storage_that_outlives_its_request(store: TransferStore, transfer: Transfer) -> None:
+    with transfer.track(Access.WRITE) as op:
+        op.retain()
+    removing = asyncio.create_task(store.remove("secret", 60))
+    await asyncio.sleep(0)
+    assert not removing.done()
+    op.release()
+    await removing
+
+
+async def test_removal_in_use_times_out_and_the_ticket_stays_cancelled(
+    store: TransferStore, transfer: Transfer
+) -> None:
+    with transfer.track(Access.WRITE):
+        with pytest.raises(InUse):
+            await store.remove("secret", 0.001)
+        assert transfer.status()["canceled"]
+        assert store.get("secret") is transfer
+    await store.remove("secret", 60)
+
+
+async def test_removal_without_timeout_does_not_wait(store: TransferStore, transfer: Transfer) -> None:
+    with transfer.track(Access.WRITE) as op:
+        with pytest.raises(InUse):
+            await store.remove("secret", 0)
+        assert op.canceled
+    await store.remove("secret", 60)
+
+
+async def test_removal_without_timeout_does_not_hang_with_the_close(
+    store: TransferStore, transfer: Transfer, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("imageio_daemon.transfers.CLOSE_TIMEOUT", 0.001)
+    closing = opener.backend.hold("close")
+    await transfer.backend()
+    with pytest.raises(InUse):
+        await asyncio.wait_for(store.remove("secret", 0), 10)
+    closing.release()
+    await store.remove("secret", 60)
+
+
+async def test_removal_while_the_image_is_being_opened_closes_it(
+    store: TransferStore, transfer: Transfer, opener: Opener
+) -> None:
+    opener.gate.clear()
+    opening = asyncio.create_task(transfer.backend())
+    await asyncio.sleep(0)
+    removing = asyncio.create_task(store.remove("secret", 60))
+    await asyncio.sleep(0)
+    opener.gate.set()
+    await asyncio.gather(opening, removing)
+    assert opener.memory.closed
+
+
+async def test_cancelled_transfer_starts_no_request(store: TransferStore, transfer: Transfer) -> None:
+    await store.remove("secret", 60)
+    with pytest.raises(Forbidden), transfer.track(Access.READ):
+        pass
+    with pytest.raises(Forbidden):
+        transfer.require(None)
+    with pytest.raises(Canceled):
+        await transfer.backend()
+
+
+async def test_waiting_for_the_end_of_a_living_transfer_is_a_bug(transfer: Transfer) -> None:
+    with pytest.raises(RuntimeError):
+        await transfer.ended(1)
+
+
+async def test_image_that_fails_to_close_is_let_go(store: TransferStore, transfer: Transfer, opener: Opener) -> None:
+    await transfer.backend()
+    opener.backend.fail("close", StorageError(5, "close", "close"))
+    await store.remove("secret", 60)
+    assert store.get("secret") is None
+
+
+async def test_replacing_a_ticket_cancels_the_requests_of_the_old_one(store: TransferStore, transfer: Transfer) -> None:
+    with transfer.track(Access.WRITE) as op:
+        new = store.add(ticket())
+        assert op.canceled
+        assert store.authorize("secret", Access.WRITE) is new
+    await store.close()
+
+
+@pytest.fixture
+async def unfinished(store: TransferStore, transfer: Transfer) -> Operation:
+    """An operation of a replaced ticket that the storage has not let go of."""
+    await transfer.backend()
+    with transfer.track(Access.WRITE) as op:
+        op.retain()
+    return op
+
+
+async def turns(count: int = 10) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_last_write_of_a_replaced_ticket_comes_before_the_first_of_the_new_one(
+    store: TransferStore, unfinished: Operation, opener: Opener
+) -> None:
+    for _ in range(2):  # replaced once more before it was used
+        new = store.add(ticket())
+    opening = asyncio.create_task(new.backend())
+    await turns()
+    assert opener.opened == 1
+    unfinished.release()
+    await opening
+    assert opener.opened == 2
+    await store.close()
+
+
+async def test_new_ticket_of_another_image_does_not_wait(store: TransferStore, unfinished: Operation) -> None:
+    await store.add(replace(ticket(), url="file:///other")).backend()
+    unfinished.release()
+    await store.close()
+
+
+async def test_removal_waits_for_the_requests_of_a_replaced_ticket(store: TransferStore, unfinished: Operation) -> None:
+    store.add(ticket())
+    for timeout in (0, 0.001):
+        with pytest.raises(InUse):
+            await store.remove("secret", timeout)
+    unfinished.release()
+    await store.remove("secret", 60)
+
+
+async def test_new_ticket_waits_for_the_requests_of_cleared_ones(
+    store: TransferStore, unfinished: Operation, opener: Opener
+) -> None:
+    store.clear()
+    opening = asyncio.create_task(store.add(ticket("another")).backend())
+    await turns()
+    assert opener.opened == 1
+    unfinished.release()
+    await opening
+    await store.close()
+
+
+async def test_clear_removes_all_at_once_and_close_waits(store: TransferStore, opener: Opener) -> None:
+    transfer = store.add(ticket())
+    await transfer.backend()
+    store.clear()
+    assert store.all() == []
+    await store.close()
+    assert opener.memory.closed
+
+
+def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object]) -> None:
+    assert transfer_status == {
+        "uuid": "secret",
+        "url": "file:///disk",
+        "size": 100,
+        "ops": ["write"],
+        "timeout": 300,
+        "inactivity_timeout": 60,
+        "expires": 1300,
+        "active": False,
+        "canceled": False,
+        "connections": 0,
+        "idle_time": 0,
+        "storage_wait": 0,
+        "sparse": False,
+        "dirty": False,
+        "transferred": 0,
+    }
+
+
+@pytest.fixture
+def transfer_status(transfer: Transfer) -> dict[str, object]:
+    return transfer.status()
+
+
+async def test_idle_time_is_since_the_last_request(transfer: Transfer, clock: Clock) -> None:
+    with transfer.track(Access.WRITE):
+        clock.now += 5
+        assert transfer.status()["idle_time"] == 0
+        assert transfer.status()["active"]
+    clock.now += 7
+    assert transfer.status()["idle_time"] == 7
+
+
+async def test_storage_that_owes_an_answer_is_seen(transfer: Transfer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr("imageio_daemon.storage.base.time.monotonic", lambda: now)
+    with transfer.track(Access.WRITE) as op:
+        op.retain()
+        now += 90
+        assert transfer.status()["storage_wait"] == 90
+        op.release()
+        assert transfer.status()["storage_wait"] == 0
+
+
+async def test_transferred_is_the_union_with_what_runs(transfer: Transfer) -> None:
+    with transfer.track(Access.WRITE, 0, 50) as op:
+        op.advance(50)
+    with transfer.track(Access.WRITE, 25, 75) as op:
+        op.advance(35)
+        assert transfer.status()["transferred"] == 60
+
+
+async def test_reads_on_a_write_ticket_are_no_progress(transfer: Transfer) -> None:
+    with transfer.track(Access.READ, 0, 50) as op:
+        op.advance(50)
+        assert transfer.status()["transferred"] == 0
+    assert transfer.status()["transferred"] == 0
+
+
+async def test_ticket_with_both_operations_has_no_progress(store: TransferStore) -> None:
+    assert "transferred" not in store.add(ticket(ops=tuple(Access))).status()
+
+
+async def test_transfer_id_and_file_name_are_told_when_set(store: TransferStore) -> None:
+    made = Ticket.from_json(
+        {
+            "uuid": "a",
+            "url": "file:///d",
+            "size": 1,
+            "ops": [],
+            "timeout": 1,
+            "transfer_id": "t1",
+            "filename": "disk.img",
+        },
+        inactivity_timeout=60,
+    )
+    status = store.add(made).status()
+    assert (status["transfer_id"], status["filename"]) == ("t1", "disk.img")
+
+
+async def test_repr_hides_the_ticket_id(transfer: Transfer) -> None:
+    assert "secret" not in repr(transfer)
+
+
+async def test_connections_are_told_that_the_transfer_is_cancelled(transfer: Transfer) -> None:
+    told: list[str] = []
+    transfer.connect("first", lambda: told.append("first"))
+    transfer.connect("gone", lambda: told.append("gone"))
+    transfer.disconnect("gone")
+    transfer.connect("silent")
+    transfer.cancel()
+    assert told == ["first"]
+    with pytest.raises(Forbidden):
+        transfer.connect("late")
