@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line."""
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import __version__, config, configfile, daemon, logs, tls
+from .errors import ConfigError, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+#: Exit status for a configuration or a ticket that cannot be used; argparse has the same for arguments.
+BAD_CONFIGURATION = 2
+#: A file with tickets may have this many bytes, as the body of a request to the control service.
+MAX_TICKET_FILE = 64 * 1024
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _run(options)
+    except ConfigError as e:
+        return _refuse(str(e))
+    except InvalidRequest as e:
+        # Only the tickets of the command line can be invalid before there is a request.
+        return _refuse(f"{options.ticket}: {e}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    loaded = configfile.load(options.conf_dir)
+    if options.show_config:
+        json.dump(config.show(loaded.config), sys.stdout, indent=4)
+        print()
+        return 0
+    loaded.check()
+    tickets = _read_tickets(options.ticket) if options.ticket is not None else []
+    if options.check_config:
+        if loaded.config.tls.enable:
+            tls.ServerTls(loaded.config.tls)
+        for warning in loaded.warnings:
+            print(warning, file=sys.stderr)
+        return 0
+    with logs.setup(loaded.config.log.level, loaded.config.log.format):
+        for warning in loaded.warnings:
+            log.warning("%s", warning)
+        return daemon.run(loaded.config, tickets)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="imageio-daemon", description="Serve disk images to holders of tickets.")
+    parser.add_argument(
+        "-c",
+        "--conf-dir",
+        type=Path,
+        metavar="DIR",
+        default=configfile.DEFAULT_CONF_DIR,
+        help="read DIR/conf.d/*.conf (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ticket", type=Path, metavar="FILE", help="install the ticket, or the list of tickets, in FILE"
+    )
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--show-config", action="store_true", help="print the configuration as JSON, and end")
+    only.add_argument(
+        "--check-config", action="store_true", help="check configuration and certificate, and end: 0 good, 2 bad"
+    )
+    only.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    return parser
+
+
+def _read_tickets(path: Path) -> list[object]:
+    """Return the decoded ticket, or tickets, in a file. What they say is checked where they are installed."""
+    try:
+        with path.open("rb") as f:
+            text = f.read(MAX_TICKET_FILE + 1)
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot read it: {e.strerror}") from None
+    if len(text) > MAX_TICKET_FILE:
+        raise ConfigError(f"{path}: expected at most {MAX_TICKET_FILE} bytes")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: expected a ticket in JSON: {e}") from None
+    return data if isinstance(data, list) else [data]
+
+
+def _refuse(reason: str) -> int:
+    print(f"imageio-daemon: {reason}", file=sys.stderr)
+    return BAD_CONFIGURATION

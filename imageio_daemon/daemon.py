@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The composition root: makes everything of the configuration, runs it, and ends it in order."""
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import uvloop
+
+from . import logs, privileges, systemd, tls
+from .buffers import BufferPool
+from .config import Config
+from .frontends.http.app import HttpServer, control_server, images_server
+from .frontends.nbd.server import NbdServer, nbd_servers
+from .operations import Buffers
+from .sockets import BACKLOG, listen_localhost, listen_tcp, listen_unix, remove_unix
+from .storage.base import Backend
+from .storage.engine import Engine
+from .storage.file import FileBackend
+from .tickets import Access, Ticket
+from .transfers import TransferStore
+
+log = logging.getLogger(__name__)
+
+#: Connections that one ticket may have at once, for each that it is told to use.
+CONNECTIONS_FACTOR = 4
+#: One part in so many of buffer_memory is not lent, for what TLS holds of data on its way: about 0.5 MiB for each busy
+#: connection. With nothing kept back, 64 TLS uploads peaked at 237 MiB RSS with buffer_memory = 128M.
+TRANSPORT_SHARE = 8
+#: Seconds between looks at the certificate and the storage.
+WATCH_INTERVAL = 30.0
+#: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
+HANGING = 30.0
+
+
+class Site(NamedTuple):
+    """A listening socket and what is served there."""
+
+    service: str
+    socket: socket.socket
+    server: HttpServer | NbdServer
+    tls: ssl.SSLContext | None
+
+
+def run(config: Config, tickets: Sequence[object] = ()) -> int:
+    """Run the daemon until SIGTERM or SIGINT and return its exit status.
+
+    tickets: decoded JSON tickets to install at the start. 1: operations did not end in time. Raises ConfigError,
+    InvalidRequest (a bad ticket) before anything is served.
+    """
+    daemon = Daemon(config, [_ticket(data, config) for data in tickets])
+    return uvloop.run(daemon.main())
+
+
+def _ticket(data: object, config: Config) -> Ticket:
+    return Ticket.from_json(data, inactivity_timeout=config.daemon.inactivity_timeout)
+
+
+class Daemon:
+    """One process: its sockets, its storage engine and its transfers."""
+
+    def __init__(self, config: Config, tickets: Sequence[Ticket]) -> None:
+        self._config = config
+        self._tickets = tickets
+        self._local_address = _local_address(config)
+        self._nbd_address = _unix_address(config.nbd.socket) if config.nbd.enable else ""
+        self._control_address = config.control.socket or os.path.join(config.daemon.run_dir, "sock")
+        self._tls = tls.ServerTls(config.tls) if config.tls.enable else None
+        self._sockets = self._open_sockets()
+        self._drop_privileges()
+
+    async def main(self) -> int:
+        """Serve until told to stop; return the exit status."""
+        stop = self._handle_signals()
+        self._engine = Engine(self._config.backend_file.io_threads)
+        self._store = TransferStore(
+            self._open_backend,
+            most_tickets=self._config.daemon.max_tickets,
+            most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
+        )
+        sites = self._make_sites()
+        listening = await self._start(sites)
+        for ticket in self._tickets:
+            self._store.add(ticket)
+        self._notify("READY=1")
+        log.info("ready")
+        watch = asyncio.create_task(self._watch())
+        await stop.wait()
+        watch.cancel()
+        log.info("stopping")
+        self._notify("STOPPING=1")
+        return await self._stop(listening, sites)
+
+    # Start
+
+    def _open_sockets(self) -> list[tuple[str, socket.socket]]:
+        config = self._config
+        os.makedirs(config.daemon.run_dir, mode=0o755, exist_ok=True)
+        sockets = [("remote", listen_tcp(config.remote.host, config.remote.port))]
+        if config.local.enable:
+            sockets.append(("local", listen_unix(self._local_address, config.local.mode)))
+        if config.nbd.enable and config.nbd.port >= 0:
+            sockets.append(("nbd", listen_tcp(config.nbd.host, config.nbd.port)))
+        if self._nbd_address:
+            sockets.append(("nbd-local", listen_unix(self._nbd_address, config.nbd.mode)))
+        if config.control.enable and config.control.transport == "unix":
+            sockets.append(("control", listen_unix(self._control_address, 0o660)))
+        elif config.control.enable:
+            sockets += [("control", sock) for sock in listen_localhost(config.control.port)]
+        return sockets
+
+    def _drop_privileges(self) -> None:
+        config = self._config
+        if not config.daemon.drop_privileges or os.geteuid() != 0:
+            return
+        identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
+        privileges.give(config.daemon.run_dir, identity)
+        if config.control.enable and config.control.transport == "unix":
+            privileges.give(self._control_address, identity)
+        if self._nbd_address and not self._nbd_address.startswith("\0"):
+            privileges.give(self._nbd_address, identity)
+        privileges.drop(identity)
+
+    def _make_sites(self) -> list[Site]:
+        config = self._config
+        pool = BufferPool(config.daemon.buffer_memory - config.daemon.buffer_memory // TRANSPORT_SHARE)
+        buffers = Buffers(pool, config.backend_file.buffer_size)
+        local = self._local_address if config.local.enable else None
+        images = images_server(config, self._store, buffers, unix_socket=local)
+        control = control_server(config, self._store)
+        context = self._tls.context if self._tls is not None else None
+        nbd, nbd_local = nbd_servers(config, self._store, buffers, context)
+        servers: dict[str, tuple[HttpServer | NbdServer, ssl.SSLContext | None]] = {
+            "remote": (images, context),
+            "local": (images, None),
+            "control": (control, None),
+            "nbd": (nbd, None),  # TLS starts on demand
+            "nbd-local": (nbd_local, None),
+        }
+        return [Site(name, sock, *servers[name]) for name, sock in self._sockets]
+
+    async def _start(self, sites: Sequence[Site]) -> list[asyncio.Server]:
+        loop = asyncio.get_running_loop()
+        listening = []
+        for server in {site.server for site in sites}:
+            await server.start()
+        for site in sites:
+            secure = site.tls is not None
+            listening.append(
+                await loop.create_server(
+                    site.server.connection,
+                    sock=site.socket,
+                    ssl=site.tls,
+                    ssl_handshake_timeout=tls.HANDSHAKE_TIMEOUT if secure else None,
+                    ssl_shutdown_timeout=tls.SHUTDOWN_TIMEOUT if secure else None,
+                    backlog=BACKLOG,  # create_server listens again, with 100 if it is not told
+                )
+            )
+            log.info("listening", extra=logs.fields(service=site.service, **_address(site.socket)))
+        return listening
+
+    def _handle_signals(self) -> asyncio.Event:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._renew_certificate)
+        return stop
+
+    async def _open_backend(self, ticket: Ticket) -> Backend:
+        return await FileBackend.open(self._engine, ticket.path, writable=ticket.may(Access.WRITE))
+
+    # While it runs
+
+    def _renew_certificate(self) -> None:
+        if self._tls is not None:
+            self._tls.renew()
+
+    async def _watch(self) -> None:
+        """Look after what nobody asks for: a certificate that was renewed, storage that hangs."""
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL)
+            if self._tls is not None:
+                self._tls.renew_if_changed()
+            for operation in self._engine.running():
+                if operation.seconds > HANGING:
+                    log.warning("storage hangs: %s", operation)
+
+    # The end
+
+    async def _stop(self, listening: Sequence[asyncio.Server], sites: Sequence[Site]) -> int:
+        timeout = self._config.daemon.shutdown_timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        self._remove_sockets()  # as long as they are ours: after close() another daemon may take the paths
+        for server in listening:
+            server.close()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await asyncio.gather(*(server.stop(timeout) for server in {site.server for site in sites}))
+                await self._store.close()
+                await self._engine.release_loop()
+        except TimeoutError:
+            log.error("requests did not end within %d s", timeout)
+        left = deadline - asyncio.get_running_loop().time()
+        hung = self._engine.stop(max(0.0, left))
+        for operation in hung:
+            log.error("storage operation does not end: %s", operation)
+        log.info("stopped")
+        return 1 if hung or left <= 0 else 0
+
+    def _remove_sockets(self) -> None:
+        if self._config.local.enable:
+            remove_unix(self._local_address)
+        if self._nbd_address:
+            remove_unix(self._nbd_address)
+        if self._config.control.enable and self._config.control.transport == "unix":
+            remove_unix(self._control_address)
+
+    def _notify(self, state: str) -> None:
+        if self._config.daemon.systemd_enable:
+            systemd.notify(state)
+
+
+def _local_address(config: Config) -> str:
+    """Return the local service's address, an abstract one with its leading NUL."""
+    return _unix_address(config.local.socket or f"@imageio-daemon-{secrets.token_hex(8)}")
+
+
+def _unix_address(text: str) -> str:
+    return "\0" + text[1:] if text.startswith("@") else text
+
+
+def _address(sock: socket.socket) -> dict[str, object]:
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        shown = os.fsdecode(name)
+        return {"address": shown.replace("\0", "@", 1)}
+    return {"address": name[0], "port": name[1]}

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log lines: one for each event, as text or as JSON, written beside the event loop.
+
+    log.info("transfer ended", extra=logs.fields(transfer="ab12", bytes=4096))
+
+Text that came from a peer cannot end a line or begin another one: whatever is not printable is escaped.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import re
+import select
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+STDERR = 2
+
+#: Lines that wait to be written, in bytes. A reader that stops costs this much memory, and lines after that.
+MAX_WAITING = 1024 * 1024
+#: How long stop waits for a reader that does not read, in seconds.
+STOP_TIMEOUT = 2.0
+
+_PACKAGE = __package__ + "."
+_BARE_VALUE = re.compile(r'[^\s"=]+')
+
+
+def fields(**values: object) -> dict[str, dict[str, object]]:
+    """Return the `extra` of a logging call: key=value at the end of a text line, keys of a JSON object."""
+    return {"fields": values}
+
+
+@contextlib.contextmanager
+def setup(level: str, style: str, fd: int = STDERR) -> Iterator[None]:
+    """Log everything at or above level to a file descriptor, by default standard error; flush at the end.
+
+    level: debug, info, warning or error. style: text or json. Writing happens in a thread of its own, so a reader
+    that is slow, or gone, holds nobody up.
+    """
+    handler = LineHandler(fd)
+    handler.setFormatter({"text": TextFormatter, "json": JsonFormatter}[style]())
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
+
+
+class TextFormatter(logging.Formatter):
+    """TIME LEVEL LOGGER: MESSAGE KEY=VALUE..., and indented below it a traceback, if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without a newline at its end."""
+        pairs = "".join(f" {name}={_text_value(value)}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname:<7} {_logger(record)}: {record.getMessage()}{pairs}"
+        return "\n    ".join([_printable(line), *map(_printable, _traceback(self, record).splitlines())])
+
+
+class JsonFormatter(logging.Formatter):
+    """An object on one line: time, level, logger, message, then the fields of the call."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without a newline at its end. It is ASCII."""
+        base: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if traceback := _traceback(self, record):
+            base["traceback"] = traceback
+        # Twice: base comes first, and a field cannot replace it.
+        return json.dumps({**base, **_fields(record), **base}, default=str)
+
+
+class LineHandler(logging.Handler):
+    """Write lines to a file descriptor from a thread. What does not fit into MAX_WAITING is dropped and counted."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        # Reentrant: garbage collected while the lock is held may log, too.
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._dropped = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of a record."""
+        try:
+            line = self.format(record).encode() + b"\n"
+        except (TypeError, ValueError):
+            # The message and its arguments do not match: a bug, and no reason to fail a transfer.
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._size + len(line) > MAX_WAITING:
+                self._dropped += 1
+                return
+            self._waiting.append(line)
+            self._size += len(line)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what waits, for STOP_TIMEOUT at most, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self.join(STOP_TIMEOUT)
+        super().close()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread has ended, or for so many seconds."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while lines := self._take():
+            # Nobody is left to tell that nobody reads the log.
+            with contextlib.suppress(OSError):
+                _write(self._fd, b"".join(lines))
+
+    def _take(self) -> list[bytes]:
+        """Wait for lines and return them; none when it is time to end."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            lines, self._waiting, self._size = self._waiting, [], 0
+            if self._dropped:
+                lines.append(self._about_dropped(self._dropped))
+                self._dropped = 0
+            return lines
+
+    def _about_dropped(self, count: int) -> bytes:
+        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines dropped", None, None)
+        record.__dict__.update(fields(count=count))
+        return self.format(record).encode() + b"\n"
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            # Whoever shares our standard error made it non-blocking.
+            select.select([], [fd], [])
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(record, "fields", {})
+    return values
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _logger(record: logging.LogRecord) -> str:
+    return record.name.removeprefix(_PACKAGE)
+
+
+def _text_value(value: object) -> str:
+    text = str(value)
+    return text if _BARE_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)
+
+
+def _printable(text: str) -> str:
+    """Escape control characters, line and paragraph separators, text direction marks and lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+import logging
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import pytest
+import trustme
+
+from imageio_daemon.config import Tls
+from imageio_daemon.errors import ConfigError
+from imageio_daemon.tls import ServerTls
+
+
+class Certificates:
+    """A certificate authority and what it issued, in files."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ca = trustme.CA()
+        self.ca_file = directory / "ca.pem"
+        self.cert_file = directory / "cert.pem"
+        self.key_file = directory / "key.pem"
+        self.ca.cert_pem.write_to_path(self.ca_file)
+        self.issue("localhost")
+
+    def issue(self, name: str) -> None:
+        """Replace certificate and key."""
+        made = self.ca.issue_cert(name)
+        made.cert_chain_pems[0].write_to_path(self.cert_file)
+        made.private_key_pem.write_to_path(self.key_file)
+
+    def config(self, client_auth: str = "none") -> Tls:
+        return Tls(
+            enable=True,
+            key_file=str(self.key_file),
+            cert_file=str(self.cert_file),
+            ca_file=str(self.ca_file),
+            client_auth=client_auth,
+        )
+
+    def client(self, *, own: bool = False) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        if own:
+            self.ca.issue_cert("client@example.org").configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "localhost") -> str | None:
+    """Shake hands over a socket pair and exchange a byte; return the protocol version."""
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        try:
+            with server.wrap_socket(ours, server_side=True) as tls:
+                tls.sendall(tls.recv(1))
+        except OSError:
+            ours.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        with client.wrap_socket(theirs, server_hostname=name) as tls:
+            tls.sendall(b"x")
+            if tls.recv(1) != b"x":
+                raise ssl.SSLError("closed")
+            return tls.version()
+    finally:
+        theirs.close()
+        thread.join()
+
+
+def test_client_that_trusts_the_authority_connects(certificates: Certificates) -> None:
+    assert handshake(ServerTls(certificates.config()).context, certificates.client()) == "TLSv1.3"
+
+
+def test_protocols_older_than_1_2_are_refused(certificates: Certificates) -> None:
+    assert ServerTls(certificates.config()).context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_ca_file_alone_asks_for_no_client_certificate(certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("none")).context, certificates.client())
+
+
+def test_optional_client_certificate_may_be_missing(certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("optional")).context, certificates.client())
+
+
+def test_required_client_certificate_must_be_there(certificates: Certificates) -> None:
+    server = ServerTls(certificates.config("required")).context
+    with pytest.raises(OSError, match=r"."):
+        handshake(server, certificates.client())
+
+
+def test_required_client_certificate_is_accepted(certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("required")).context, certificates.client(own=True))
+
+
+@pytest.mark.parametrize("missing", ["key_file", "cert_file"])
+def test_missing_file_is_an_error_of_configuration(certificates: Certificates, missing: str) -> None:
+    getattr(certificates, missing).unlink()
+    with pytest.raises(ConfigError, match="cannot load"):
+        ServerTls(certificates.config())
+
+
+def test_bad_ca_file_is_an_error_of_configuration(certificates: Certificates) -> None:
+    certificates.ca_file.write_text("rubbish")
+    with pytest.raises(ConfigError, match="ca_file"):
+        ServerTls(certificates.config("required"))
+
+
+def test_renewed_certificate_is_used_for_new_connections(certificates: Certificates) -> None:
+    server = ServerTls(certificates.config())
+    certificates.issue("other.example.org")
+    server.renew()
+    handshake(server.context, certificates.client(), "other.example.org")
+
+
+def test_changed_files_are_noticed(certificates: Certificates) -> None:
+    server = ServerTls(certificates.config())
+    certificates.issue("other.example.org")
+    server.renew_if_changed()
+    handshake(server.context, certificates.client(), "other.example.org")
+
+
+def test_unchanged_files_are_left_alone(certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+    server = ServerTls(certificates.config())
+    with caplog.at_level(logging.INFO):
+        server.renew_if_changed()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("damage", ["missing", "mismatch"])
+def test_failed_renewal_keeps_the_old_certificate(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    server = ServerTls(certificates.config())
+    if damage == "missing":
+        certificates.cert_file.unlink()
+    else:
+        certificates.ca.issue_cert("x.example.org").private_key_pem.write_to_path(certificates.key_file)
+    server.renew()
+    assert "cannot renew" in caplog.text
+    handshake(server.context, certificates.client())
