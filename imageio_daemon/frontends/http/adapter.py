@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The aiohttp lane: aiohttp's requests and answers on one side, ours on the other."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+
+from aiohttp import ClientError, StreamReader, web
+
+from ... import logs
+from ...errors import InvalidRequest, PeerGone
+from .connection import Connection
+from .gate import CONNECTION
+from .headers import parse_number, parse_target
+from .messages import SERVER, WRITE_PIECE, Request, Response, Stream
+from .routes import Routes
+
+log = logging.getLogger(__name__)
+
+
+class Adapter:
+    """Serve the answers of resources through aiohttp."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+
+    async def serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request of aiohttp, completely: aiohttp has nothing left to write.
+
+        Runs in aiohttp's task, which is cancelled when the connection is lost.
+        """
+        connection: Connection | None = request.get_extra_info(CONNECTION)
+        if connection is None:
+            return web.Response()  # the client has gone; there is nowhere to send it
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        connection.begin(request.content.set_exception)
+        ours = self._translate(request, connection)
+        response = await self._routes.answer(ours)
+        sent = _Sent(request, ours, connection)
+        if response.stream is None or request.method == "HEAD":
+            await sent.plain(response)
+        else:
+            await self._stream(sent, ours, response, response.stream)
+        log.debug(
+            "request",
+            extra=logs.fields(
+                client=connection.peer,
+                method=ours.method,
+                resource=ours.resource,
+                status=sent.response.status,
+                seconds=round(loop.time() - started, 6),
+            ),
+        )
+        return sent.response
+
+    async def _stream(self, sent: "_Sent", ours: Request, response: Response, stream: Stream) -> None:
+        sent.expect(response)
+        try:
+            await stream(sent)
+            await sent.finish()
+        except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
+            failure = self._routes.failed(ours, e)
+            if sent.started:
+                # Never padded, never ended in order: the client must see that this is not the image.
+                sent.cut()
+            else:
+                await sent.plain(failure)
+
+    def _translate(self, request: web.BaseRequest, connection: Connection) -> Request:
+        # The connection has refused what these cannot parse.
+        path, query = parse_target(request.raw_path)
+        length = request.headers.get("content-length")
+        chunked = "transfer-encoding" in request.headers
+        ours = Request(
+            method=request.method,
+            path=path,
+            query=query,
+            headers=request.headers,
+            length=None if length is None else parse_number(length, "Content-Length"),
+            chunked=chunked,
+            body=_NO_BODY,
+            client=connection,
+        )
+        if chunked or ours.length:
+            ours.body = _Body(request.content, connection, ours.length, waits=ours.waits_for_continue)
+        return ours
+
+
+class _NoBody:
+    ended = True
+
+    async def readinto(self, view: memoryview) -> int:
+        return 0
+
+
+_NO_BODY = _NoBody()
+
+
+class _Body:
+    """A request's body: copies what aiohttp has received."""
+
+    def __init__(self, content: StreamReader, connection: Connection, length: int | None, *, waits: bool) -> None:
+        self.ended = False
+        self._content = content
+        self._connection = connection
+        self._left = length
+        self._waits = waits
+        self._piece = memoryview(b"")
+
+    async def readinto(self, view: memoryview) -> int:
+        if not self._piece and not self.ended:
+            self._piece = memoryview(await self._receive())
+            if not self._piece:
+                self.ended = True
+        count = min(len(view), len(self._piece))
+        view[:count] = self._piece[:count]
+        self._piece = self._piece[count:]
+        if self._left is not None:
+            self._left -= count
+            self.ended = self.ended or self._left == 0
+        return count
+
+    async def _receive(self) -> bytes:
+        if self._waits:
+            self._waits = False
+            self._connection.send_continue()
+        self._connection.waiting_for_body(waiting=True)
+        try:
+            return await self._content.readany()
+        except web.RequestPayloadError:
+            raise InvalidRequest("The request's body is malformed") from None
+        except (ConnectionError, ClientError) as e:
+            raise PeerGone("the connection was lost inside a request's body") from e
+        finally:
+            self._connection.waiting_for_body(waiting=False)
+
+
+class _Sent:
+    """The answer to one request; as a sink, its body.
+
+    The head goes out with the first bytes of the body, so that what fails before them is answered as an error. When
+    nobody knows the length, the first piece waits for the second: an answer of one piece has a length.
+    """
+
+    def __init__(self, request: web.BaseRequest, ours: Request, connection: Connection) -> None:
+        self.response: web.StreamResponse = web.Response()
+        self.started = False
+        self._request = request
+        self._ours = ours
+        self._connection = connection
+        self._first: bytes | None = None
+
+    def expect(self, response: Response) -> None:
+        """Prepare for a stream."""
+        self.response = web.StreamResponse(status=response.status, headers=response.headers)
+        self.response.content_length = response.content_length
+        self._finish_head(response)
+
+    async def write(self, view: memoryview) -> None:
+        """Send the bytes. They are copied: a transport keeps references to what it has not sent yet."""
+        if self.response.content_length is None and self._first is None:
+            self._first = bytes(view)
+            return
+        await self._start()
+        await self._send(view)
+
+    async def finish(self) -> None:
+        """Send the end of the answer, and the head if there was no body."""
+        if not self.started and self.response.content_length is None:
+            self.response.content_length = len(self._first or b"")
+        await self._start()
+        await self._complete()
+
+    async def plain(self, response: Response) -> None:
+        """Send an answer that is no stream."""
+        self.response = web.Response(status=response.status, headers=response.headers, body=response.body)
+        if response.stream is not None and response.length is not None:
+            self.response.headers["Content-Length"] = str(response.length)  # of the body that HEAD leaves out
+        self._finish_head(response)
+        await self._complete()
+
+    def cut(self) -> None:
+        """End in the middle."""
+        self._connection.abort("cut")
+
+    def _finish_head(self, response: Response) -> None:
+        self.response.headers["Server"] = SERVER
+        if response.close or self._connection.must_close or not self._ours.body.ended:
+            self.response.force_close()
+
+    async def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            await _to_peer(self.response.prepare(self._request))
+            if self._first:
+                await self._send(memoryview(self._first))
+                self._first = b""
+
+    async def _send(self, view: memoryview) -> None:
+        for start in range(0, len(view), WRITE_PIECE):
+            await _to_peer(self.response.write(bytes(view[start : start + WRITE_PIECE])))
+
+    async def _complete(self) -> None:
+        try:
+            await self.response.prepare(self._request)
+            await self.response.write_eof()
+        except (ConnectionError, ClientError):
+            return  # the client has gone; the connection says so in the log
+        self._connection.answered(close=not self.response.keep_alive)
+
+
+async def _to_peer(written: Awaitable[object]) -> None:
+    try:
+        await written
+    except (ConnectionError, ClientError) as e:
+        raise PeerGone("the connection was lost inside an answer") from e

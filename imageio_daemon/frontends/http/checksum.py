@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/images/{id}/checksum`: the digest of an image, computed where the image is."""
+
+import json
+
+from ...blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, algorithms
+from ...checksum import Hashing, checksum
+from ...errors import InvalidRequest
+from ...operations import Buffers
+from ...tickets import Access
+from ...transfers import TransferStore
+from .headers import parse_number
+from .images import READ_METHODS, attach
+from .messages import JSON, Request, Response, preflight
+from .routes import Resource
+
+
+class Checksums:
+    """Serve the checksums of images."""
+
+    def __init__(self, store: TransferStore, buffers: Buffers, hashing: Hashing) -> None:
+        self._store = store
+        self._buffers = buffers
+        self._hashing = hashing
+        self._algorithms = algorithms()
+
+    def resource(self) -> Resource:
+        """Return the resource `/images/{}/checksum`."""
+        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
+
+    def list_resource(self) -> Resource:
+        """Return the resource `/images/{}/checksum/algorithms`."""
+        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
+
+    async def get(self, request: Request) -> Response:
+        """Compute the checksum."""
+        algorithm = request.query.get("algorithm", DEFAULT_ALGORITHM)
+        if algorithm not in self._algorithms:
+            raise InvalidRequest("Invalid algorithm: see /images/{id}/checksum/algorithms")
+        block_size = _block_size(request.query.get("block_size"))
+        transfer = attach(self._store, request, Access.READ)
+        digest = await checksum(transfer, self._buffers, self._hashing, algorithm, block_size)
+        return _json({"algorithm": algorithm, "block_size": block_size, "checksum": digest})
+
+    async def list_all(self, _: Request) -> Response:
+        """Tell which algorithms there are."""
+        return _json({"algorithms": self._algorithms})
+
+
+def _block_size(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_BLOCK
+    size = parse_number(text, "block_size")
+    if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
+        raise InvalidRequest(f"Invalid block_size: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")
+    return size
+
+
+def _json(data: object) -> Response:
+    return Response(200, {"Content-Type": JSON}, json.dumps(data).encode())

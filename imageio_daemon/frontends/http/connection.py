@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection: its socket, its timers, its limits, and the order of its requests.
+
+A Connection stands before aiohttp's request handler. It finds where each request begins and ends, hands exactly one
+request at a time on, holds the rest back, and decides when and how the connection ends; aiohttp sees a transport that
+it does not own.
+"""
+
+import asyncio
+import enum
+import logging
+import select
+from collections.abc import Callable
+from typing import cast
+
+from ... import logs
+from ...errors import Error, InvalidRequest, PeerGone, Truncated
+from ...transfers import Transfer
+from ...units import MiB
+from . import errors, fastlane
+from .framing import Body, Head, find_head, parse_head
+from .gate import Gate
+from .messages import encode
+from .owner import Owner
+from .receiver import Receiver
+from .watchdog import Watchdog, unsent
+
+log = logging.getLogger(__name__)
+
+#: An answer to a request whose body was not read reaches a client that is still sending only if the body is taken
+#: off the socket, or the kernel sends a reset that overtakes it. A client that goes on for longer is not listening.
+DISCARD_BYTES = 64 * MiB
+DISCARD_SECONDS = 2.0
+#: How often it is looked, in seconds, whether the last bytes of a TLS connection were delivered: at first, at most.
+CLOSE_STEP = 0.01
+CLOSE_STEP_MOST = 0.2
+
+
+class State(enum.Enum):
+    """What the connection does."""
+
+    IDLE = "between requests"
+    SERVING = "in a request"
+    DISCARDING = "reading what nobody wants, before it closes"
+    CLOSED = "closed, though the last bytes may be on their way"
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Serve the requests of one client, one after the other."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._tls = False
+        self._handler: asyncio.Protocol | None = None
+        self._state = State.IDLE
+        self._received_ahead = bytearray()
+        self._body: Body | None = None
+        self._on_body_error: Callable[[Exception], None] | None = None
+        self._body_error: Exception | None = None
+        self._receiver: Receiver | None = None
+        self._into_receiver = False
+        self._task: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._peer_sent_eof = False
+        self._closing = False
+        self._writing_paused = False
+        self._holds: set[str] = set()
+        self._discarded = 0
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._transfers: list[Transfer] = []
+        self._opened = self._loop.time()
+        self._requests = self._received = 0
+        self.sent = 0
+        self.peer = "unix"
+        self.reason = "client"
+        self._watchdog = Watchdog(self._loop, owner.inactivity_timeout, self._waits_for_peer, self._timed_out)
+
+    # The socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to serve, or refuse when there are too many."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
+        self._transport = transport
+        # Writing is paused until the transport holds nothing more, so that drained() can tell. 0 and 0 would never
+        # resume under TLS (uvloop 0.23).
+        transport.set_write_buffer_limits(high=1, low=0)
+        self._tls = transport.get_extra_info("sslcontext") is not None
+        peer = transport.get_extra_info("peername")
+        if isinstance(peer, tuple):
+            self.peer = f"{peer[0]}:{peer[1]}"
+        self._watchdog.start(transport)
+        try:
+            self._owner.admit(self)
+        except Error as e:
+            self.reason = "limit"
+            self.write(encode(errors.answer(e, self.peer), close=True))
+            self._begin_discard()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything; what runs for this client ends."""
+        self._state = State.CLOSED
+        self._watchdog.stop()
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        for transfer in self._transfers:
+            transfer.disconnect(self)
+        self._owner.forget(self)
+        if self._task is not None:
+            self._task.cancel()
+        handler, self._handler = self._handler, None
+        self._receiver = self._on_body_error = None
+        if handler is not None:
+            handler.connection_lost(exc)
+        self._log_end()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the socket is read into: the memory of the handler that waits for it, if one does."""
+        target = self._receiver.target if self._receiver is not None else None
+        self._into_receiver = target is not None
+        return self._owner.scratch if target is None else target
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take what was read."""
+        if self._into_receiver and self._receiver is not None:
+            self._received += nbytes
+            self._watchdog.received(nbytes)
+            self._receiver.updated(nbytes)
+        else:
+            self.data_received(bytes(self._owner.scratch[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Pass a request's bytes on; hold back what follows it."""
+        self._received += len(data)
+        if self._state is State.SERVING and not self._received_ahead:
+            data = self._pass_body(data)
+        if not data:
+            return
+        if self._state is State.DISCARDING:
+            self._discard(data)
+        elif self._state is not State.CLOSED:
+            self._received_ahead += data
+            self._next_request()
+            if self._received_ahead and (self._state is State.SERVING or self._writing_paused):
+                self.hold_reading("ahead")
+
+    def eof_received(self) -> bool:
+        """The client sends no more. One on a plain socket may still wait for its answer."""
+        self._peer_sent_eof = True
+        if self._state is not State.SERVING or _hung_up(self._transport):
+            return False
+        if self._body is not None and not self._body.ended:
+            self._fail_body(Truncated("The request's body is shorter than announced"))
+        return not self._tls
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write."""
+        self._writing_paused = True
+        self._watchdog.writing_paused(paused=True)
+        if self._handler is not None:
+            self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._writing_paused = False
+        self._watchdog.writing_paused(paused=False)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        if self._handler is not None:
+            self._handler.resume_writing()
+        if self._received_ahead:
+            self._next_request()
+
+    # The handlers' side
+
+    def begin(self, on_body_error: Callable[[Exception], None]) -> None:
+        """Note that a request is being handled; the callback ends its wait for a body that will not come."""
+        self._requests += 1
+        self._on_body_error = on_body_error
+        if self._body_error is not None:
+            on_body_error(self._body_error)
+
+    def use(self, transfer: Transfer) -> None:
+        """Count this connection as one of the transfer's, and live by its timeout. Raises TooManyConnections."""
+        if transfer not in self._transfers:
+            transfer.connect(self)
+            for old in [old for old in self._transfers if old.canceled]:
+                old.disconnect(self)
+                self._transfers.remove(old)
+            self._transfers.append(transfer)
+        self._watchdog.timeout = transfer.ticket.inactivity_timeout
+
+    def waiting_for_body(self, *, waiting: bool) -> None:
+        """Note that a handler waits for the client's next bytes: only then is silence the client's."""
+        self._watchdog.wait_for_body(waiting=waiting)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes; a memoryview must stay as it is until drained() returns."""
+        if not self._transport.is_closing():
+            self.sent += len(data)
+            self._transport.write(data)
+
+    async def drained(self) -> None:
+        """Wait until the transport holds no reference to what was written. Raises PeerGone."""
+        if self._writing_paused:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if self._transport.is_closing():
+            raise PeerGone("the connection was lost inside an answer")
+
+    def send_continue(self) -> None:
+        """Tell the client to send its body."""
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    @property
+    def must_close(self) -> bool:
+        """Tell whether the answer that is given now is the connection's last."""
+        return self._closing
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self._state in (State.DISCARDING, State.CLOSED) or self._transport.is_closing()
+
+    def answered(self, *, close: bool) -> None:
+        """Note that the answer is complete; go on to the next request, or close."""
+        if self._state is not State.SERVING:
+            return
+        self._on_body_error = self._body_error = self._receiver = None
+        self.release_reading("body")
+        if close or self._body is None or not self._body.ended:
+            self.close("answered")
+            return
+        self._state = State.IDLE
+        self._watchdog.progress()
+        if self._received_ahead:
+            # Not here: the handler that calls is still on the stack.
+            self._loop.call_soon(self._next_request)
+        else:
+            self._when_idle()
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection: the answer cannot be completed."""
+        self.reason = reason
+        self._state = State.CLOSED
+        self._transport.abort()
+
+    def close(self, reason: str) -> None:
+        """Send what was written, take off what the client still sends, and close."""
+        if self._state in (State.DISCARDING, State.CLOSED):
+            return
+        self.reason = reason
+        unread = bool(self._received_ahead) or (self._body is not None and not self._body.ended)
+        if unread and not self._peer_sent_eof:
+            self._begin_discard()
+        else:
+            self._finish()
+
+    def close_when_idle(self) -> None:
+        """Serve the request that runs, and no other."""
+        self._closing = True
+        if self._state is State.IDLE:
+            self.close("shutdown")
+
+    def hold_reading(self, why: str) -> None:
+        """Read no more until every reason to hold is gone."""
+        if not self._holds and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._holds.add(why)
+
+    def release_reading(self, why: str) -> None:
+        """Take one reason back."""
+        if why in self._holds:
+            self._holds.discard(why)
+            if not self._holds and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    # Requests
+
+    def _next_request(self) -> None:
+        """Hand on the request that begins what was received, if its head is complete."""
+        if self._state is not State.IDLE or self._writing_paused:
+            return
+        try:
+            while self._received_ahead.startswith(b"\r\n"):  # RFC 9112 2.2
+                del self._received_ahead[:2]
+            length = find_head(self._received_ahead)
+            if length:
+                self._start_request(bytes(self._received_ahead[:length]))
+            else:
+                self._when_idle()
+        except Error as e:
+            self._body = None
+            self._refuse(e, close=True)
+
+    def _start_request(self, data: bytes) -> None:
+        head = parse_head(data)
+        del self._received_ahead[: len(data)]
+        self._body = head.body()
+        self._state = State.SERVING
+        self._watchdog.progress()
+        refusal = self._owner.refusal(head)
+        if refusal is not None:
+            self._refuse(refusal, close=not head.keep_alive)
+            return
+        if self._owner.fast_lane and fastlane.takes(head):
+            self._serve_fast(head, int(head.fields.get("content-length", "0")))
+        else:
+            self._to_handler(data)
+        ahead = bytes(self._received_ahead)
+        self._received_ahead.clear()
+        if ahead:
+            self._received_ahead += self._pass_body(ahead)
+        if not self._received_ahead:
+            self.release_reading("ahead")
+
+    def _pass_body(self, data: bytes) -> bytes:
+        """Pass on what belongs to the request's body and return the rest."""
+        body = self._body
+        if body is None or body.ended or self._body_error is not None:
+            return data
+        if self._receiver is not None:
+            self._watchdog.received(len(data))
+            return self._receiver.feed(data)
+        try:
+            count = body.take(data)
+        except InvalidRequest as e:
+            self._fail_body(e)
+            return b""
+        self._watchdog.received(count)
+        self._to_handler(data[:count])
+        return data[count:]
+
+    def _to_handler(self, data: bytes) -> None:
+        if self._handler is None:
+            self._handler = self._owner.make_handler()
+            self._handler.connection_made(Gate(self, self._transport))
+        self._handler.data_received(data)
+
+    def _serve_fast(self, head: Head, length: int) -> None:
+        """Serve a request without aiohttp."""
+        self._receiver = Receiver(
+            length, hold=lambda: self.hold_reading("body"), release=lambda: self.release_reading("body")
+        )
+        self._body = self._receiver.body
+        self.begin(self._receiver.fail)
+        self._task = self._loop.create_task(fastlane.serve(self._owner.routes, self, head, self._receiver))
+        self._task.add_done_callback(self._served_fast)
+
+    def _served_fast(self, task: "asyncio.Task[None]") -> None:
+        if self._task is task:
+            self._task = None
+        if not task.cancelled() and task.exception() is not None:
+            log.error("request failed", exc_info=task.exception())
+            self.abort("failed")
+
+    def _fail_body(self, error: Exception) -> None:
+        self._body_error = error
+        if self._on_body_error is not None:
+            self._on_body_error(error)
+
+    def _refuse(self, error: Exception, *, close: bool) -> None:
+        """Answer a request that is not handed on."""
+        self._requests += 1
+        self._state = State.SERVING
+        response = errors.answer(error, self.peer)
+        unread = self._body is None or not self._body.ended
+        close = close or unread or self._closing
+        self.write(encode(response, close=close))
+        self.answered(close=close)
+
+    def _when_idle(self) -> None:
+        """Nothing more is here: read on, or end."""
+        self.release_reading("ahead")
+        if self._closing:
+            self.close("shutdown")
+        elif self._peer_sent_eof:
+            self.close("client")
+
+    # The end
+
+    def _begin_discard(self) -> None:
+        self._state = State.DISCARDING
+        self._end_timer = self._loop.call_later(DISCARD_SECONDS, self._stop_discarding)
+        ahead = bytes(self._received_ahead)
+        self._received_ahead.clear()
+        for why in list(self._holds):
+            self.release_reading(why)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()  # RFC 9112 9.6; TLS has no such thing
+        self._discard(ahead)
+
+    def _discard(self, data: bytes) -> None:
+        self._discarded += len(data)
+        ended = False
+        if self._body is not None and not self._body.ended:
+            try:
+                self._body.take(data)
+                ended = self._body.ended
+            except InvalidRequest:
+                self._body = None  # nobody knows any more where it ends
+        if ended:
+            self._finish()
+        elif self._discarded > DISCARD_BYTES:
+            self._stop_discarding()
+
+    def _stop_discarding(self) -> None:
+        # Not close(): under TLS that goes on reading, up to 30 s, for the peer's farewell.
+        self.abort(self.reason)
+
+    def _finish(self) -> None:
+        if self._end_timer is not None:
+            self._end_timer.cancel()
+        self._state = State.CLOSED
+        self._watchdog.progress()
+        if self._tls:
+            self._close_tls(CLOSE_STEP)
+        else:
+            self._transport.close()
+
+    def _close_tls(self, step: float) -> None:
+        """Close when all is delivered: uvloop cuts what is not, after its timeout."""
+        if any(unsent(self._transport)):
+            step = min(2 * step, CLOSE_STEP_MOST)
+        elif self._transport.is_closing():
+            self._transport.abort()
+            return
+        else:
+            self._transport.close()
+        self._end_timer = self._loop.call_later(step, self._close_tls, step)
+
+    # Timers
+
+    def _waits_for_peer(self) -> bool:
+        if self._state is State.SERVING:
+            return self._watchdog.reading and not self._holds
+        return self._state is not State.DISCARDING
+
+    def _timed_out(self) -> None:
+        if self._state is State.IDLE:
+            self.reason = "inactivity"
+            self._finish()
+        else:
+            self.abort("inactivity")
+
+    def _log_end(self) -> None:
+        log.info(
+            "connection ended",
+            extra=logs.fields(
+                client=self.peer,
+                requests=self._requests,
+                received=self._received,
+                sent=self.sent,
+                seconds=round(self._loop.time() - self._opened, 3),
+                transfers=",".join(transfer.ticket.log_name for transfer in self._transfers),
+                reason=self.reason,
+            ),
+        )
+
+
+def _hung_up(transport: asyncio.Transport) -> bool:
+    """Tell whether the peer can receive no more either. A unix socket knows; over TCP only the next write finds out."""
+    poller = select.poll()
+    poller.register(transport.get_extra_info("socket").fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poller.poll(0))

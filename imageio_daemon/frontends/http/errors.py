@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an exception is answered with: the one table of the HTTP frontend, and what goes to the log."""
+
+import logging
+from typing import NamedTuple
+
+from ... import errors, logs
+from .messages import Response, text_response
+
+log = logging.getLogger(__name__)
+
+#: What a peer is told of a fault of the server. The detail is in the log only.
+SERVER_FAILED = "The server failed to perform the operation"
+
+
+class _Answer(NamedTuple):
+    status: int
+    close: bool = False
+    text: str | None = None  # None: the exception's own
+
+
+_TABLE: dict[type[BaseException], _Answer] = {
+    errors.InvalidRequest: _Answer(400),
+    errors.Truncated: _Answer(400, close=True),
+    errors.TooLarge: _Answer(413),
+    errors.HeadTooLarge: _Answer(431, close=True),
+    errors.UnsupportedEncoding: _Answer(415),
+    errors.Forbidden: _Answer(403, close=True),
+    errors.NotFound: _Answer(404),
+    errors.MethodNotAllowed: _Answer(405),
+    errors.InUse: _Answer(409),
+    errors.OutOfRange: _Answer(416),
+    errors.NotFast: _Answer(501),
+    errors.TooManyConnections: _Answer(503, close=True),
+    errors.TooManyTickets: _Answer(503),
+    errors.Unavailable: _Answer(503, close=True),
+    errors.PeerGone: _Answer(400, close=True),
+    errors.StorageError: _Answer(500, text=SERVER_FAILED),
+    # Everything else is a bug.
+    BaseException: _Answer(500, text=SERVER_FAILED),
+}
+
+
+def answer(exception: Exception, client: str) -> Response:
+    """Return the answer to a request that ended with this exception, and log it.
+
+    client: who asked, for the log.
+    """
+    entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
+    _log(exception, entry.status, client)
+    headers = {}
+    if isinstance(exception, errors.MethodNotAllowed):
+        headers["Allow"] = ",".join(exception.allowed)
+    if isinstance(exception, errors.OutOfRange) and exception.size is not None:
+        headers["Content-Range"] = f"bytes */{exception.size}"
+    return text_response(entry.status, entry.text or str(exception), headers, close=entry.close)
+
+
+def _log(exception: Exception, status: int, client: str) -> None:
+    fields = logs.fields(status=status, client=client)
+    if isinstance(exception, errors.PeerGone):
+        log.info("the client is gone: %s", exception, extra=fields)
+    elif isinstance(exception, errors.StorageError):
+        log.error("storage failed: %s", exception, extra=fields)
+    elif isinstance(exception, errors.Error):
+        log.debug("request refused: %s", exception, extra=fields)
+    else:
+        log.error("request failed", exc_info=exception, extra=fields)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast lane: the requests that transfers are made of, served without aiohttp and without copies.
+
+Takes only requests whose every part it knows, and answers them through the same handlers; anything else goes to
+aiohttp's lane, slower, with the same answers.
+"""
+
+import asyncio
+from typing import Protocol
+
+from .framing import Head
+from .headers import parse_target
+from .messages import WRITE_PIECE, Client, Request, Response, Stream, encode, encode_head
+from .receiver import Receiver
+from .routes import Routes
+
+_METHODS = frozenset(("GET", "PUT", "PATCH"))
+#: Fields that change nothing here, or what the handlers expect. A request with any other goes to aiohttp.
+_FIELDS = frozenset(
+    (
+        "accept",
+        "accept-encoding",
+        "authorization",
+        "cache-control",
+        "content-length",
+        "content-range",
+        "content-type",
+        "expect",
+        "host",
+        "origin",
+        "pragma",
+        "range",
+        "user-agent",
+    )
+)
+_IMAGES = "/images/"
+
+
+class Line(Client, Protocol):
+    """What the lane needs of its connection."""
+
+    @property
+    def must_close(self) -> bool:
+        """Tell whether the answer that is given now is the connection's last."""
+        ...
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send bytes; a memoryview must stay as it is until drained() returns."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait until the transport holds no reference to what was written. Raises PeerGone."""
+        ...
+
+    def send_continue(self) -> None:
+        """Tell the client to send its body."""
+        ...
+
+    def waiting_for_body(self, *, waiting: bool) -> None:
+        """Note that a handler waits for the client's next bytes."""
+        ...
+
+    def answered(self, *, close: bool) -> None:
+        """Note that the answer is complete."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection: the answer cannot be completed."""
+        ...
+
+
+def takes(head: Head) -> bool:
+    """Tell whether the request is one of the fast lane's."""
+    return (
+        head.method in _METHODS
+        and head.version == "1.1"
+        and head.target.startswith(_IMAGES)
+        and head.target.find("/", len(_IMAGES)) < 0
+        and head.fields.get("connection", "keep-alive") == "keep-alive"
+        and head.fields.keys() - {"connection"} <= _FIELDS
+    )
+
+
+async def serve(routes: Routes, line: Line, head: Head, receiver: Receiver) -> None:
+    """Answer one request. Cancelled when the connection is lost."""
+    path, query = parse_target(head.target)
+    length = head.fields.get("content-length")
+    body = _Body(receiver, line)
+    request = Request(
+        method=head.method,
+        path=path,
+        query=query,
+        headers=head.fields,
+        length=None if length is None else int(length),
+        chunked=False,
+        body=body,
+        client=line,
+    )
+    body.waits = request.waits_for_continue
+    response = await routes.answer(request)
+    if response.stream is not None:
+        await _stream(routes, line, request, response, response.stream)
+    else:
+        _plain(line, request, response)
+
+
+def _plain(line: Line, request: Request, response: Response) -> None:
+    close = _closes(line, request, response)
+    line.write(encode(response, close=close))
+    line.answered(close=close)
+
+
+def _closes(line: Line, request: Request, response: Response) -> bool:
+    return response.close or line.must_close or not request.body.ended
+
+
+async def _stream(routes: Routes, line: Line, request: Request, response: Response, stream: Stream) -> None:
+    close = _closes(line, request, response)
+    sink = _Sink(line, encode_head(response, close=close))
+    try:
+        await stream(sink)
+        sink.finish()
+    except asyncio.CancelledError:
+        line.abort("cut")
+        raise
+    except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
+        failure = routes.failed(request, e)
+        if sink.started:
+            # Never padded, never ended in order: the client must see that this is not the image.
+            line.abort("cut")
+        else:
+            _plain(line, request, failure)
+    else:
+        line.answered(close=close)
+
+
+class _Body:
+    """A request's body, received straight into the reader's memory."""
+
+    def __init__(self, receiver: Receiver, line: Line) -> None:
+        self._receiver = receiver
+        self._line = line
+        #: The client sends its body only when it is told to.
+        self.waits = False
+
+    @property
+    def ended(self) -> bool:
+        return self._receiver.ended
+
+    async def readinto(self, view: memoryview) -> int:
+        if self.waits:
+            self.waits = False
+            self._line.send_continue()
+        self._line.waiting_for_body(waiting=True)
+        try:
+            return await self._receiver.readinto(view)
+        finally:
+            self._line.waiting_for_body(waiting=False)
+
+
+class _Sink:
+    """The body of an answer, sent from the reader's memory. The head goes out with the first bytes."""
+
+    def __init__(self, line: Line, head: bytes) -> None:
+        self.started = False
+        self._line = line
+        self._head = head
+
+    async def write(self, view: memoryview) -> None:
+        self._start()
+        for start in range(0, len(view), WRITE_PIECE):
+            self._line.write(view[start : start + WRITE_PIECE])
+            try:
+                await self._line.drained()
+            except asyncio.CancelledError:
+                # The transport still refers to memory that is about to be used for something else.
+                self._line.abort("cut")
+                raise
+
+    def finish(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        if not self.started:
+            self.started = True
+            self._line.write(self._head)

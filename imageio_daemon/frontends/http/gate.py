@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transport that aiohttp's handler sees: bytes pass, but when to read and when to close is not its decision."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+#: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
+CONNECTION = "imageio_connection"
+
+
+class Gatekeeper(Protocol):
+    """What a connection decides for its handler."""
+
+    sent: int
+
+    @property
+    def closed(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close the connection in order."""
+        ...
+
+    def hold_reading(self, why: str) -> None:
+        """Read no more until every reason to hold is gone."""
+        ...
+
+    def release_reading(self, why: str) -> None:
+        """Take one reason back."""
+        ...
+
+
+class Gate(asyncio.Transport):
+    """Pass on what a handler writes to the connection's real transport."""
+
+    def __init__(self, connection: Gatekeeper, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._connection = connection
+        self._transport = transport
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return what the real transport knows, or the connection."""
+        return self._connection if name == CONNECTION else self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self._connection.closed
+
+    def close(self) -> None:
+        """Close the connection in its own way."""
+        self._connection.close("answered")
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._connection.abort("aborted")
+
+    def is_reading(self) -> bool:
+        """Tell whether the real transport reads."""
+        return self._transport.is_reading()
+
+    def pause_reading(self) -> None:
+        """Hold the client back: the handler has more than it can use now."""
+        self._connection.hold_reading("handler")
+
+    def resume_reading(self) -> None:
+        """Let the client go on."""
+        self._connection.release_reading("handler")
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send the bytes; the transport may keep a reference to them."""
+        self._connection.sent += len(data)
+        self._transport.write(data)
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send several pieces."""
+        self.write(b"".join(list_of_data))
+
+    def get_write_buffer_size(self) -> int:
+        """Return the bytes that are not sent yet."""
+        return self._transport.get_write_buffer_size()
+
+    def can_write_eof(self) -> bool:
+        """Say no: HTTP has no half-closed connections."""
+        return False

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a connection needs of the server that it belongs to."""
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from .framing import Head
+from .routes import Routes
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+
+class Owner(Protocol):
+    """The server that a connection belongs to."""
+
+    @property
+    def inactivity_timeout(self) -> float:
+        """Seconds for a connection that has not used a ticket."""
+        ...
+
+    def admit(self, connection: "Connection") -> None:
+        """Count a connection. Raises TooManyConnections, Unavailable."""
+        ...
+
+    def forget(self, connection: "Connection") -> None:
+        """Count it no more."""
+        ...
+
+    def make_handler(self) -> asyncio.Protocol:
+        """Return a handler of aiohttp."""
+        ...
+
+    def refusal(self, head: Head) -> Exception | None:
+        """Return why a request cannot be handed on."""
+        ...
+
+    @property
+    def routes(self) -> Routes:
+        """Who answers requests."""
+        ...
+
+    @property
+    def fast_lane(self) -> bool:
+        """Tell whether requests may be served without aiohttp."""
+        ...
+
+    @property
+    def scratch(self) -> memoryview:
+        """Memory to read the socket into when no handler waits; used only until the read was looked at."""
+        ...

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage that does not answer for a while, as a paused device: a frozen file system, where each write waits."""
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.http_client import encode_request
+from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.polling import eventually
+from tests.support.realstorage import missing, mounted
+
+#: linux/fs.h: FIFREEZE, FITHAW.
+FREEZE, THAW = 0xC0045877, 0xC0045878
+
+
+@contextmanager
+def frozen(directory: Path) -> Iterator[None]:
+    """Let every write to the file system wait until the end of the block."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, FREEZE, 0)
+        try:
+            yield
+        finally:
+            fcntl.ioctl(fd, THAW, 0)
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def filesystem(tmp_path: Path) -> Iterator[Path]:
+    """A file system that nobody else uses."""
+    if reason := missing("ext4"):
+        pytest.skip(reason)
+    with mounted("ext4", tmp_path, 64 * MiB) as directory:
+        yield directory
+
+
+@pytest.fixture
+def own(filesystem: Path, make_daemon: MakeDaemon) -> Daemon:
+    # After the file system: the daemon ends before it is unmounted.
+    return make_daemon(daemon={"inactivity_timeout": 1, "shutdown_timeout": 2}, control={"remove_timeout": 1})
+
+
+@pytest.fixture
+def image(own: Daemon, filesystem: Path) -> Image:
+    return make_image(own, filesystem)()
+
+
+@pytest.fixture
+def elsewhere(own: Daemon, tmp_path: Path) -> MakeImage:
+    return make_image(own, tmp_path)
+
+
+def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: Image, filesystem: Path) -> None:
+    content = pattern(MiB, seed=1)
+    with own.connect("tls") as connection:
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, content))
+            # More than the inactivity_timeout: it is not the client that is slow.
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 2, "the status tells the wait")
+            assert own.status(image.ticket)["active"]
+            assert connection.is_silent()
+        assert connection.receive().status == 200
+    assert image.content() == content
+    eventually(lambda: own.status(image.ticket)["storage_wait"] == 0, "the wait is over")
+
+
+def test_other_transfers_go_on(own: Daemon, image: Image, filesystem: Path, elsewhere: MakeImage) -> None:
+    other = elsewhere()
+    waiting = [own.connect("unix") for _ in range(8)]
+    try:
+        with frozen(filesystem):
+            for connection in waiting:
+                connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the writes wait")
+            with own.connect("tls") as connection:
+                for number in range(20):
+                    assert connection.put(other.url, pattern(MiB, seed=number)).status == 200
+                assert connection.get(other.url).body == pattern(MiB, seed=19)
+        assert [connection.receive().status for connection in waiting] == [200] * 8
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
+def test_removal_answers_409_in_time_and_succeeds_later(own: Daemon, image: Image, filesystem: Path) -> None:
+    with own.connect("unix") as connection:
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
+            assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
+            status = own.status(image.ticket)
+            assert (status["canceled"], status["active"]) == (True, True)
+        eventually(lambda: own.control("DELETE", f"/tickets/{image.ticket}").status == 204, "the ticket is removed")
+        assert not own.has_open(image.path)
+        assert connection.status_or_end() in (403, None)
+
+
+def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, filesystem: Path) -> None:
+    with own.connect("unix") as connection, frozen(filesystem):
+        connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+        eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
+        own.send_signal(signal.SIGTERM)
+        own.log.wait_for("does not end.*write.*offset=0", timeout=8)
+    # The process itself can end only when the kernel lets go of its thread.
+    assert own.wait() == 1

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GET of an image's checksum."""
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Daemon
+from tests.support.http_client import Connection
+from tests.support.images import Image, MakeImage, MiB, pattern
+
+
+def digest(algorithm: str, data: bytes) -> bytes:
+    options: dict[str, Any] = {"digest_size": 32} if algorithm.startswith("blake2") else {}
+    return hashlib.new(algorithm, data, **options).digest()
+
+
+def checksum(content: bytes, algorithm: str = "blake2b", block_size: int = 4 * MiB) -> str:
+    """Return A(A(block 0) ‖ A(block 1) ‖ …), as the contract defines it."""
+    blocks = (content[at : at + block_size] for at in range(0, len(content), block_size))
+    return digest(algorithm, b"".join(digest(algorithm, block) for block in blocks)).hex()
+
+
+CONTENT = pattern(9 * MiB + 12_345)
+
+
+def test_by_default_it_is_blake2b_over_blocks_of_4_mib(client: Connection, new_image: MakeImage) -> None:
+    answer = client.get(f"{new_image(CONTENT).url}/checksum")
+    assert answer.status == 200
+    assert answer.json() == {"algorithm": "blake2b", "block_size": 4 * MiB, "checksum": checksum(CONTENT)}
+
+
+@pytest.mark.parametrize("algorithm", ["sha1", "md5", "sha256", "sha512", "sha3_256", "blake2b", "blake2s"])
+def test_algorithms(client: Connection, new_image: MakeImage, algorithm: str) -> None:
+    answer = client.get(f"{new_image(CONTENT).url}/checksum?algorithm={algorithm}").json()
+    assert answer == {"algorithm": algorithm, "block_size": 4 * MiB, "checksum": checksum(CONTENT, algorithm)}
+
+
+@pytest.mark.parametrize("block_size", [MiB, MiB + 4096, 3 * MiB, 16 * MiB])
+def test_block_sizes(client: Connection, new_image: MakeImage, block_size: int) -> None:
+    answer = client.get(f"{new_image(CONTENT).url}/checksum?block_size={block_size}").json()
+    assert answer == {
+        "algorithm": "blake2b",
+        "block_size": block_size,
+        "checksum": checksum(CONTENT, block_size=block_size),
+    }
+
+
+@pytest.mark.parametrize(
+    "block_size", ["0", "4096", "1048575", "1048577", "16781312", "33554432", "-4194304", "x", "", "4M", "4194304.0"]
+)
+def test_other_block_sizes_are_refused(client: Connection, image: Image, block_size: str) -> None:
+    assert client.get(f"{image.url}/checksum?block_size={block_size}").status == 400
+
+
+@pytest.mark.parametrize("algorithm", ["", "crc32", "shake_128", "SHA-1x", "blake2b%00", "../../etc/passwd"])
+def test_other_algorithms_are_refused(client: Connection, image: Image, algorithm: str) -> None:
+    answer = client.get(f"{image.url}/checksum?algorithm={algorithm}")
+    assert answer.status == 400
+    assert client.get(f"{image.url}/checksum").status == 200, "the connection stays usable"
+
+
+@pytest.mark.parametrize("size", [0, 1, 4 * MiB, 4 * MiB + 1, 100 * MiB + 5])
+def test_a_hole_counts_as_zeros(client: Connection, new_image: MakeImage, size: int) -> None:
+    assert client.get(f"{new_image(size=size).url}/checksum").json()["checksum"] == checksum(bytes(size))
+
+
+def test_data_between_holes(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(size=20 * MiB + 1)
+    with image.path.open("r+b") as file:
+        file.seek(5 * MiB)
+        file.write(pattern(5000))
+        file.seek(18 * MiB - 100)
+        file.write(pattern(200))
+    assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(image.content())
+
+
+def test_it_ends_with_the_ticket(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT, ticket_size=MiB)
+    assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(CONTENT[:MiB])
+
+
+def test_it_ends_with_the_image(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT, ticket_size=100 * MiB)
+    assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(CONTENT)
+
+
+def test_an_empty_disk_of_1_tib_is_quick(client: Connection, new_image: MakeImage) -> None:
+    assert client.get(f"{new_image(size=1024**4).url}/checksum?block_size={16 * MiB}").status == 200
+
+
+def test_a_ticket_that_may_read_is_needed(client: Connection, new_image: MakeImage) -> None:
+    answer = client.get(f"{new_image(ops=[]).url}/checksum")
+    assert (answer.status, answer.closes) == (403, True)
+
+
+def test_the_list_of_algorithms_needs_no_ticket(client: Connection) -> None:
+    answer = client.get("/images/any-id/checksum/algorithms")
+    assert answer.status == 200
+    names = answer.json()["algorithms"]
+    assert names == sorted(names)
+    assert {"blake2b", "blake2s", "sha1", "sha256"} <= set(names)
+    assert not any(name.startswith("shake") for name in names)
+
+
+def test_every_algorithm_of_the_list_works(client: Connection, image: Image) -> None:
+    for name in client.get(f"{image.url}/checksum/algorithms").json()["algorithms"]:
+        answer = client.get(f"{image.url}/checksum?algorithm={name}")
+        assert answer.status == 200, name
+        assert answer.json()["checksum"] == checksum(image.content(), name)
+
+
+@pytest.mark.parametrize("path", ["checksum", "checksum/algorithms"])
+def test_other_methods_are_not_allowed(client: Connection, image: Image, path: str) -> None:
+    answer = client.put(f"{image.url}/{path}", b"")
+    assert answer.status == 405
+    assert "GET" in answer.headers["Allow"]
+
+
+def test_it_is_no_progress(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
+    image = new_image(ops=["read"])
+    client.get(f"{image.url}/checksum")
+    assert daemon.status(image.ticket)["transferred"] == 0

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits on connections, and when idle and stuck ones are closed."""
+
+import itertools
+import select
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Baseline, Daemon, MakeDaemon
+from tests.support.http_client import Connection, DisconnectedError, connect_tls, encode_request
+from tests.support.images import MakeImage, MiB, make_image, pattern
+from tests.support.polling import eventually
+
+
+@pytest.fixture
+def impatient(make_daemon: MakeDaemon) -> Daemon:
+    """A daemon that closes idle connections after a second."""
+    return make_daemon(daemon={"inactivity_timeout": 1, "max_connections": 2})
+
+
+@pytest.fixture
+def images(impatient: Daemon, tmp_path: Path) -> MakeImage:
+    return make_image(impatient, tmp_path)
+
+
+def closed_after(connection: Connection, seconds: float) -> None:
+    """Check that the server closes the connection, not much before and not long after this time."""
+    started = time.monotonic()
+    assert connection.is_closed(timeout=seconds + 8)
+    assert time.monotonic() - started > seconds - 0.8
+
+
+# Timeouts
+
+
+def test_a_connection_that_says_nothing_is_closed(impatient: Daemon, service_name: str) -> None:
+    with impatient.connect(service_name) as connection:
+        closed_after(connection, 1)
+
+
+def test_a_head_that_does_not_end_is_closed(impatient: Daemon, service_name: str) -> None:
+    with impatient.connect(service_name) as connection:
+        connection.send(b"GET /images/x HTTP/1.1\r\nHost:")
+        assert connection.status_or_end() in (400, 408, None)
+        assert connection.is_closed()
+
+
+def test_a_head_of_one_byte_at_a_time_is_closed(impatient: Daemon, service_name: str) -> None:
+    with impatient.connect(service_name) as connection:
+        for byte in itertools.chain(b"GET / HTTP/1.1\r\n", itertools.islice(itertools.cycle(b"X: y\r\n"), 100)):
+            if not connection.send_while_accepted(bytes([byte])) or not connection.is_silent(0.1):
+                break
+        else:
+            pytest.fail("the connection is still open")
+
+
+def test_a_connection_is_idle_for_as_long_as_its_ticket_allows(
+    impatient: Daemon, images: MakeImage, service_name: str
+) -> None:
+    image = images(inactivity_timeout=3)
+    with impatient.connect(service_name) as connection:
+        assert connection.get(image.url).status == 200
+        closed_after(connection, 3)
+
+
+def test_a_ticket_may_allow_less_than_the_daemon(daemon: Daemon, new_image: MakeImage, service_name: str) -> None:
+    image = new_image(inactivity_timeout=1)
+    with daemon.connect(service_name) as connection:
+        assert connection.get(image.url).status == 200
+        closed_after(connection, 1)
+
+
+def test_a_refused_ticket_gives_no_time(impatient: Daemon, service_name: str) -> None:
+    with impatient.connect(service_name) as connection:
+        assert connection.get("/nothing").status == 404
+        closed_after(connection, 1)
+
+
+def test_use_keeps_a_connection(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images()
+    with impatient.connect(service_name) as connection:
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            assert connection.patch(image.url, {"op": "flush"}).status == 200
+            assert connection.is_silent(0.3)
+
+
+def test_a_body_that_stops_is_closed(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images()
+    with impatient.connect(service_name) as connection:
+        connection.send(encode_request("PUT", image.url, {"Content-Length": "1000000"}, bytes(1000)))
+        with pytest.raises(DisconnectedError):
+            raise AssertionError(connection.receive())
+        eventually(lambda: not impatient.status(image.ticket)["active"], "the request has ended")
+
+
+def test_a_slow_body_that_goes_on_is_served(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images()
+    content = pattern(3000, seed=8)
+    with impatient.connect(service_name) as connection:
+        connection.send(encode_request("PUT", image.url, {"Content-Length": "3000"}, b""))
+        for at in range(0, 3000, 100):
+            connection.send(content[at : at + 100])
+            assert connection.is_silent(0.1) or at == 2900
+        assert connection.receive().status == 200
+    assert image.read(0, 3000) == content
+
+
+def test_a_body_that_trickles_is_closed(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images()
+    with impatient.connect(service_name) as connection:
+        connection.send(encode_request("PUT", image.url, {"Content-Length": "1000000"}, b""))
+        for _ in range(100):
+            if not connection.send_while_accepted(b"x") or not connection.is_silent(0.1):
+                break
+        else:
+            pytest.fail("a client that sends ten bytes a second is served for ten seconds")
+        eventually(lambda: not impatient.status(image.ticket)["active"], "the request has ended")
+
+
+def test_a_client_that_does_not_read_is_closed(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images(size=256 * MiB, ops=["read"])
+    with impatient.connect(service_name) as connection:
+        connection.send(encode_request("GET", image.url))
+        eventually(lambda: impatient.status(image.ticket)["active"], "the request runs")
+        eventually(lambda: not impatient.status(image.ticket)["active"], "the request has ended")
+        eventually(lambda: impatient.status(image.ticket)["connections"] == 0, "the connection is gone")
+
+
+def test_a_client_that_reads_slowly_is_served(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images(pattern(8 * MiB), ops=["read"])
+    with impatient.connect(service_name) as connection:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        connection.send(encode_request("GET", image.url))
+        received = bytearray()
+        last = time.monotonic() + 3
+        while time.monotonic() < last:  # 3 times the timeout
+            received += connection.sock.recv(65536)
+            assert not select.select([], [], [], 0.05)[0]
+        while len(received) < 8 * MiB or not received.endswith(pattern(8 * MiB)[-10:]):
+            data = connection.sock.recv(MiB)
+            assert data
+            received += data
+    assert received.endswith(pattern(8 * MiB))
+
+
+def test_tls_without_a_handshake_is_closed(daemon: Daemon) -> None:
+    with Connection(socket.create_connection(("localhost", daemon.port), timeout=20)) as connection:
+        started = time.monotonic()
+        assert connection.is_closed(timeout=15)
+        assert 8 < time.monotonic() - started < 14
+
+
+# Limits
+
+
+def test_a_ticket_has_four_times_as_many_connections_as_it_tells(
+    impatient: Daemon, images: MakeImage, service_name: str
+) -> None:
+    image = images(inactivity_timeout=60)
+    connections = [impatient.connect(service_name) for _ in range(9)]
+    try:
+        for connection in connections[:8]:
+            assert connection.get(image.url).status == 200
+        answer = connections[8].get(image.url)
+        assert (answer.status, answer.closes) == (503, True)
+        assert answer.headers["Content-Type"] == "text/plain; charset=UTF-8"
+        assert connections[8].is_closed()
+        # Those that are in are not disturbed, and one that leaves makes room.
+        assert connections[0].get(image.url).status == 200
+        connections[1].close()
+        eventually(lambda: impatient.status(image.ticket)["connections"] == 7, "the connection is gone")
+        with impatient.connect(service_name) as another:
+            assert another.get(image.url).status == 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_the_limit_is_for_one_ticket(impatient: Daemon, images: MakeImage) -> None:
+    first, second = images(inactivity_timeout=60), images()
+    connections = [impatient.connect("unix") for _ in range(8)]
+    try:
+        for connection in connections:
+            assert connection.get(first.url).status == 200
+        with impatient.connect("unix") as another:
+            assert another.get(second.url).status == 200
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_one_connection_may_use_many_tickets(daemon: Daemon, new_image: MakeImage, service_name: str) -> None:
+    images = [new_image(pattern(100, seed=seed)) for seed in range(5)]
+    with daemon.connect(service_name) as connection:
+        for image in images * 2:
+            assert connection.get(image.url).body == image.content()
+        assert [daemon.status(image.ticket)["connections"] for image in images] == [1] * 5
+    eventually(
+        lambda: all(daemon.status(image.ticket)["connections"] == 0 for image in images), "the connection is gone"
+    )
+
+
+def test_a_thousand_silent_connections_disturb_nobody(impatient: Daemon, images: MakeImage) -> None:
+    image = images(pattern(MiB))
+    with impatient.connect("unix") as connection:
+        assert connection.get(image.url).status == 200
+    baseline = Baseline(impatient)
+    memory = impatient.resident_memory()
+    silent = []
+    try:
+        for _ in range(1000):
+            silent.append(socket.create_connection(("localhost", impatient.port), timeout=20))
+        # With all of them open, somebody else works; TLS for those that get in, at once.
+        with impatient.connect("unix") as connection:
+            for _ in range(20):
+                assert connection.get(image.url).status == 200
+        assert impatient.resident_memory() - memory < 200 * MiB
+    finally:
+        for sock in silent:
+            sock.close()
+    impatient.remove(image.ticket)
+    baseline.check()
+
+
+def test_silent_connections_are_reaped(impatient: Daemon) -> None:
+    baseline = Baseline(impatient)
+    silent = [impatient.connect("unix") for _ in range(300)]
+    try:
+        baseline.check()
+        assert all(connection.is_closed() for connection in silent)
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_both_ip_versions_are_served(daemon: Daemon, new_image: MakeImage, host: str) -> None:
+    context = ssl.create_default_context(cafile=str(daemon.cafile))
+    image = new_image()
+    with Connection(connect_tls(host, daemon.port, context)) as connection:
+        assert connection.get(image.url).status == 200
+
+
+def test_it_can_listen_on_one_address_only(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(remote={"host": "127.0.0.1"})
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10):
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("::1", daemon.port), timeout=10)

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the log tells, and what it never tells."""
+
+import json
+
+import pytest
+
+from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.images import MakeImage, MiB, make_image, pattern
+
+
+def transfer(daemon: Daemon, new_image: MakeImage, **fields: object) -> str:
+    """Do one of everything with a ticket, good and bad, and remove it; return its id."""
+    image = new_image(**fields)
+    for service in ("tls", "unix"):
+        with daemon.connect(service) as connection:
+            assert connection.put(image.url, pattern(MiB)).status == 200
+            assert connection.patch(image.url, {"op": "zero", "size": 4096}).status == 200
+            assert connection.get(image.url).status == 200
+            assert connection.get(f"{image.url}/extents").status == 200
+            assert connection.get(f"{image.url}/checksum").status == 200
+            assert connection.request("OPTIONS", image.url).status == 200
+            assert connection.get(f"{image.url}?{image.ticket}", {"Range": "bytes=x"}).status == 416
+            assert connection.get(f"{image.url}/unknown/{image.ticket}").status == 404
+            assert connection.request("POST", image.url, {"X-Ticket": image.ticket}, b"").status == 405
+            connection.send(f"{image.ticket} {image.url}\r\n\r\n".encode())
+            assert connection.status_or_end() in (400, None)
+    daemon.control("PUT", f"/tickets/{image.ticket}", b'{"uuid": "%b"}' % image.ticket.encode())
+    daemon.control("PATCH", f"/tickets/{image.ticket}", b'{"timeout": -1}')
+    daemon.control("GET", f"/tickets/{image.ticket}/{image.ticket}")
+    image.path.unlink()
+    daemon.remove(image.ticket)
+    with daemon.connect("unix") as connection:
+        assert connection.get(image.url).status == 403
+    return image.ticket
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_the_ticket_id_is_never_logged(
+    make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory, level: str, form: str
+) -> None:
+    daemon = make_daemon(log={"level": level, "format": form})
+    new_image = make_image(daemon, tmp_path_factory.mktemp("images"))
+    for fields in ({}, {"transfer_id": "job-17"}, {"timeout": 1000}):
+        ticket_id = transfer(daemon, new_image, **fields)
+        # Nor a part of it that would be enough to find it.
+        for line in daemon.log.lines():
+            assert ticket_id[:8] not in line
+            assert ticket_id[-8:] not in line
+
+
+def test_a_transfer_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImage) -> None:
+    start = daemon.log.end()
+    transfer(daemon, new_image, transfer_id="job-18")
+    line = daemon.log.wait_for(r"transfer ended.*job-18.*", start=start)[0]
+    assert "requests=" in line
+    assert "bytes=" in line
+    assert "seconds=" in line
+
+
+def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImage) -> None:
+    image, start = new_image(transfer_id="job-19"), daemon.log.end()
+    with daemon.connect("tls") as connection:
+        connection.put(image.url, pattern(MiB))
+        connection.get(image.url)
+    line = daemon.log.wait_for(r"connection ended.*job-19.*", start=start)[0]
+    assert "requests=2" in line
+
+
+def test_requests_are_told_at_debug_only(make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    daemon = make_daemon(log={"level": "info"})
+    transfer(daemon, make_image(daemon, tmp_path_factory.mktemp("images")))
+    daemon.log.wait_for("transfer ended")
+    assert daemon.log.find("DEBUG") is None
+
+
+def test_what_a_client_sends_cannot_forge_a_line(daemon: Daemon, new_image: MakeImage) -> None:
+    start = daemon.log.end()
+    image = new_image(transfer_id="evil\nforged line one")
+    with daemon.connect("unix") as connection:
+        connection.get("/images/x%0Aforged%20line%20two?a=%0D%0Aforged", {"User-Agent": "x\u0085forged line three"})
+    daemon.remove(image.ticket)
+    daemon.log.wait_for("transfer ended.*evil", start=start)
+    assert not [line for line in daemon.log.lines()[start:] if line.startswith("forged")]
+
+
+def test_json_lines(make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
+    daemon = make_daemon(log={"format": "json"})
+    transfer(daemon, make_image(daemon, tmp_path_factory.mktemp("images")), transfer_id="job-20")
+    daemon.stop()
+    lines = [json.loads(line) for line in daemon.log.lines()]
+    assert all(isinstance(line, dict) for line in lines)
+    assert any(line.get("transfer") == "job-20" for line in lines)
