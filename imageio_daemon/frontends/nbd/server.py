@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NBD service: connections, how many, and their end."""
+
+import asyncio
+import dataclasses
+import logging
+import ssl
+
+from ...config import Config
+from ...nbdproto.negotiation import Tls
+from ...operations import Buffers
+from ...transfers import TransferStore
+from .handshake import Handshake, Service
+from .session import Session
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a stopping server gives clients in the negotiation, so that they are told why.
+GRACE = 1.0
+
+
+class Limit:
+    """Count the connections of all NBD services."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.count = 0
+
+
+def nbd_servers(
+    config: Config, store: TransferStore, buffers: Buffers, context: ssl.SSLContext | None
+) -> "tuple[NbdServer, NbdServer]":
+    """Return the services of the TCP and of the unix socket."""
+    limit = Limit(config.nbd.max_connections)
+    remote = Service(
+        store=store,
+        buffers=buffers,
+        tls=Tls(config.nbd.tls),
+        context=context,
+        handshake_timeout=config.nbd.handshake_timeout,
+        listed=False,
+    )
+    local = dataclasses.replace(remote, tls=Tls.OFF, context=None, listed=config.nbd.list)
+    return NbdServer(remote, limit), NbdServer(local, limit)
+
+
+class NbdServer:
+    """Serve one listening socket's connections; `connection` makes them."""
+
+    def __init__(self, service: Service, limit: Limit) -> None:
+        self._service = service
+        self._limit = limit
+        self._connections: set[Handshake | Session] = set()
+        self._empty = asyncio.Event()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Get ready."""
+
+    def connection(self) -> Handshake:
+        """Return the protocol of a new connection, for create_server."""
+        return Handshake(self._service, self)
+
+    async def stop(self, timeout: float) -> None:
+        """Take no more requests, and wait at most timeout seconds for those that run."""
+        self._stopping = True
+        for connection in list(self._connections):
+            if isinstance(connection, Session):
+                connection.shut_down()
+            else:
+                connection.stop()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        await self._wait(min(deadline, loop.time() + GRACE))
+        for connection in list(self._connections):
+            if isinstance(connection, Handshake):
+                connection.abort("shutdown")
+        await self._wait(deadline)
+        for connection in list(self._connections):
+            connection.abort("shutdown")
+
+    async def _wait(self, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                if self._connections:
+                    await self._empty.wait()
+        except TimeoutError:
+            log.debug("%d connections still open", len(self._connections))
+
+    # For connections
+
+    def admit(self, connection: Handshake) -> bool:
+        """Count a connection; False: there are too many."""
+        if self._stopping or self._limit.count >= self._limit.most:
+            log.info("connection refused: the limit of %d is reached, or the server stops", self._limit.most)
+            return False
+        self._limit.count += 1
+        self._connections.add(connection)
+        self._empty.clear()
+        return True
+
+    def replace(self, connection: Handshake, session: Session) -> None:
+        """Count the session instead."""
+        self._connections.remove(connection)
+        self._connections.add(session)
+        if self._stopping:
+            session.shut_down()
+
+    def forget(self, connection: Handshake | Session) -> None:
+        """Count it no more."""
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._limit.count -= 1
+            if not self._connections:
+                self._empty.set()

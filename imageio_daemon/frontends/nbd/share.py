@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection's share of the buffers."""
+
+import asyncio
+from collections import deque
+
+from ...buffers import Buffer, BufferPool
+from ...units import MiB
+
+#: Buffers that one connection holds before it stops reading requests: nbdcopy's 64 requests of 1 MiB.
+MAX_BYTES = 64 * MiB
+
+
+class Share:
+    """Count what a connection has borrowed from the pool. Lives on one loop."""
+
+    def __init__(self, pool: BufferPool, limit: int = MAX_BYTES) -> None:
+        self._pool = pool
+        self._limit = limit
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        #: Bytes of buffers that are lent now.
+        self.bytes = 0
+
+    @property
+    def used_up(self) -> bool:
+        """Tell whether no more requests should be begun."""
+        return self.bytes >= self._limit
+
+    def try_acquire(self, size: int) -> Buffer | None:
+        """Return a buffer of at least size bytes, or None when one would have to wait. Raises Unavailable."""
+        buffer = self._pool.try_acquire(size)
+        if buffer is not None:
+            self.bytes += buffer.size
+        return buffer
+
+    async def acquire(self, size: int) -> Buffer:
+        """Return a buffer of at least size bytes as soon as the pool has one. Raises Unavailable."""
+        buffer = await self._pool.acquire(size)
+        self.bytes += buffer.size
+        return buffer
+
+    async def acquire_modestly(self, size: int) -> Buffer:
+        """Return a buffer when the share is not used up, either. Raises Unavailable."""
+        while self.used_up:
+            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(freed)
+            await freed
+        return await self.acquire(size)
+
+    def release(self, buffer: Buffer) -> None:
+        """Give a buffer back; it is used again when nobody else retains it."""
+        self.bytes -= buffer.size
+        buffer.release()
+        while self._waiting and not self.used_up:
+            freed = self._waiting.popleft()
+            if not freed.done():
+                freed.set_result(None)
+                break

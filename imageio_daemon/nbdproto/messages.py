@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the transmission, pack beside unpack. All numbers are big-endian."""
+
+from struct import Struct
+from typing import NamedTuple, Self
+
+from .constants import (
+    CHUNK,
+    DONE,
+    EXTENDED_CHUNK,
+    EXTENDED_REQUEST,
+    MAX_ERROR_TEXT,
+    REQUEST,
+    SIMPLE_REPLY,
+    Chunk,
+)
+
+#: magic, flags, command, cookie, offset, length
+COMPACT_REQUEST = Struct(">IHHQQI")
+EXTENDED_REQUEST_HEADER = Struct(">IHHQQQ")
+#: magic, error, cookie
+SIMPLE = Struct(">IIQ")
+#: magic, flags, type, cookie, length
+STRUCTURED = Struct(">IHHQI")
+#: magic, flags, type, cookie, offset, length
+EXTENDED = Struct(">IHHQQQ")
+#: offset; offset and size of a hole; error and length of its text
+OFFSET = Struct(">Q")
+HOLE = Struct(">QI")
+ERROR = Struct(">IH")
+#: id of a context; and with extended headers the number of extents, too
+CONTEXT = Struct(">I")
+CONTEXT_COUNT = Struct(">II")
+#: length, status
+COMPACT_EXTENT = Struct(">II")
+EXTENDED_EXTENT = Struct(">QQ")
+
+
+class BadMagic(Exception):
+    """The peer's bytes are not where a message begins: nothing after them can be understood."""
+
+
+class RequestHeader(NamedTuple):
+    """What a client asks. `length` is that of the range, or of the payload when the flag PAYLOAD_LEN is set."""
+
+    command: int
+    flags: int
+    cookie: int
+    offset: int
+    length: int
+
+    def pack(self, *, extended: bool = False) -> bytes:
+        """Return the header; a payload follows it."""
+        form, magic = (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
+        return form.pack(magic, self.flags, self.command, self.cookie, self.offset, self.length)
+
+    @classmethod
+    def unpack(cls, data: bytes, *, extended: bool = False) -> Self:
+        """Return the message. Raises BadMagic."""
+        form, wanted = (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
+        magic, flags, command, cookie, offset, length = form.unpack(data)
+        if magic != wanted:
+            raise BadMagic(f"request magic {magic:#x}")
+        return cls(command, flags, cookie, offset, length)
+
+
+class SimpleReply(NamedTuple):
+    """The end of a request; the data of a READ follows it when there is no error."""
+
+    cookie: int
+    error: int
+
+    def pack(self) -> bytes:
+        """Return the message."""
+        return SIMPLE.pack(SIMPLE_REPLY, self.error, self.cookie)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Return the message. Raises BadMagic."""
+        magic, error, cookie = SIMPLE.unpack(data)
+        if magic != SIMPLE_REPLY:
+            raise BadMagic(f"simple reply magic {magic:#x}")
+        return cls(cookie, error)
+
+
+class ChunkHeader(NamedTuple):
+    """A part of a reply; `length` bytes of payload follow. `offset`: that of the request, in extended headers."""
+
+    type: int
+    flags: int
+    cookie: int
+    length: int
+    offset: int = 0
+
+    def pack(self, *, extended: bool = False) -> bytes:
+        """Return the header."""
+        if extended:
+            return EXTENDED.pack(EXTENDED_CHUNK, self.flags, self.type, self.cookie, self.offset, self.length)
+        return STRUCTURED.pack(CHUNK, self.flags, self.type, self.cookie, self.length)
+
+    @classmethod
+    def unpack(cls, data: bytes, *, extended: bool = False) -> Self:
+        """Return the header. Raises BadMagic."""
+        if extended:
+            magic, flags, kind, cookie, offset, length = EXTENDED.unpack(data)
+            if magic != EXTENDED_CHUNK:
+                raise BadMagic(f"extended chunk magic {magic:#x}")
+            return cls(kind, flags, cookie, length, offset)
+        magic, flags, kind, cookie, length = STRUCTURED.unpack(data)
+        if magic != CHUNK:
+            raise BadMagic(f"structured chunk magic {magic:#x}")
+        return cls(kind, flags, cookie, length)
+
+    @property
+    def done(self) -> bool:
+        """Tell whether this is the last chunk of its reply."""
+        return bool(self.flags & DONE)
+
+
+def pack_hole(offset: int, size: int) -> bytes:
+    """Return the payload of OFFSET_HOLE."""
+    return HOLE.pack(offset, size)
+
+
+def unpack_hole(payload: bytes) -> tuple[int, int]:
+    """Return offset and size. Raises ValueError."""
+    if len(payload) != HOLE.size:
+        raise ValueError(f"hole of {len(payload)} bytes")
+    offset, size = HOLE.unpack(payload)
+    return offset, size
+
+
+def pack_error(error: int, text: str) -> bytes:
+    """Return the payload of ERROR. The text is cut to a length that every client takes."""
+    encoded = clean_text(text)
+    return ERROR.pack(error, len(encoded)) + encoded
+
+
+def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
+    """Return number and text of ERROR or ERROR_OFFSET. Raises ValueError."""
+    least = ERROR.size + (OFFSET.size if kind == Chunk.ERROR_OFFSET else 0)
+    if len(payload) < least:
+        raise ValueError(f"error chunk of {len(payload)} bytes")
+    error, length = ERROR.unpack_from(payload)
+    if not error or length > len(payload) - least:
+        raise ValueError(f"error chunk: number {error}, text of {length} bytes")
+    return error, payload[ERROR.size : ERROR.size + length].decode(errors="replace")
+
+
+def pack_extents(context_id: int, extents: list[tuple[int, int]], *, extended: bool) -> bytes:
+    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT: (length, status) each."""
+    if extended:
+        head, form = CONTEXT_COUNT.pack(context_id, len(extents)), EXTENDED_EXTENT
+    else:
+        head, form = CONTEXT.pack(context_id), COMPACT_EXTENT
+    return head + b"".join([form.pack(length, status) for length, status in extents])
+
+
+def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:
+    """Return the id of the context, and length and status of each extent. Raises ValueError."""
+    head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
+    count, left = divmod(len(payload) - head.size, form.size)
+    if count < 1 or left:
+        raise ValueError(f"status chunk of {len(payload)} bytes")
+    context_id, *told = head.unpack_from(payload)
+    if told and told[0] != count:
+        raise ValueError(f"status chunk of {count} extents says {told[0]}")
+    extents = [(length, status) for length, status in form.iter_unpack(payload[head.size :])]
+    if not all(length for length, _ in extents):
+        raise ValueError("empty extent")
+    return context_id, extents
+
+
+def clean_text(text: str) -> bytes:
+    """Return text for a peer: no control characters, whole characters only, and not too long."""
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    return printable.encode(errors="replace")[:MAX_ERROR_TEXT].decode(errors="ignore").encode()

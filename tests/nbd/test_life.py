@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections: how they begin, whom they belong to, and how they end."""
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.errors import StorageError
+from imageio_daemon.nbdproto.constants import Command, ErrorNumber, Option, Reply
+from imageio_daemon.nbdproto.messages import RequestHeader
+from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
+from imageio_daemon.tickets import Access
+from tests.nbd.client import Client, Refused
+from tests.nbd.world import SIZE, MiB, World
+
+READ, WRITE, FLUSH, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.DISC
+GO = OptionHeader(Option.GO, 10).pack() + InfoRequest("disk", ()).pack()
+
+
+def info(name: str) -> bytes:
+    return InfoRequest(name, ()).pack()
+
+
+# Tickets
+
+
+@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
+async def test_unknown_expired_cancelled_and_forbidden_get_one_answer(world: World, option: Option) -> None:
+    world.add("expired", timeout=10)
+    world.add("cancelled").cancel()
+    world.add("nothing", ops=())
+    world.now += 100
+    texts = set()
+    for name in ("unknown", "expired", "cancelled", "nothing", "", "n" * 4096):
+        client = await world.connect()
+        with pytest.raises(Refused) as e:
+            await client.ask(option, info(name))
+        assert e.value.reply == Reply.ERR_UNKNOWN
+        texts.add(str(e.value))
+    assert len(texts) == 1
+    assert world.opened == []
+
+
+async def test_refused_client_may_try_another_name(world: World) -> None:
+    client = await world.connect()
+    with pytest.raises(Refused):
+        await client.ask(Option.GO, info("unknown"))
+    await client.go("disk")
+    assert client.export.size == SIZE
+
+
+async def test_image_is_opened_only_for_a_ticket(world: World) -> None:
+    client = await world.connect()
+    await client.ask(Option.STRUCTURED_REPLY)
+    assert world.opened == []
+    await client.ask(Option.INFO, info("disk"))
+    assert world.opened == ["disk"]
+
+
+async def test_image_that_cannot_be_opened_is_said_so_and_logged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.add("lost", path=Path("/nowhere/image"))
+    client = await world.connect()
+    with pytest.raises(Refused) as e:
+        await client.ask(Option.GO, info("lost"))
+    assert e.value.reply == Reply.ERR_PLATFORM
+    assert "nowhere" not in str(e.value)
+    assert "/nowhere/image" in caplog.text
+    await client.go("disk")
+
+
+async def test_activity_renews_the_ticket_and_counts(world: World) -> None:
+    client = await world.go()
+    world.now += 200
+    await client.request(WRITE, 0, data=bytes(1000))
+    await client.request(WRITE, 500, data=bytes(1000))
+    await client.request(READ, 0, 9000)
+    world.now += 200
+    status = world.disk.status()
+    assert status["transferred"] == 1500
+    assert status["connections"] == 1
+    assert not status["active"]
+    assert (await client.request(FLUSH)).error == 0
+
+
+async def test_running_request_is_active(world: World) -> None:
+    held = world.backend.hold("pread")
+    client = await world.go()
+    client.send(READ, 0, 512)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    assert world.disk.status()["active"]
+    held.release()
+    await client.receive()
+
+
+async def test_connection_that_ended_is_not_counted(world: World) -> None:
+    client = await world.go()
+    await client.close()
+    await world.until(lambda: world.disk.status()["connections"] == 0)
+
+
+async def test_connections_of_a_ticket_are_limited(world: World) -> None:
+    for _ in range(9):
+        await world.go()
+    client = await world.connect()
+    with pytest.raises(Refused) as e:
+        await client.ask(Option.GO, info("disk"))
+    assert e.value.reply == Reply.ERR_POLICY
+
+
+@pytest.mark.parametrize("length", [0, 512, 2 * MiB])
+@pytest.mark.parametrize("command", [command for command in Command if command != DISC])
+async def test_request_after_expiry_is_refused_and_ends_the_connection(
+    world: World, command: Command, length: int
+) -> None:
+    world.add("short", timeout=10)
+    client = await world.go("short")
+    world.now += 100
+    result = await client.request(command, 0, length, data=bytes(length) if command == WRITE else b"")
+    if command == Command.BLOCK_STATUS and not length:
+        assert result.error == ErrorNumber.EINVAL
+        return
+    assert result.error == ErrorNumber.ESHUTDOWN
+    assert await client.at_end()
+
+
+async def test_cancelling_the_ticket_ends_idle_connections(world: World) -> None:
+    client = await world.go()
+    await world.store.remove("disk", 10)
+    assert await client.at_end()
+
+
+async def test_cancelling_the_ticket_ends_running_requests(world: World) -> None:
+    held = world.backend.hold("pread")
+    client = await world.go()
+    client.send(READ, 0, 512)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    world.disk.cancel()
+    late = client.send(FLUSH)
+    held.release()
+    results = await client.receive_all()
+    assert {result.error for result in results.values()} == {ErrorNumber.ESHUTDOWN}
+    assert late in results
+    assert await client.at_end()
+
+
+async def test_cancelling_one_ticket_leaves_others_alone(world: World) -> None:
+    world.add("other")
+    client = await world.go("other")
+    await world.go("disk")
+    world.disk.cancel()
+    assert (await client.request(READ, 0, 512)).error == 0
+
+
+async def test_two_tickets_of_one_image_see_the_same_bytes(world: World) -> None:
+    world.add("other")
+    one, two = await world.go("disk"), await world.go("other")
+    await one.request(WRITE, 0, data=b"new")
+    await two.request(FLUSH)
+    assert (await (await world.go("disk")).request(READ, 0, 3)).data == b"new"
+
+
+async def test_list_is_refused_by_default(world: World) -> None:
+    client = await world.connect()
+    with pytest.raises(Refused) as e:
+        await client.list()
+    assert e.value.reply == Reply.ERR_POLICY
+
+
+async def test_list_shows_tickets_that_can_be_used() -> None:
+    async with World(listed=True).running() as world:
+        world.add("expired", timeout=1)
+        world.now += 10
+        world.add("b")
+        world.add("cancelled").cancel()
+        assert sorted(await (await world.connect()).list()) == ["b", "disk"]
+
+
+# The end of a connection
+
+
+async def test_goodbye_is_not_answered_and_what_runs_is(world: World, client: Client) -> None:
+    held = world.backend.hold("pread")
+    cookies = {client.send(READ, i * 512, 512) for i in range(4)}
+    await asyncio.wait_for(held.reached.wait(), 10)
+    client.writer.write(RequestHeader(DISC, 0, 99, 0, 0).pack(extended=client.extended) + b"ignored")
+    held.release()
+    assert set(await client.receive_all()) == cookies
+    assert await client.at_end()
+
+
+async def test_half_close_is_a_goodbye(world: World, client: Client) -> None:
+    held = world.backend.hold("pread")
+    cookie = client.send(READ, 0, 512)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    client.writer.write_eof()
+    held.release()
+    assert (await client.receive())[0] == cookie
+    assert await client.at_end()
+
+
+@pytest.mark.parametrize("where", [0, 1, 27, 28, 29, 4096 + 27])
+async def test_client_that_dies_inside_a_request_writes_nothing(world: World, where: int) -> None:
+    client = await world.go()
+    stream = RequestHeader(WRITE, 0, 1, 0, 4096).pack() + b"x" * 4096
+    client.writer.write(stream[:where])
+    await client.writer.drain()
+    reset(client)
+    await world.rest()
+    assert world.memory.content == bytes(SIZE)
+
+
+async def test_client_that_dies_while_storage_works_frees_everything(world: World) -> None:
+    held = world.backend.hold("pread")
+    client = await world.go()
+    for i in range(20):
+        client.send(READ, i * MiB % SIZE, MiB)
+        client.send(READ, 0, SIZE)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    reset(client)
+    held.release()
+    await world.until(lambda: world.disk.status()["connections"] == 0)
+    await world.rest()
+    await world.until(lambda: not world.disk.status()["active"])
+
+
+HANDSHAKE = b"\0\0\0\3" + OptionHeader(Option.STRUCTURED_REPLY, 0).pack() + GO
+
+
+@pytest.mark.parametrize("where", range(0, len(HANDSHAKE) + 1, 3))
+async def test_client_that_leaves_anywhere_in_the_negotiation_harms_nobody(
+    world: World, where: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = await asyncio.open_unix_connection(world.address)
+    writer.write(HANDSHAKE[:where])
+    await writer.drain()
+    writer.close()
+    await world.until(lambda: not world.server._connections)
+    assert (await (await world.go()).request(READ, 0, 1)).error == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_many_clients_that_connect_and_go(world: World) -> None:
+    for _ in range(100):
+        _, writer = await asyncio.open_unix_connection(world.address)
+        writer.close()
+    await world.until(lambda: not world.server._connections)
+
+
+async def test_client_that_says_nothing_is_closed_in_time() -> None:
+    async with World(handshake_timeout=0.1).running() as world:
+        client = await world.connect()
+        assert await client.at_end()
+
+
+async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
+    async with World(handshake_timeout=0.2).running() as world:
+        client = await world.connect()
+        await client.ask(Option.STRUCTURED_REPLY)
+        client.writer.write(GO[:20])
+        assert await client.at_end()
+
+
+async def test_client_that_stalls_inside_a_request_is_closed_in_time() -> None:
+    async with World(inactivity_timeout=1).running() as world:
+        idle, stalled, payload = await world.go(), await world.go(), await world.go()
+        stalled.writer.write(RequestHeader(READ, 0, 1, 0, 512).pack()[:10])
+        payload.writer.write(RequestHeader(WRITE, 0, 1, 0, 512).pack() + b"some")
+        assert await stalled.at_end()
+        assert await payload.at_end()
+        assert (await idle.request(READ, 0, 512)).error == 0
+
+
+async def test_client_that_does_not_read_is_closed_in_time() -> None:
+    async with World(inactivity_timeout=1).running() as world:
+        world.memory.content[:] = os.urandom(SIZE)
+        client = await world.go()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for _ in range(100):
+            client.send(READ, 0, MiB)
+        await world.until(lambda: not world.server._connections)
+        assert world.pool.lent == 0
+
+
+async def test_slow_storage_is_not_the_clients_fault() -> None:
+    async with World(inactivity_timeout=1).running() as world:
+        held = world.backend.hold("pread")
+        client = await world.go()
+        cookie = client.send(READ, 0, 512)
+        await asyncio.wait_for(held.reached.wait(), 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.reader.read(1), 1.5)
+        held.release()
+        assert (await client.receive())[0] == cookie
+
+
+async def test_clients_above_the_limit_are_closed_at_once() -> None:
+    async with World(most=2).running() as world:
+        first, _ = await world.go(), await world.go()
+        reader, writer = await asyncio.open_unix_connection(world.address)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        await first.close()
+        await world.until(lambda: len(world.server._connections) == 1)
+        assert (await (await world.go()).request(READ, 0, 1)).error == 0
+
+
+# The end of the server
+
+
+async def test_stopping_server_finishes_what_runs_and_refuses_what_comes(world: World) -> None:
+    held = world.backend.hold("pwrite")
+    client = await world.go()
+    running = client.send(WRITE, 0, data=b"abc")
+    await asyncio.wait_for(held.reached.wait(), 10)
+    stopping = asyncio.create_task(world.server.stop(10))
+    await asyncio.sleep(0)
+    late = client.send(READ, 0, 3)
+    assert (await client.receive())[0] == late
+    held.release()
+    cookie, result = await client.receive()
+    assert (cookie, result.error) == (running, 0)
+    assert await client.at_end()
+    await stopping
+    assert world.memory.content[:3] == b"abc"
+
+
+async def test_stopping_server_waits_for_requests_although_it_was_idle_before(world: World) -> None:
+    await (await world.go()).close()
+    await world.until(lambda: not world.server._connections)
+    held = world.backend.hold("pwrite")
+    client = await world.go()
+    client.send(WRITE, 0, data=b"abc")
+    await asyncio.wait_for(held.reached.wait(), 10)
+    stopping = asyncio.create_task(world.server.stop(10))
+    await asyncio.wait({stopping}, timeout=0.1)
+    assert not stopping.done()
+    held.release()
+    assert (await client.receive())[1].error == 0
+    await stopping
+
+
+async def test_stopping_server_tells_clients_in_the_negotiation(world: World) -> None:
+    client = await world.connect()
+    await client.ask(Option.STRUCTURED_REPLY)
+    stopping = asyncio.create_task(world.server.stop(10))
+    await asyncio.sleep(0)
+    with pytest.raises(Refused) as e:
+        await client.ask(Option.GO, info("disk"))
+    assert e.value.reply == Reply.ERR_SHUTDOWN
+    await client.ask(Option.ABORT)
+    assert await client.at_end()
+    await stopping
+
+
+async def test_stopping_server_cuts_off_who_does_not_leave(world: World) -> None:
+    held = world.backend.hold("pread")
+    running = await world.go()
+    running.send(READ, 0, 512)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    silent = await world.connect()
+    await world.server.stop(1.2)
+    assert await silent.at_end()
+    assert await running.at_end()
+    held.release()
+
+
+async def test_stopping_server_takes_no_more_clients(world: World) -> None:
+    await world.server.stop(0.1)
+    reader, writer = await asyncio.open_unix_connection(world.address)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+
+
+async def test_error_of_storage_while_stopping_is_answered(world: World) -> None:
+    held = world.backend.hold("pread")
+    client = await world.go()
+    cookie = client.send(READ, 0, 512)
+    await asyncio.wait_for(held.reached.wait(), 10)
+    world.backend.fail("pread", StorageError(5, "read", "pread"))
+    stopping = asyncio.create_task(world.server.stop(10))
+    held.release()
+    assert (await client.receive())[0] == cookie
+    await stopping
+
+
+async def test_read_only_ticket_counts_what_was_read(world: World) -> None:
+    transfer = world.add("ro", ops=(Access.READ,))
+    client = await world.go("ro")
+    await client.request(READ, 0, 3 * MiB)
+    await client.request(READ, 0, 512)
+    assert transfer.status()["transferred"] == 3 * MiB
+
+
+def reset(client: Client) -> None:
+    """End the connection in the hardest way there is."""
+    sock = client.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()

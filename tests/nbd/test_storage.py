@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zeroing, holes and durability on real storage of every type, through the protocol."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from tests.nbd.client import Client
+from tests.nbd.world import KiB, MiB, World
+from tests.support.images import pattern
+from tests.support.realstorage import Storage
+
+READ, WRITE, FLUSH, ZERO, STATUS = (
+    Command.READ,
+    Command.WRITE,
+    Command.FLUSH,
+    Command.WRITE_ZEROES,
+    Command.BLOCK_STATUS,
+)
+FAST, NO_HOLE, FUA, REQ_ONE = CommandFlag.FAST_ZERO, CommandFlag.NO_HOLE, CommandFlag.FUA, CommandFlag.REQ_ONE
+SIZE = 8 * MiB
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with World().running() as running:
+        yield running
+
+
+class Disk:
+    """A client of an image on real storage, full of a pattern."""
+
+    def __init__(self, storage: Storage, path: Path, client: Client) -> None:
+        self.storage = storage
+        self.path = path
+        self.client = client
+
+    def content(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(SIZE)
+
+
+@pytest.fixture
+async def disk(storage: Storage, world: World) -> Disk:
+    path = storage.make(SIZE)
+    world.add("real", size=SIZE, path=path, sparse=True)
+    client = await world.go("real")
+    assert (await client.request(WRITE, 0, data=pattern(SIZE))).error == 0
+    assert (await client.request(FLUSH)).error == 0
+    return Disk(storage, path, client)
+
+
+@pytest.mark.parametrize("flags", [0, NO_HOLE, FUA])
+@pytest.mark.parametrize(("offset", "length"), [(0, MiB), (5, 3), (4096, 8192), (511, 70000), (SIZE - 1, 1)])
+async def test_zeroed_range_reads_as_zeros_and_neighbours_are_kept(
+    disk: Disk, flags: int, offset: int, length: int
+) -> None:
+    assert (await disk.client.request(ZERO, offset, length, flags)).error == 0
+    wanted = bytearray(pattern(SIZE))
+    wanted[offset : offset + length] = bytes(length)
+    assert (await disk.client.request(READ, 0, SIZE)).data == wanted
+    await disk.client.request(FLUSH)
+    assert disk.content() == wanted
+
+
+async def test_fast_zero_is_fast_or_refused_and_changes_nothing(disk: Disk) -> None:
+    start = time.monotonic()
+    result = await disk.client.request(ZERO, 0, SIZE, FAST)
+    elapsed = time.monotonic() - start
+    if disk.storage.name == "loop-no-offload":
+        assert result.error == ErrorNumber.ENOTSUP
+        assert disk.content() == pattern(SIZE)
+        assert elapsed < 1.0  # some ms; machines that run tests are busy
+        assert (await disk.client.request(ZERO, 0, SIZE)).error == 0
+    elif disk.storage.name == "ext2":
+        # ext2 punches no holes, so what was written can only be zeroed by writing.
+        assert result.error in (0, ErrorNumber.ENOTSUP)
+        if result.error:
+            assert disk.content() == pattern(SIZE)
+    else:
+        assert result.error == 0
+        assert (await disk.client.request(READ, 0, SIZE)).data == bytes(SIZE)
+
+
+@pytest.mark.parametrize("flags", [FAST | NO_HOLE, FAST, FAST | FUA])
+@pytest.mark.parametrize(("offset", "length"), [(0, MiB), (5, 3), (100, 70000)])
+async def test_fast_zero_zeroes_all_or_nothing(disk: Disk, flags: int, offset: int, length: int) -> None:
+    result = await disk.client.request(ZERO, offset, length, flags)
+    wanted = bytearray(pattern(SIZE))
+    if result.error:
+        assert result.error == ErrorNumber.ENOTSUP
+    else:
+        wanted[offset : offset + length] = bytes(length)
+    assert (await disk.client.request(READ, 0, SIZE)).data == wanted
+    assert (await disk.client.request(ZERO, offset, length, flags & ~FAST)).error == 0
+
+
+async def test_zero_deallocates_unless_told_not_to(disk: Disk) -> None:
+    if disk.storage.is_block or disk.storage.name == "ext2":
+        pytest.skip("this storage keeps what is allocated")
+    await disk.client.request(ZERO, 0, 4 * MiB, NO_HOLE)
+    assert disk.storage.allocated(disk.path) >= SIZE
+    await disk.client.request(ZERO, 0, 4 * MiB)
+    assert disk.storage.allocated(disk.path) <= SIZE - 3 * MiB
+
+
+async def test_status_agrees_with_what_is_read(disk: Disk) -> None:
+    await disk.client.request(ZERO, MiB, 2 * MiB)
+    await disk.client.request(ZERO, 5 * MiB + 100, 64 * KiB)
+    extents = (await disk.client.request(STATUS, 0, SIZE)).extents
+    assert sum(length for length, _ in extents) == SIZE
+    offset = 0
+    for length, status in extents:
+        if status & 2:
+            assert (await disk.client.request(READ, offset, length)).data == bytes(length)
+        offset += length
+
+
+async def test_one_extent_at_a_time_tells_the_same_as_all_at_once(disk: Disk) -> None:
+    for i in range(0, 16, 2):
+        await disk.client.request(ZERO, i * 64 * KiB, 64 * KiB)
+    whole = (await disk.client.request(STATUS, 0, SIZE)).extents
+    single = []
+    offset = 0
+    while offset < SIZE:
+        (extent,) = (await disk.client.request(STATUS, offset, SIZE - offset, REQ_ONE)).extents
+        single.append(extent)
+        offset += extent[0]
+    assert single == whole
+
+
+async def test_status_is_asked_again_after_a_write(disk: Disk) -> None:
+    await disk.client.request(ZERO, 0, SIZE)
+    await disk.client.request(STATUS, 0, SIZE, REQ_ONE)
+    await disk.client.request(WRITE, 0, data=b"new" * 100)
+    ((length, status),) = (await disk.client.request(STATUS, 0, SIZE, REQ_ONE)).extents
+    assert status == 0 or (await disk.client.request(READ, 0, length)).data == bytes(length)
+    assert status == 0
+
+
+async def test_many_extents_are_told_in_several_replies(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "image"
+    count = 2500
+    with path.open("wb") as file:
+        file.truncate(count * 8192)
+        for i in range(count):
+            os.pwrite(file.fileno(), b"x" * 4096, i * 8192)
+    world.add("many", size=count * 8192, path=path)
+    client = await world.go("many")
+    offset, extents = 0, 0
+    while offset < count * 8192:
+        ((length, _),) = (await client.request(STATUS, offset, count * 8192 - offset, REQ_ONE)).extents
+        offset += length
+        extents += 1
+    assert offset == count * 8192
+    assert extents == len((await client.request(STATUS, 0, count * 8192)).extents)
+
+
+async def test_extents_of_more_than_4_gib(world: World, tmp_path: Path) -> None:
+    size = 9 << 30
+    path = tmp_path / "image"
+    with path.open("wb") as file:
+        file.truncate(size)
+    world.add("huge", size=size, path=path)
+    compact, extended = await world.go("huge"), await world.go("huge", extended=True)
+    for offset, length in ((0, 2**32 - 1), (1, 2**32 - 1), (0, 2**32 - 512), (size - 1, 1)):
+        ((told, status),) = (await compact.request(STATUS, offset, length)).extents
+        assert status == 3
+        assert told <= length
+    assert (await extended.request(STATUS, 0, size)).extents == [(size, 3)]
+    assert (await extended.request(ZERO, 0, size)).error == 0
+    assert (await compact.request(ZERO, 1, 2**32 - 1)).error == 0
+    assert (await compact.request(Command.TRIM, 1, 2**32 - 1)).error == 0
+
+
+async def test_connections_see_each_others_writes_after_a_flush(disk: Disk, world: World) -> None:
+    others = [await world.go("real") for _ in range(3)]
+    for i in range(20):
+        writer, flusher, reader = (others[(i + k) % 3] for k in range(3))
+        data = pattern(5000, i)
+        await writer.request(WRITE, i * 5000, data=data)
+        await flusher.request(FLUSH)
+        assert (await reader.request(READ, i * 5000, 5000)).data == data
+
+
+async def test_unaligned_writes_side_by_side_keep_each_other(disk: Disk) -> None:
+    data = pattern(100 * 777, 3)
+    for i in range(100):
+        disk.client.send(WRITE, 1000 + i * 777, data=data[i * 777 : (i + 1) * 777])
+    assert not any(result.error for result in (await disk.client.receive_all()).values())
+    assert (await disk.client.request(READ, 1000, len(data))).data == data
