@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers over HTTP, beside ovirt-imageio on the same images. `make bench` runs this.
+
+python -m benchmarks.transfer [--quick] [--only REGEX] [--rounds N] [--seconds S] [--directory DIR] [--output DIR]
+                              [--document]
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks import machine, plot, report
+from benchmarks.cases import GOALS, Case, GiB, all_cases
+from benchmarks.errors import BenchmarkError
+from benchmarks.images import Images
+from benchmarks.rounds import Measured, measure
+from benchmarks.servers import PROJECT
+from tests.support.daemon import Certificates
+
+DOCUMENT = PROJECT / "docs/performance.md"
+PICTURE = PROJECT / "docs/performance.png"
+
+
+def main() -> int:
+    """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
+    options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and loop devices end with us
+    try:
+        _run(options)
+    except BenchmarkError as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench", description="Measure transfers beside ovirt-imageio.")
+    parser.add_argument("--quick", action="store_true", help="only what is to be reached, in at most 3 minutes")
+    parser.add_argument("--only", default="", metavar="REGEX", help='only cases whose name matches: "put 64 KiB tls"')
+    parser.add_argument("--rounds", type=_count, default=5, help="rounds of each server (default: 5)")
+    parser.add_argument("--seconds", type=_duration, help="length of a round (default: 2; 0.8 if quick)")
+    parser.add_argument("--directory", type=Path, help="where the images are (default: $TMPDIR or /var/tmp)")
+    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
+    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    return parser
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError("at least 1")
+    return value
+
+
+def _duration(text: str) -> float:
+    if not 0 < (value := float(text)) <= 3600:
+        raise argparse.ArgumentTypeError("more than 0, at most 3600")
+    return value
+
+
+def _run(options: argparse.Namespace) -> None:
+    cases = _cases(options.quick, options.only)
+    parent = options.directory or Path(os.environ.get("TMPDIR", "/var/tmp"))
+    if not parent.is_dir():
+        raise BenchmarkError(f"{parent} is not a directory")
+    seconds = options.seconds or (0.8 if options.quick else 2.0)
+    started = time.monotonic()
+    warning = machine.busy()
+    if warning:
+        print(f"bench: {warning}", file=sys.stderr)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imageio-bench-", dir=parent)))
+        description = machine.describe(directory)
+        images = Images(directory, _image_size(directory, cases, options.quick), stack)
+        certificates = Certificates.make(directory)
+        results = [
+            _measure(number, len(cases), case, images, certificates, options.rounds, seconds)
+            for number, case in enumerate(cases, 1)
+        ]
+    how = (
+        f"{options.rounds} rounds of {seconds:g} s for each server, in turns; medians. "
+        f"Images of {images.size // GiB} GiB. Measured in {time.monotonic() - started:.0f} s."
+    )
+    if warning:
+        how += f" **{warning[0].upper()}{warning[1:]}.**"
+    _write(options.output, description, how, results)
+    if options.document:
+        picture = f"![Ratios of all cases]({PICTURE.name})"
+        report.write_into(DOCUMENT, f"{picture}\n\n{report.document(description, how, results)}")
+        shutil.copy(options.output / "results.png", PICTURE)
+
+
+def _cases(quick: bool, pattern: str) -> list[Case]:
+    cases = [goal.case for goal in GOALS] if quick else list(all_cases())
+    try:
+        cases = [case for case in cases if re.search(pattern, case.name, re.IGNORECASE)]
+    except re.error as e:
+        raise BenchmarkError(f"--only {pattern}: {e}") from e
+    if os.geteuid() != 0 and any(case.storage == "loop" for case in cases):
+        print("bench: loop devices are left out, they need root", file=sys.stderr)
+        cases = [case for case in cases if case.storage != "loop"]
+    if not cases:
+        raise BenchmarkError(f"no case matches {pattern!r}")
+    return cases
+
+
+def _image_size(directory: Path, cases: Sequence[Case], quick: bool) -> int:
+    size = (1 if quick else 2) * GiB
+    images = len({(case.storage, case.operation == "zero") for case in cases})
+    if shutil.disk_usage(directory).free < images * size:
+        raise BenchmarkError(f"{directory.parent} has no space for {images} images of {size // GiB} GiB")
+    return size
+
+
+def _measure(
+    number: int, count: int, case: Case, images: Images, certificates: Certificates, rounds: int, seconds: float
+) -> Measured:
+    result = measure(case, images, certificates, rounds, seconds)
+    rate, cpu = result.ratio(result.rate), result.ratio(result.cpu)
+    print(f"{number}/{count} {case.name}: rate {rate:.2f}, server CPU {cpu:.2f}", file=sys.stderr)
+    return result
+
+
+def _write(output: Path, description: dict[str, str], how: str, results: Sequence[Measured]) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    text = report.document(description, how, results)
+    (output / "results.md").write_text(text + "\n")
+    data = {"machine": description, "how": how, "results": [result.to_json() for result in results]}
+    (output / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+    plot.draw(results, output / "results.png")
+    print(text)
+    print(f"bench: {output}/results.md, .json, .png", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

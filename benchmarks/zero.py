@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zeroing a large image on each storage type, beside the tools that do the same job.
+
+python -m benchmarks.zero [--quick] [--size GIB] [--rounds N] [--directory DIR] [--only NAME]
+
+Root only. The goal: our time is at most 1.1 times that of the best tool that does the same job, plus 20 ms. Before each
+measurement the image is made a hole with 64 pieces of data, so that all find the same.
+"""
+
+import argparse
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.measure import interleaved, table
+from ioutil_ext import ffi, lib
+from tests.ioutil.engine_driver import Image
+from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType, missing, mounted
+from tests.support.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate
+
+MiB = 1024 * 1024
+GiB = 1024 * MiB
+
+FACTOR, CONSTANT = 1.1, 0.020
+
+Contenders = dict[str, Callable[[], None]]
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+
+
+def write_zeros(path: Path, size: int) -> None:
+    run("dd", "if=/dev/zero", f"of={path}", "bs=8M", f"count={size // (8 * MiB)}", "oflag=direct", "conv=notrunc")
+
+
+def ours(path: Path, size: int, flags: int, methods: set[str]) -> None:
+    """Zero with a new image each time: nothing is known from the round before."""
+    with Image(path) as image:
+        result = image.zero(0, size, flags)
+    methods.add(ffi.string(lib.iou_method_name(result.method)).decode())
+
+
+def tools(storage: Storage, path: Path, size: int, *, allocate: bool) -> Contenders:
+    """Return what does the same job here: leaves holes, or keeps the range provisioned."""
+    contenders: Contenders = {}
+    filesystem, is_block = storage.type.filesystem, storage.is_block
+    length = ("--offset", "0", "--length", str(size), path)
+    if is_block:
+        contenders["blkdiscard -z"] = functools.partial(run, "blkdiscard", "--zeroout", "--force", path)
+    if is_block or filesystem in ("ext4", "xfs", "btrfs"):
+        contenders["fallocate -z"] = functools.partial(run, "fallocate", "--zero-range", *length)
+    # Punching does not keep a range provisioned; a device without offload refuses it.
+    if not allocate and storage.offload:
+        contenders["fallocate -p"] = functools.partial(run, "fallocate", "--punch-hole", *length)
+    if allocate and filesystem == "tmpfs":
+        contenders["fallocate -p, fallocate"] = functools.partial(punch_and_allocate, length)
+    if allocate or not storage.offload:
+        contenders["dd"] = functools.partial(write_zeros, path, size)
+    return contenders
+
+
+def punch_and_allocate(length: tuple[str | Path, ...]) -> None:
+    run("fallocate", "--punch-hole", *length)
+    run("fallocate", *length)
+
+
+def bench(storage: Storage, size: int, rounds: int, *, allocate: bool) -> list[str]:
+    """Measure one storage type and return its row."""
+    path = storage.make(size)
+    methods: set[str] = set()
+    flags = lib.IOU_ALLOCATE if allocate else 0
+    contenders: Contenders = {"ours": functools.partial(ours, path, size, flags, methods)}
+    contenders |= tools(storage, path, size, allocate=allocate)
+    prepare = functools.partial(prepared, storage, path)
+    seconds = interleaved(contenders, rounds, prepare)
+    mine = seconds.pop("ours")
+    best = min(seconds, key=lambda name: seconds[name])
+    limit = seconds[best] * FACTOR + CONSTANT
+    others = ", ".join(f"{name} {1000 * value:.0f}" for name, value in sorted(seconds.items(), key=lambda i: i[1]))
+    job = "allocate" if allocate else "deallocate"
+    verdict = "yes" if mine <= limit else "NO"
+    return [storage.name, job, ", ".join(sorted(methods)), f"{1000 * mine:.0f}", others, f"{1000 * limit:.0f}", verdict]
+
+
+def prepared(storage: Storage, path: Path) -> None:
+    """Make the image a hole with 64 pieces of data: the same for all, whatever the one before left."""
+    backing = storage.backing(path)
+    with backing.open("r+b") as file:
+        fallocate(file.fileno(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, backing.stat().st_size)
+    piece = b"x" * MiB
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        for offset in range(0, size, size // 64):
+            file.seek(offset)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def storages(names: list[str]) -> list[StorageType]:
+    return [storage_type for storage_type in STORAGE_TYPES if not names or storage_type.name in names]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="256 MiB, one round, as a smoke test")
+    parser.add_argument("--size", type=int, default=8, help="GiB of each image")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", default=tempfile.gettempdir(), help="where the storage is made")
+    parser.add_argument("--only", action="append", default=[], help="names of storage types")
+    arguments = parser.parse_args()
+    size, rounds = (256 * MiB, 1) if arguments.quick else (arguments.size * GiB, arguments.rounds)
+    rows = []
+    for storage_type in storages(arguments.only):
+        if reason := missing(storage_type.filesystem):
+            print(f"{storage_type.name}: {reason}", file=sys.stderr)
+            continue
+        for allocate in (False, True):
+            with tempfile.TemporaryDirectory(dir=arguments.directory) as directory, ExitStack() as cleanup:
+                # Room for the image and what the file system needs for itself.
+                where = cleanup.enter_context(
+                    mounted(storage_type.filesystem, Path(directory), size + size // 4 + 400 * MiB)
+                )
+                storage = Storage(storage_type, where, cleanup)
+                rows.append(bench(storage, size, rounds, allocate=allocate))
+    header = ["storage", "job", "method", "ours, ms", "others, ms", "limit, ms", "kept"]
+    print(table(header, rows))
+    return 0 if all(row[-1] == "yes" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
