@@ -6,7 +6,9 @@ import json
 import pytest
 
 from tests.support.daemon import Daemon, MakeDaemon
-from tests.support.images import MakeImage, MiB, make_image, pattern
+from tests.support.http_client import Connection, encode_request
+from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.polling import eventually
 
 
 def transfer(daemon: Daemon, new_image: MakeImage, **fields: object) -> str:
@@ -66,6 +68,36 @@ def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeIm
         connection.get(image.url)
     line = daemon.log.wait_for(r"connection ended.*job-19.*", start=start)[0]
     assert "requests=2" in line
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status"),
+    [
+        ("GET", "", None, 200),
+        ("GET", "/extents", None, 200),
+        ("HEAD", "", None, 200),
+        ("PUT", "?flush=n", b"x", 200),
+        ("PUT", "?flush=never", b"x", 400),
+        ("PATCH", "", b'{"op": "flush"}', 200),
+    ],
+)
+def test_each_request_is_told_at_debug(
+    daemon: Daemon, client: Connection, image: Image, method: str, target: str, body: bytes | None, status: int
+) -> None:
+    start = daemon.log.end()
+    assert client.request(method, f"{image.url}{target}", None, body).status == status
+    daemon.log.wait_for(
+        rf"DEBUG .*: request client=.* method={method} .*status={status} seconds=[\d.e-]+$", start=start
+    )
+
+
+def test_a_download_is_told_when_it_ends(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
+    image, start = new_image(size=64 * MiB), daemon.log.end()
+    client.send(encode_request("GET", image.url))
+    eventually(lambda: daemon.status(image.ticket)["active"], "the download runs")
+    assert daemon.log.find(r": request .*method=GET .*/images/", start=start) is None
+    assert client.receive().status == 200
+    daemon.log.wait_for(r": request .*method=GET resource=/images/\{\} status=200", start=start)
 
 
 def test_requests_are_told_at_debug_only(make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:

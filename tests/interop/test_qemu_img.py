@@ -35,8 +35,8 @@ def source(daemon: Daemon, ticket: str) -> str:
 @pytest.mark.usefixtures("has_https")
 def test_convert_from_a_transfer_url(daemon: Daemon, new_image: MakeImage, tmp_path: Path) -> None:
     image = new_image(pattern(5 * MiB), ops=["read"])
-    # One request at a time: the https driver of qemu 7.2 loses a wake-up when several answers arrive together, and waits
-    # for ever with all bytes read (5 of 100 runs against a server of Python's library, none of 100 with -m 1).
+    # One request at a time: the https driver of qemu 7.2 loses a wake-up when several answers arrive together, and
+    # waits for ever with all bytes read (5 of 100 runs against a server of Python's library, none of 100 with -m 1).
     result = qemu_img("convert", "-m", "1", "-O", "raw", source(daemon, image.ticket), tmp_path / "copy")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "copy").read_bytes() == image.content()

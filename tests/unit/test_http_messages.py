@@ -14,6 +14,7 @@ from imageio_daemon.transfers import Transfer
 
 class FakeClient:
     peer = "somebody"
+    must_close = False
 
     def use(self, transfer: Transfer) -> None:
         """Do nothing."""

@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The aiohttp lane: aiohttp's requests and answers on one side, ours on the other."""
 
-import asyncio
-import logging
 from collections.abc import Awaitable
 
 from aiohttp import ClientError, StreamReader, web
 
-from ... import logs
 from ...errors import InvalidRequest, PeerGone
 from .connection import Connection
 from .gate import CONNECTION
 from .headers import parse_number, parse_target
-from .messages import SERVER, WRITE_PIECE, Request, Response, Stream
+from .messages import SERVER, WRITE_PIECE, Request, Response
 from .routes import Routes
-
-log = logging.getLogger(__name__)
 
 
 class Adapter:
@@ -32,40 +27,10 @@ class Adapter:
         connection: Connection | None = request.get_extra_info(CONNECTION)
         if connection is None:
             return web.Response()  # the client has gone; there is nowhere to send it
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         connection.begin(request.content.set_exception)
-        ours = self._translate(request, connection)
-        response = await self._routes.answer(ours)
-        sent = _Sent(request, ours, connection)
-        if response.stream is None or request.method == "HEAD":
-            await sent.plain(response)
-        else:
-            await self._stream(sent, ours, response, response.stream)
-        log.debug(
-            "request",
-            extra=logs.fields(
-                client=connection.peer,
-                method=ours.method,
-                resource=ours.resource,
-                status=sent.response.status,
-                seconds=round(loop.time() - started, 6),
-            ),
-        )
-        return sent.response
-
-    async def _stream(self, sent: "_Sent", ours: Request, response: Response, stream: Stream) -> None:
-        sent.expect(response)
-        try:
-            await stream(sent)
-            await sent.finish()
-        except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
-            failure = self._routes.failed(ours, e)
-            if sent.started:
-                # Never padded, never ended in order: the client must see that this is not the image.
-                sent.cut()
-            else:
-                await sent.plain(failure)
+        answer = _Answer(request, connection)
+        await self._routes.serve(self._translate(request, connection), answer)
+        return answer.response
 
     def _translate(self, request: web.BaseRequest, connection: Connection) -> Request:
         # The connection has refused what these cannot parse.
@@ -136,26 +101,27 @@ class _Body:
             self._connection.waiting_for_body(waiting=False)
 
 
-class _Sent:
-    """The answer to one request; as a sink, its body.
+class _Answer:
+    """An answer. When nobody knows the length of its body, the first piece waits for the second: one piece has one."""
 
-    The head goes out with the first bytes of the body, so that what fails before them is answered as an error. When
-    nobody knows the length, the first piece waits for the second: an answer of one piece has a length.
-    """
-
-    def __init__(self, request: web.BaseRequest, ours: Request, connection: Connection) -> None:
+    def __init__(self, request: web.BaseRequest, connection: Connection) -> None:
         self.response: web.StreamResponse = web.Response()
         self.started = False
         self._request = request
-        self._ours = ours
         self._connection = connection
         self._first: bytes | None = None
 
-    def expect(self, response: Response) -> None:
-        """Prepare for a stream."""
+    async def plain(self, response: Response, *, close: bool) -> None:
+        self.response = web.Response(status=response.status, headers=response.headers, body=response.body)
+        if response.stream is not None and response.length is not None:
+            self.response.headers["Content-Length"] = str(response.length)  # of the body that HEAD leaves out
+        self._finish_head(close=close)
+        await self._complete()
+
+    def expect(self, response: Response, *, close: bool) -> None:
         self.response = web.StreamResponse(status=response.status, headers=response.headers)
         self.response.content_length = response.content_length
-        self._finish_head(response)
+        self._finish_head(close=close)
 
     async def write(self, view: memoryview) -> None:
         """Send the bytes. They are copied: a transport keeps references to what it has not sent yet."""
@@ -166,27 +132,17 @@ class _Sent:
         await self._send(view)
 
     async def finish(self) -> None:
-        """Send the end of the answer, and the head if there was no body."""
         if not self.started and self.response.content_length is None:
             self.response.content_length = len(self._first or b"")
         await self._start()
         await self._complete()
 
-    async def plain(self, response: Response) -> None:
-        """Send an answer that is no stream."""
-        self.response = web.Response(status=response.status, headers=response.headers, body=response.body)
-        if response.stream is not None and response.length is not None:
-            self.response.headers["Content-Length"] = str(response.length)  # of the body that HEAD leaves out
-        self._finish_head(response)
-        await self._complete()
-
     def cut(self) -> None:
-        """End in the middle."""
         self._connection.abort("cut")
 
-    def _finish_head(self, response: Response) -> None:
+    def _finish_head(self, *, close: bool) -> None:
         self.response.headers["Server"] = SERVER
-        if response.close or self._connection.must_close or not self._ours.body.ended:
+        if close:
             self.response.force_close()
 
     async def _start(self) -> None:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from .framing import Head
 from .headers import parse_target
-from .messages import WRITE_PIECE, Client, Request, Response, Stream, encode, encode_head
+from .messages import WRITE_PIECE, Client, Request, Response, encode, encode_head
 from .receiver import Receiver
 from .routes import Routes
 
@@ -38,11 +38,6 @@ _IMAGES = "/images/"
 
 class Line(Client, Protocol):
     """What the lane needs of its connection."""
-
-    @property
-    def must_close(self) -> bool:
-        """Tell whether the answer that is given now is the connection's last."""
-        ...
 
     def write(self, data: bytes | memoryview) -> None:
         """Send bytes; a memoryview must stay as it is until drained() returns."""
@@ -97,41 +92,7 @@ async def serve(routes: Routes, line: Line, head: Head, receiver: Receiver) -> N
         client=line,
     )
     body.waits = request.waits_for_continue
-    response = await routes.answer(request)
-    if response.stream is not None:
-        await _stream(routes, line, request, response, response.stream)
-    else:
-        _plain(line, request, response)
-
-
-def _plain(line: Line, request: Request, response: Response) -> None:
-    close = _closes(line, request, response)
-    line.write(encode(response, close=close))
-    line.answered(close=close)
-
-
-def _closes(line: Line, request: Request, response: Response) -> bool:
-    return response.close or line.must_close or not request.body.ended
-
-
-async def _stream(routes: Routes, line: Line, request: Request, response: Response, stream: Stream) -> None:
-    close = _closes(line, request, response)
-    sink = _Sink(line, encode_head(response, close=close))
-    try:
-        await stream(sink)
-        sink.finish()
-    except asyncio.CancelledError:
-        line.abort("cut")
-        raise
-    except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
-        failure = routes.failed(request, e)
-        if sink.started:
-            # Never padded, never ended in order: the client must see that this is not the image.
-            line.abort("cut")
-        else:
-            _plain(line, request, failure)
-    else:
-        line.answered(close=close)
+    await routes.serve(request, _Answer(line))
 
 
 class _Body:
@@ -158,13 +119,22 @@ class _Body:
             self._line.waiting_for_body(waiting=False)
 
 
-class _Sink:
-    """The body of an answer, sent from the reader's memory. The head goes out with the first bytes."""
+class _Answer:
+    """An answer, its body sent from the reader's memory."""
 
-    def __init__(self, line: Line, head: bytes) -> None:
+    def __init__(self, line: Line) -> None:
         self.started = False
         self._line = line
-        self._head = head
+        self._head = b""
+        self._close = False
+
+    async def plain(self, response: Response, *, close: bool) -> None:
+        self._line.write(encode(response, close=close))
+        self._line.answered(close=close)
+
+    def expect(self, response: Response, *, close: bool) -> None:
+        self._head = encode_head(response, close=close)
+        self._close = close
 
     async def write(self, view: memoryview) -> None:
         self._start()
@@ -177,8 +147,12 @@ class _Sink:
                 self._line.abort("cut")
                 raise
 
-    def finish(self) -> None:
+    async def finish(self) -> None:
         self._start()
+        self._line.answered(close=self._close)
+
+    def cut(self) -> None:
+        self._line.abort("cut")
 
     def _start(self) -> None:
         if not self.started:

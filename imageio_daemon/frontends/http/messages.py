@@ -53,6 +53,11 @@ class Client(Protocol):
         """Return a name for the log."""
         ...
 
+    @property
+    def must_close(self) -> bool:
+        """Tell whether the answer that is given now is the connection's last."""
+        ...
+
     def use(self, transfer: Transfer) -> None:
         """Count the connection as one of the transfer's, and live by its timeout. Raises TooManyConnections."""
         ...
@@ -107,6 +112,34 @@ class Response:
     def content_length(self) -> int | None:
         """Return what Content-Length says; None: there cannot be one."""
         return len(self.body) if self.stream is None else self.length
+
+
+class Answer(ByteSink, Protocol):
+    """One answer on its way to the client, through either lane; as a sink, its body.
+
+    The head goes out with the first bytes of the body, so that what fails before them is answered as an error.
+    """
+
+    @property
+    def started(self) -> bool:
+        """Tell whether something of it was sent."""
+        ...
+
+    async def plain(self, response: Response, *, close: bool) -> None:
+        """Send an answer that is no stream, or to HEAD all but the bytes of one that is."""
+        ...
+
+    def expect(self, response: Response, *, close: bool) -> None:
+        """Get ready to be the sink of the answer's stream."""
+        ...
+
+    async def finish(self) -> None:
+        """Send the end of the answer, and the head if there was no body."""
+        ...
+
+    def cut(self) -> None:
+        """End the connection in the middle: the client must see that this is not the image."""
+        ...
 
 
 def text_response(status: int, reason: str, headers: dict[str, str] | None = None, *, close: bool = False) -> Response:

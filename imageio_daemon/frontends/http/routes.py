@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which resource answers a request, and how its errors are answered. Shared by every lane and loop."""
 
+import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ... import logs
 from ...errors import InvalidRequest, MethodNotAllowed, NotFound
 from . import errors
 from .cors import cors_headers
-from .messages import Request, Response
+from .messages import Answer, Request, Response, Stream
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -50,8 +56,28 @@ class Routes:
         """Raise NotFound, InvalidRequest or MethodNotAllowed unless somebody answers."""
         _handler(self.find(path).resource, method)
 
+    async def serve(self, request: Request, answer: Answer) -> None:
+        """Answer a request, completely; errors are answers too."""
+        started = time.perf_counter()
+        response = await self.answer(request)
+        if response.stream is None or request.method == "HEAD":
+            await answer.plain(response, close=_closes(request, response))
+        else:
+            response = await self._send(request, response, response.stream, answer)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug(
+                "request",
+                extra=logs.fields(
+                    client=request.client.peer,
+                    method=request.method,
+                    resource=request.resource,
+                    status=response.status,
+                    seconds=round(time.perf_counter() - started, 6),
+                ),
+            )
+
     async def answer(self, request: Request) -> Response:
-        """Answer a request; errors are answers too."""
+        """Return the answer to a request, of which a stream is still to be sent."""
         cors = None
         try:
             request.resource, resource, request.name = self.find(request.path)
@@ -61,10 +87,32 @@ class Routes:
             response = errors.answer(e, request.client.peer)
         return _with_cors(response, request, cors)
 
+    async def _send(self, request: Request, response: Response, stream: Stream, answer: Answer) -> Response:
+        """Send a stream; return the answer that the client got, or would have got if it had not begun before."""
+        answer.expect(response, close=_closes(request, response))
+        try:
+            await stream(answer)
+            await answer.finish()
+        except asyncio.CancelledError:
+            answer.cut()
+            raise
+        except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
+            response = self.failed(request, e)
+            if answer.started:
+                answer.cut()  # never padded, never ended in order
+            else:
+                await answer.plain(response, close=_closes(request, response))
+        return response
+
     def failed(self, request: Request, error: Exception) -> Response:
-        """Answer a request whose stream failed before its first byte."""
+        """Return the answer to a request whose stream failed."""
         cors = self.find(request.path).resource.cors
         return _with_cors(errors.answer(error, request.client.peer), request, cors)
+
+
+def _closes(request: Request, response: Response) -> bool:
+    """Tell whether the answer is the connection's last: it says so, the server stops, or the body was not read."""
+    return response.close or request.client.must_close or not request.body.ended
 
 
 def _handler(resource: Resource, method: str) -> Handler:
