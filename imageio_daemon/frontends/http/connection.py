@@ -17,13 +17,13 @@ from ... import logs
 from ...errors import Error, InvalidRequest, PeerGone, Truncated
 from ...transfers import Transfer
 from ...units import MiB
+from ..watchdog import Watchdog, unsent
 from . import errors, fastlane
 from .framing import Body, Head, find_head, parse_head
 from .gate import Gate
 from .messages import encode
 from .owner import Owner
 from .receiver import Receiver
-from .watchdog import Watchdog, unsent
 
 log = logging.getLogger(__name__)
 

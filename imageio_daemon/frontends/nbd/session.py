@@ -13,7 +13,7 @@ from ...nbdproto.replies import ExtendedReplies, Replies, SimpleReplies, Structu
 from ...nbdproto.transmission import Request, Transmission
 from ...operations import Buffers
 from ...storage.base import Backend
-from ..http.watchdog import Watchdog
+from ..watchdog import Watchdog
 from .commands import Commands
 from .errors import TRANSFER_ENDED
 from .exports import Attachment
