@@ -102,10 +102,11 @@ class BackendInfo:
     size: int
     block_size: int
     can_grow: bool  # a write past the end makes the image larger
-    can_fast_zero: bool
+    can_fast_zero: bool  # nothing has shown yet that zeroing a range needs data I/O
     has_dirty: bool
     max_readers: int | None = None  # None: as many as the configuration allows
     max_writers: int | None = None
+    can_fast_allocate: bool = False  # can_fast_zero, where the range stays provisioned
     reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
 
 

@@ -51,11 +51,15 @@ class FileBackend:
         """Return what is known now; asks nobody."""
         info = ffi.new("iou_info *")
         lib.iou_handle_info(self._handle, info)
+        is_file = info.type == lib.IOU_FILE
+        allocates = info.can_zero_range or (info.can_punch_hole and info.can_fallocate)
         return BackendInfo(
             size=info.size,
             block_size=info.block_size,
-            can_grow=info.type == lib.IOU_FILE,
-            can_fast_zero=bool(info.can_punch_hole),
+            can_grow=is_file,
+            # On a device the kernel may write zeros for all but PUNCH_HOLE.
+            can_fast_zero=bool(info.can_punch_hole or (is_file and info.can_zero_range)),
+            can_fast_allocate=bool(is_file and allocates),
             has_dirty=False,
             reads_zero=bool(info.reads_zero),
         )

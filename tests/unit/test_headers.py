@@ -268,9 +268,10 @@ def test_other_bodies_are_not_json(body: bytes) -> None:
     [
         ({"op": "flush"}, Flush()),
         ({"op": "flush", "size": "ignored"}, Flush()),
-        ({"op": "zero", "size": 5}, Zero(0, 5, False)),
-        ({"op": "zero", "size": 0, "offset": 7, "flush": True, "future": 1}, Zero(7, 0, True)),
-        ({"op": "zero", "size": 10**30}, Zero(0, 10**30, False)),
+        ({"op": "zero", "size": 5}, Zero(0, 5, flush=False, fast=False)),
+        ({"op": "zero", "size": 0, "offset": 7, "flush": True, "future": 1}, Zero(7, 0, flush=True, fast=False)),
+        ({"op": "zero", "size": 5, "fast": True}, Zero(0, 5, flush=False, fast=True)),
+        ({"op": "zero", "size": 10**30}, Zero(0, 10**30, flush=False, fast=False)),
     ],
 )
 def test_patch_is_understood(data: object, expected: Zero | Flush) -> None:
@@ -291,6 +292,7 @@ def test_patch_is_understood(data: object, expected: Zero | Flush) -> None:
         *(({"op": "zero", "size": bad}, "'size'") for bad in (-1, 1.0, "1", None, True, [1])),
         *(({"op": "zero", "size": 1, "offset": bad}, "'offset'") for bad in (-1, 1.5, "1", None, False)),
         *(({"op": "zero", "size": 1, "flush": bad}, "'flush'") for bad in (0, 1, "true", None)),
+        *(({"op": "zero", "size": 1, "fast": bad}, "'fast'") for bad in (0, 1, "true", None)),
     ],
 )
 def test_other_patches_are_refused_with_the_reason(data: object, reason: str) -> None:
@@ -317,7 +319,7 @@ def test_no_body_breaks_the_parser(body: bytes) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda s: st.lists(s) | st.dictionaries(st.sampled_from(["op", "size", "offset", "flush"]), s),
+        lambda s: st.lists(s) | st.dictionaries(st.sampled_from(["op", "size", "offset", "flush", "fast"]), s),
     )
 )
 def test_no_document_breaks_the_parser(document: object) -> None:

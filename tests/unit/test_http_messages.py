@@ -128,7 +128,7 @@ def test_kept_connection_is_not_announced() -> None:
         (kinds.StorageError(5, "read", "pread"), 500, False),
         (kinds.Error("why"), 500, False),
         (KeyError("why"), 500, False),
-        (kinds.NotFast("why"), 501, False),
+        (kinds.NotFast("why"), 422, False),
         (kinds.TooManyConnections("why"), 503, True),
         (kinds.TooManyTickets("why"), 503, False),
         (kinds.Unavailable("why"), 503, True),

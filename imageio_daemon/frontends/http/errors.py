@@ -30,7 +30,7 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.MethodNotAllowed: _Answer(405),
     errors.InUse: _Answer(409),
     errors.OutOfRange: _Answer(416),
-    errors.NotFast: _Answer(501),
+    errors.NotFast: _Answer(422),
     errors.TooManyConnections: _Answer(503, close=True),
     errors.TooManyTickets: _Answer(503),
     errors.Unavailable: _Answer(503, close=True),

@@ -152,6 +152,7 @@ class Zero:
     offset: int
     size: int
     flush: bool
+    fast: bool  # rather not at all than by writing zeros
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,19 @@ def parse_patch(data: object) -> Zero | Flush:
         raise InvalidRequest("Invalid request: unknown 'op', known: zero, flush")
     if "size" not in data:
         raise InvalidRequest("Invalid request: missing 'size'")
-    flush = data.get("flush", False)
-    if not isinstance(flush, bool):
-        raise InvalidRequest("Invalid request: 'flush' must be true or false")
-    return Zero(_natural(data.get("offset", 0), "offset"), _natural(data["size"], "size"), flush)
+    return Zero(
+        _natural(data.get("offset", 0), "offset"),
+        _natural(data["size"], "size"),
+        flush=_switch(data, "flush"),
+        fast=_switch(data, "fast"),
+    )
+
+
+def _switch(data: dict[Any, Any], key: str) -> bool:
+    value = data.get(key, False)
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"Invalid request: {key!r} must be true or false")
+    return value
 
 
 def _natural(value: object, key: str) -> int:

@@ -9,7 +9,8 @@ import json
 from ... import operations
 from ...errors import InvalidRequest, UnsupportedEncoding
 from ...operations import Buffers, ByteSink
-from ...tickets import Access
+from ...storage.base import BackendInfo
+from ...tickets import Access, Ticket
 from ...transfers import Transfer, TransferStore
 from .headers import Flush, parse_choice, parse_content_range, parse_patch, parse_range
 from .messages import BYTES, JSON, Request, Response
@@ -56,14 +57,17 @@ class Images:
     async def options(self, request: Request) -> Response:
         """Tell what can be done with an image, or what the server can do."""
         if request.name == ANY:
-            return self._capabilities(writable=True, limits={})
+            return self._capabilities(writable=True, image={})
         transfer = attach(self._store, request, Access.READ)
         info = await operations.info(transfer)
-        limits = {
+        writable = transfer.ticket.may(Access.WRITE)
+        image: dict[str, object] = {
             "max_readers": info.max_readers or self._max_connections,
             "max_writers": info.max_writers or self._max_connections,
+            "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
+            "zero_state": "zero" if _stays_zero(transfer.ticket, info) else "unknown",
         }
-        return self._capabilities(writable=transfer.ticket.may(Access.WRITE), limits=limits)
+        return self._capabilities(writable=writable, image=image)
 
     async def get(self, request: Request) -> Response:
         """Send the image or a range of it; to HEAD, all but the bytes."""
@@ -110,11 +114,11 @@ class Images:
         if isinstance(todo, Flush):
             await operations.flush(transfer)
         else:
-            await operations.zero(transfer, todo.offset, todo.size, flush=todo.flush)
+            await operations.zero(transfer, todo.offset, todo.size, flush=todo.flush, fast_only=todo.fast)
         return Response()
 
-    def _capabilities(self, *, writable: bool, limits: dict[str, int]) -> Response:
-        answer: dict[str, object] = {"features": [*READ_FEATURES, *(WRITE_FEATURES if writable else ())], **limits}
+    def _capabilities(self, *, writable: bool, image: dict[str, object]) -> Response:
+        answer: dict[str, object] = {"features": [*READ_FEATURES, *(WRITE_FEATURES if writable else ())], **image}
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket
         allow = READ_METHODS + (WRITE_METHODS if writable else ())
@@ -126,6 +130,16 @@ def attach(store: TransferStore, request: Request, access: Access) -> Transfer:
     transfer = store.authorize(request.name, access)
     request.client.use(transfer)
     return transfer
+
+
+def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
+    """Tell whether a PATCH with "fast" may succeed: nobody knows without trying, so it is true until one has failed."""
+    return info.can_fast_zero if ticket.sparse else info.can_fast_allocate
+
+
+def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
+    """Tell whether a client may leave zeros out: a hole is what the ticket wants, and all it covers is there."""
+    return ticket.sparse and info.reads_zero and info.size >= ticket.size
 
 
 def _disposition(filename: str | None) -> str:
