@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
+from . import nbdurl
 from .errors import InvalidRequest
 from .units import MAX_OFFSET
 
@@ -86,6 +87,11 @@ class Ticket:
         """Return the path of a file: url, as it is: no percent-decoding."""
         return self.url.removeprefix(_FILE_URL)
 
+    @property
+    def nbd(self) -> nbdurl.NbdAddress | None:
+        """Return the export that the url names, if it is one of an NBD server."""
+        return nbdurl.parse(self.url) if nbdurl.is_nbd(self.url) else None
+
     def may(self, access: Access) -> bool:
         """Tell whether the ticket allows the access. Who may write may read."""
         return access in self.ops or Access.WRITE in self.ops
@@ -138,8 +144,12 @@ def _url(value: str) -> str:
     _text(value, "url", MAX_URL, empty=False)
     if "\0" in value:
         raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
+    if nbdurl.is_nbd(value):
+        nbdurl.parse(value)
+        return value
     if not value.startswith(_FILE_URL):
-        raise InvalidRequest("Invalid ticket: unsupported url scheme, supported: file")
+        supported = ", ".join(("file", *nbdurl.SCHEMES))
+        raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
     if not value.startswith(_FILE_URL + "/"):
         raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
     return value

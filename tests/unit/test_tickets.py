@@ -161,3 +161,19 @@ JSON = st.recursive(
 def test_any_json_makes_a_ticket_or_is_refused(data: object) -> None:
     with contextlib.suppress(InvalidRequest):
         Ticket.from_json(data, inactivity_timeout=60)
+
+
+@pytest.mark.parametrize("url", ["nbd:unix:/run/s:exportname=x", "nbd://h/x", "nbds+unix:///?socket=/s&tls-hostname=h"])
+def test_ticket_of_an_nbd_server(url: str) -> None:
+    made = ticket(url=url)
+    assert made.url == url
+    assert made.nbd is not None
+
+
+def test_ticket_of_a_file_has_no_server() -> None:
+    assert ticket().nbd is None
+
+
+def test_bad_nbd_url_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="socket"):
+        ticket(url="nbd+unix:///x")
