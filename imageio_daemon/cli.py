@@ -42,6 +42,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.check_config:
         if loaded.config.tls.enable:
             tls.ServerTls(loaded.config.tls)
+        tls.client_context(loaded.config.backend_http.ca_file or loaded.config.tls.ca_file)
         for warning in loaded.warnings:
             print(warning, file=sys.stderr)
         return 0

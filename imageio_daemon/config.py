@@ -235,7 +235,8 @@ class BackendHttp:
     ca_file: str = text(
         "",
         "the path of a PEM file",
-        "CA certificates that the other server is checked with. Empty: ca_file of [tls].",
+        "CA certificates that the other server is checked with. Empty: ca_file of [tls]; if that is "
+        "empty, too, those that the system trusts.",
     )
 
 

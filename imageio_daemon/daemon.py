@@ -23,6 +23,7 @@ from .sockets import BACKLOG, listen_localhost, listen_tcp, listen_unix, remove_
 from .storage.base import Backend
 from .storage.engine import Engine
 from .storage.file import FileBackend
+from .storage.http import HttpBackend
 from .tickets import Access, Ticket
 from .transfers import TransferStore
 
@@ -72,6 +73,7 @@ class Daemon:
         self._nbd_address = _unix_address(config.nbd.socket) if config.nbd.enable else ""
         self._control_address = config.control.socket or os.path.join(config.daemon.run_dir, "sock")
         self._tls = tls.ServerTls(config.tls) if config.tls.enable else None
+        self._peer_tls = tls.client_context(config.backend_http.ca_file or config.tls.ca_file)
         self._sockets = self._open_sockets()
         self._drop_privileges()
 
@@ -174,6 +176,9 @@ class Daemon:
         return stop
 
     async def _open_backend(self, ticket: Ticket) -> Backend:
+        if ticket.http is not None:
+            most = self._config.daemon.max_connections
+            return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)
         return await FileBackend.open(self._engine, ticket.path, writable=ticket.may(Access.WRITE))
 
     # While it runs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
-from . import nbdurl
+from . import httpurl, nbdurl
 from .errors import InvalidRequest
 from .units import MAX_OFFSET
 
@@ -92,6 +92,16 @@ class Ticket:
         """Return the export that the url names, if it is one of an NBD server."""
         return nbdurl.parse(self.url) if nbdurl.is_nbd(self.url) else None
 
+    @property
+    def http(self) -> httpurl.HttpAddress | None:
+        """Return the image that the url names, if it is one of another server of the images API."""
+        return httpurl.parse(self.url) if httpurl.is_http(self.url) else None
+
+    @property
+    def shown_url(self) -> str:
+        """Return the url for logs: without the names that other servers may take for secrets."""
+        return str(self.nbd or self.http or self.url)
+
     def may(self, access: Access) -> bool:
         """Tell whether the ticket allows the access. Who may write may read."""
         return access in self.ops or Access.WRITE in self.ops
@@ -147,8 +157,11 @@ def _url(value: str) -> str:
     if nbdurl.is_nbd(value):
         nbdurl.parse(value)
         return value
+    if httpurl.is_http(value):
+        httpurl.parse(value)
+        return value
     if not value.startswith(_FILE_URL):
-        supported = ", ".join(("file", *nbdurl.SCHEMES))
+        supported = ", ".join(("file", "https", *nbdurl.SCHEMES))
         raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
     if not value.startswith(_FILE_URL + "/"):
         raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's TLS context, and its renewal while transfers run."""
+"""TLS: the server's context, renewed while transfers run, and that of connections to other servers."""
 
 import logging
 import os
@@ -70,6 +70,19 @@ class ServerTls:
 
     def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_identity(path) for path in (self._config.cert_file, self._config.key_file))
+
+
+def client_context(ca_file: str) -> ssl.SSLContext:
+    """Return what connections to other servers are made with: their certificates are checked, names included.
+
+    ca_file: empty for the authorities that the system trusts. Raises ConfigError.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except OSError as e:
+        raise ConfigError(f"[backend_http] cannot load ca_file {ca_file}: {e}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:

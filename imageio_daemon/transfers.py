@@ -356,7 +356,10 @@ class TransferStore:
         log.info(
             "ticket added",
             extra=logs.fields(
-                transfer=ticket.log_name, url=ticket.url, size=ticket.size, ops=",".join(a.value for a in ticket.ops)
+                transfer=ticket.log_name,
+                url=ticket.shown_url,
+                size=ticket.size,
+                ops=",".join(a.value for a in ticket.ops),
             ),
         )
         return transfer

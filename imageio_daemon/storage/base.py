@@ -23,6 +23,7 @@ class ZeroMethod(StrEnum):
     PUNCH_AND_ALLOCATE = "punch_and_allocate"
     BLKZEROOUT = "blkzeroout"
     WRITE = "write"
+    REMOTE = "remote"  # another server did it, in its way
 
 
 class Context(StrEnum):

@@ -177,3 +177,23 @@ def test_ticket_of_a_file_has_no_server() -> None:
 def test_bad_nbd_url_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="socket"):
         ticket(url="nbd+unix:///x")
+
+
+def test_ticket_of_another_server_is_shown_without_its_secret() -> None:
+    made = ticket(url="https://host:54322/images/id")
+    assert made.http is not None
+    assert made.shown_url == "https://host:54322/images/..."
+
+
+def test_ticket_of_an_nbd_server_is_shown_without_its_export() -> None:
+    assert ticket(url="nbd://host/secret").shown_url == "nbd:host:10809"
+
+
+def test_ticket_of_a_file_is_shown_as_it_is() -> None:
+    made = ticket()
+    assert (made.http, made.shown_url) == (None, made.url)
+
+
+def test_ticket_with_a_bad_https_url_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="https"):
+        ticket(url="https://host/other/id")

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on another server of the images API: this daemon is a proxy then."""
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+from ..buffers import Slice
+from ..errors import Canceled, NotFast, NotFound, OutOfRange, StorageError
+from ..extents import Extent
+from ..httpurl import HttpAddress
+from ..units import GiB, KiB
+from .base import BackendInfo, Context, Operation, ZeroMethod
+from .extentjson import ExtentReader
+from .peer import DATA_TIMEOUT, Body, Peer, total_size, unexpected
+
+#: The largest answer to OPTIONS.
+MAX_OPTIONS = 64 * KiB
+#: The size is asked for again when it is older than this, in seconds. Only others' growth can make it wrong.
+SIZE_AGE = 1.0
+#: Bytes zeroed by one request, so that progress is seen and storage that writes zeros answers in time.
+ZERO_STEP = 1 * GiB
+
+
+class HttpBackend:
+    """Serve an image through requests to another server; see Backend for the contract.
+
+    A cancelled request ends at once here, while the other server may still write what it has received: who removes both
+    tickets removes the other one last. Writes and zeroing name their range, so repeating one is safe, and aiohttp
+    repeats a PUT whose kept-alive connection had just been closed; nothing else is repeated.
+    """
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._lock = threading.Lock()
+        self._size = 0
+        self._writes = 0
+        self._size_learnt = 0.0
+        self._features: frozenset[str] = frozenset()
+        self._max_readers: int | None = None
+        self._max_writers: int | None = None
+        self._flush_failed: StorageError | None = None
+
+    @classmethod
+    async def open(cls, address: HttpAddress, *, context: ssl.SSLContext, max_connections: int) -> "HttpBackend":
+        """Ask the server about the image. max_connections: to it, from one loop, at most.
+
+        Raises StorageError, and what the server refuses with: Forbidden, NotFound, Unavailable.
+        """
+        backend = cls(Peer(address, context, max_connections))
+        try:
+            await backend._learn_options(max_connections)
+            await backend._learn_size(Operation())
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        return BackendInfo(
+            size=self._size,
+            block_size=1,
+            can_grow=True,  # the other server decides
+            can_fast_zero=False,
+            has_dirty="extents" in self._features,
+            max_readers=self._max_readers,
+            max_writers=self._max_writers,
+        )
+
+    @property
+    def generation(self) -> int:
+        """Return 0: others may write through the other server."""
+        return 0
+
+    async def refresh(self, op: Operation) -> None:
+        """Ask for the size again, unless that was just done."""
+        if time.monotonic() - self._size_learnt > SIZE_AGE:
+            await self._learn_size(op)
+
+    async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
+        """Fill the piece with the bytes at offset."""
+        if not len(piece):
+            _require_running(op)
+            return
+        last = offset + len(piece) - 1
+        piece.buffer.retain()
+        try:
+            async with self._peer.request(
+                op, "GET", headers={"Range": f"bytes={offset}-{last}"}, timeout=DATA_TIMEOUT
+            ) as response:
+                expected = f"bytes {offset}-{last}/"
+                if response.status != 206 or not response.headers.get("Content-Range", "").startswith(expected):
+                    raise unexpected(f"GET {self._peer.address}", "another range than was asked for")
+                await _receive(response.content, piece.view, str(self._peer.address))
+        finally:
+            piece.buffer.release()
+        op.advance(len(piece))
+
+    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
+        """Write the piece at offset."""
+        if not len(piece):
+            _require_running(op)
+            return
+        last = offset + len(piece) - 1
+        piece.buffer.retain()
+        try:
+            async with self._peer.request(
+                op,
+                "PUT",
+                f"?flush={'y' if fua else 'n'}",
+                headers={"Content-Range": f"bytes {offset}-{last}/*"},
+                body=Body(piece.view),
+                timeout=DATA_TIMEOUT,
+            ):
+                pass
+        except StorageError as e:
+            self._note_failure(e, flushed=fua)
+            raise
+        finally:
+            piece.buffer.release()
+        self._written(last + 1)
+        op.advance(len(piece))
+
+    async def zero(
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+    ) -> ZeroMethod:
+        """Make the range read as zeros. Whether it stays provisioned is for the other server's ticket to say."""
+        if fast_only:
+            raise NotFast("The other server does not tell what is fast")
+        _require_running(op)
+        end = offset + length
+        while offset < end:
+            step = min(ZERO_STEP, end - offset)
+            flush = fua and offset + step == end
+            await self._patch(op, {"op": "zero", "offset": offset, "size": step, "flush": flush}, flushed=flush)
+            offset += step
+            self._written(offset)
+            op.advance(step)
+        return ZeroMethod.REMOTE
+
+    async def trim(self, op: Operation, offset: int, length: int) -> None:
+        """Do nothing: there is no such request."""
+        _require_running(op)
+        op.advance(length)
+
+    async def flush(self, op: Operation) -> None:
+        """Put everything that completed before on stable storage."""
+        if self._flush_failed is not None:
+            raise self._flush_failed
+        await self._patch(op, {"op": "flush"}, flushed=True)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+        """Tell what the other server tells, as it comes."""
+        if not length:
+            return
+        if "extents" not in self._features:
+            if context is not Context.ZERO:
+                raise NotFound("The other server has no dirty extents")
+            yield Extent(offset, length)
+            return
+        reader = ExtentReader(offset, length, unexpected(f"GET {self._peer.address}/extents", "invalid extents"))
+        async with self._peer.request(op, "GET", f"/extents?context={context}", timeout=None) as response:
+            async for data, _ in response.content.iter_chunks():
+                for extent in reader.feed(data):
+                    yield extent
+                if reader.complete:
+                    return
+        reader.end()
+
+    def interrupt(self) -> None:
+        """End operations that were cancelled and wait for the other server."""
+        self._peer.interrupt()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._peer.close()
+
+    async def _patch(self, op: Operation, todo: object, *, flushed: bool) -> None:
+        try:
+            async with self._peer.request(op, "PATCH", json=todo):
+                pass
+        except StorageError as e:
+            self._note_failure(e, flushed=flushed)
+            raise
+
+    def _note_failure(self, error: StorageError, *, flushed: bool) -> None:
+        """Remember a failed flush: the next one could succeed although data was lost."""
+        if flushed:
+            self._flush_failed = error
+
+    def _written(self, end: int) -> None:
+        with self._lock:
+            self._writes += 1
+            self._size = max(self._size, end)
+
+    async def _learn_options(self, max_connections: int) -> None:
+        what = f"OPTIONS {self._peer.address}"
+        async with self._peer.request(Operation(), "OPTIONS") as response:
+            options = _decode(await _read_all(response.content, MAX_OPTIONS, what), what)
+        features = options.get("features", [])
+        if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+            raise unexpected(what, "invalid features")
+        self._features = frozenset(features)
+        self._max_readers = _limit(options.get("max_readers", max_connections), max_connections, what)
+        self._max_writers = _limit(options.get("max_writers", max_connections), max_connections, what)
+        await self._peer.limit(max(self._max_readers, self._max_writers))
+
+    async def _learn_size(self, op: Operation) -> None:
+        """Ask for the first byte: the answer tells the size, with every server."""
+        asked, writes = time.monotonic(), self._writes
+        what = f"GET {self._peer.address}"
+        try:
+            async with self._peer.request(op, "GET", headers={"Range": "bytes=0-0"}) as response:
+                size = total_size(response, what)
+                await _receive(response.content, memoryview(bytearray(1)), what)
+        except OutOfRange as e:  # an empty image has no first byte
+            size = e.size or 0
+        with self._lock:
+            # A write of ours may have made the image larger after the answer.
+            self._size = size if writes == self._writes else max(size, self._size)
+            self._size_learnt = asked
+
+
+def _require_running(op: Operation) -> None:
+    if op.canceled:
+        raise Canceled("The transfer was cancelled")
+
+
+async def _receive(content: aiohttp.StreamReader, view: memoryview, what: str) -> None:
+    """Fill the view with the body, which has as many bytes."""
+    filled = 0
+    async for data, _ in content.iter_chunks():
+        if filled + len(data) > len(view):
+            raise unexpected(what, "more than was asked for")
+        view[filled : filled + len(data)] = data
+        filled += len(data)
+    if filled < len(view):
+        raise unexpected(what, "less than was asked for")
+
+
+async def _read_all(content: aiohttp.StreamReader, most: int, what: str) -> bytes:
+    text = bytearray()
+    async for data, _ in content.iter_chunks():
+        text += data
+        if len(text) > most:
+            raise unexpected(what, f"more than {most} bytes")
+    return bytes(text)
+
+
+def _decode(text: bytes, what: str) -> dict[str, object]:
+    try:
+        options = json.loads(text)
+    except (ValueError, RecursionError):
+        options = None
+    if not isinstance(options, dict):
+        raise unexpected(what, "no JSON object")
+    return options
+
+
+def _limit(value: object, most: int, what: str) -> int:
+    if type(value) is not int or value < 1:
+        raise unexpected(what, "invalid limits")
+    return min(value, most)

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proxy's backend beside a server that answers what a test says."""
+
+import asyncio
+import errno
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from imageio_daemon.buffers import PAGE, BufferPool
+from imageio_daemon.errors import Canceled, Forbidden, NotFast, NotFound, OutOfRange, StorageError, Unavailable
+from imageio_daemon.extents import Extent
+from imageio_daemon.httpurl import HttpAddress
+from imageio_daemon.storage import http
+from imageio_daemon.storage.base import Context, Operation, ZeroMethod
+from imageio_daemon.storage.http import HttpBackend
+from imageio_daemon.storage.peer import Body
+from imageio_daemon.tls import client_context
+from imageio_daemon.units import GiB, KiB
+from tests.support.daemon import Certificates, Daemon
+
+from .conftest import SIZE
+from .test_backend import read, write
+
+SECRET = "the-other-ticket"
+FEATURES = ["checksum", "extents", "flush", "zero"]
+
+Answer = bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def answer(status: int, body: bytes = b"", **headers: str) -> bytes:
+    """Return an answer; header names have underscores for dashes."""
+    fields = {"Content-Length": str(len(body)), **{name.replace("_", "-"): text for name, text in headers.items()}}
+    lines = [f"HTTP/1.1 {status} Reason", *(f"{name}: {value}" for name, value in fields.items() if value), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def options(**changes: object) -> bytes:
+    """Return a good answer to OPTIONS, with changes."""
+    return answer(200, json.dumps({"features": FEATURES, "max_readers": 8, "max_writers": 8, **changes}).encode())
+
+
+def first_byte(size: int = SIZE) -> bytes:
+    """Return a good answer to the question for the size."""
+    return answer(206, b"\0", Content_Range=f"bytes 0-0/{size}")
+
+
+async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+async def stay_silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+class ScriptedServer:
+    """Answer requests, on any connection, with the answers of a list, in turn. Notes the requests' heads."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.heads: list[str] = []
+        self.bodies: list[bytes] = []
+        self.connections = 0
+        self.asked = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                self.heads.append(head)
+                self.asked.set()
+                length = next((int(x.split(":")[1]) for x in head.split("\r\n") if x.startswith("Content-Length")), 0)
+                reply = self.answers.pop(0)
+                if callable(reply):
+                    await reply(reader, writer)
+                    continue
+                self.bodies.append(await reader.readexactly(length))
+                writer.write(reply)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client closes
+        finally:
+            writer.transport.abort()
+
+
+@pytest.fixture
+async def server() -> ScriptedServer:
+    return ScriptedServer()
+
+
+@pytest.fixture
+async def open_scripted(
+    server: ScriptedServer, certificates: Certificates
+) -> AsyncIterator[Callable[..., Awaitable[HttpBackend]]]:
+    """Open a backend on the scripted server: await open_scripted(answers…)."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.certfile, certificates.keyfile)
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=context)
+    port = listening.sockets[0].getsockname()[1]
+    async with AsyncExitStack() as cleanup:
+
+        async def open_backend(*answers: Answer, max_connections: int = 8) -> HttpBackend:
+            server.answers = list(answers)
+            address = HttpAddress("localhost", port, SECRET)
+            context = client_context(str(certificates.cafile))
+            backend = await HttpBackend.open(address, context=context, max_connections=max_connections)
+            cleanup.push_async_callback(backend.close)
+            return backend
+
+        yield open_backend
+    listening.close()
+
+
+OpenScripted = Callable[..., Awaitable[HttpBackend]]
+
+
+# What it asks for
+
+
+async def test_a_write_names_its_range_and_does_not_flush(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200))
+    await write(backend, pool, 100, b"data", phase=100)
+    assert server.heads[-1].startswith(f"PUT /images/{SECRET}?flush=n HTTP/1.1")
+    assert "Content-Range: bytes 100-103/*" in server.heads[-1]
+    assert server.bodies[-1] == b"data"
+
+
+async def test_a_write_with_fua_flushes(open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200))
+    buffer = await pool.acquire(PAGE)
+    await backend.pwrite(Operation(), buffer.slice(0, 1), 0, fua=True)
+    buffer.release()
+    assert server.heads[-1].startswith(f"PUT /images/{SECRET}?flush=y HTTP/1.1")
+
+
+async def test_zeroing_goes_in_steps_and_flushes_at_the_end(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200))
+    op = Operation()
+    assert await backend.zero(op, 5, 2 * GiB + 1, allocate=False, fua=True) is ZeroMethod.REMOTE
+    asked = [json.loads(body) for body in server.bodies[-3:]]
+    assert [(each["offset"], each["size"], each["flush"]) for each in asked] == [
+        (5, GiB, False),
+        (5 + GiB, GiB, False),
+        (5 + 2 * GiB, 1, True),
+    ]
+    assert op.done == 2 * GiB + 1
+
+
+async def test_connections_are_used_again(open_scripted: OpenScripted, server: ScriptedServer) -> None:
+    backend = await open_scripted(options(), first_byte(), *[answer(200)] * 10)
+    for _ in range(10):
+        await backend.flush(Operation())
+    assert server.connections == 1
+
+
+async def test_no_more_connections_than_the_other_server_wants(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    backend = await open_scripted(options(max_readers=1, max_writers=2), first_byte(), *[answer(200)] * 20)
+    before = server.connections
+    assert (backend.info.max_readers, backend.info.max_writers) == (1, 2)
+    await asyncio.gather(*(backend.flush(Operation()) for _ in range(20)))
+    assert server.connections - before <= 2
+
+
+async def test_no_more_connections_are_announced_than_the_configuration_has(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(max_readers=100), first_byte(), max_connections=3)
+    assert (backend.info.max_readers, backend.info.max_writers) == (3, 3)
+
+
+async def test_the_size_is_asked_for_again_when_it_is_old(
+    open_scripted: OpenScripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await open_scripted(options(), first_byte(100), first_byte(200))
+    await backend.refresh(Operation())
+    assert backend.info.size == 100
+    monkeypatch.setattr(http, "SIZE_AGE", -1)
+    await backend.refresh(Operation())
+    assert backend.info.size == 200
+
+
+async def test_an_empty_image_has_size_0(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(), answer(416, Content_Range="bytes */0"))
+    assert backend.info.size == 0
+
+
+async def test_a_closed_connection_is_replaced(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(
+        options(), first_byte(), answer(200, Connection="close"), answer(206, b"xy", Content_Range="bytes 3-4/9")
+    )
+    await backend.flush(Operation())
+    assert await read(backend, pool, 3, 2) == b"xy"
+
+
+# What it refuses to believe
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(answer(200, b"[]"), id="no object"),
+        pytest.param(answer(200, b"{"), id="no JSON"),
+        pytest.param(answer(200, b"[" * 10000), id="deep JSON"),
+        pytest.param(options(features="all"), id="features no list"),
+        pytest.param(options(features=[1]), id="features no text"),
+        pytest.param(options(max_readers=0), id="no readers"),
+        pytest.param(options(max_writers="8"), id="writers no number"),
+        pytest.param(options(max_writers=True), id="writers a flag"),
+        pytest.param(answer(200, b" " * (64 * KiB + 1)), id="too long"),
+        pytest.param(answer(200, b"{}", Content_Encoding="gzip"), id="encoded"),
+        pytest.param(answer(302, Location="https://elsewhere/"), id="redirect"),
+        pytest.param(answer(500), id="failure"),
+        pytest.param(b"SSH-2.0\r\n\r\n", id="no HTTP"),
+        pytest.param(hang_up, id="hangs up"),
+    ],
+)
+async def test_opening_fails_after_a_bad_answer(
+    open_scripted: OpenScripted, server: ScriptedServer, bad: Answer
+) -> None:
+    with pytest.raises(StorageError) as failure:
+        await open_scripted(bad, hang_up)  # OPTIONS is asked again when the connection was lost
+    assert SECRET not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(answer(206, b"\0"), id="no Content-Range"),
+        pytest.param(answer(206, b"\0", Content_Range="bytes 0-0/*"), id="no total"),
+        pytest.param(answer(206, b"\0", Content_Range="bytes 0-0/" + "9" * 20), id="total too long"),
+        pytest.param(answer(200, b"\0"), id="no range"),
+        pytest.param(answer(206, b"\0\0", Content_Range="bytes 0-1/9"), id="more bytes"),
+        pytest.param(answer(416), id="416 without size"),
+    ],
+)
+async def test_opening_fails_without_a_size(open_scripted: OpenScripted, bad: Answer) -> None:
+    with pytest.raises(StorageError):
+        await open_scripted(options(), bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(answer(200, b"1234", Content_Range="bytes 8-11/100"), id="status 200"),
+        pytest.param(answer(206, b"1234", Content_Range="bytes 0-3/100"), id="another offset"),
+        pytest.param(answer(206, b"1234"), id="no Content-Range"),
+        pytest.param(answer(206, b"123", Content_Range="bytes 8-11/100"), id="shorter"),
+        pytest.param(answer(206, b"12345", Content_Range="bytes 8-11/100"), id="longer"),
+        pytest.param(answer(206, b"12", Content_Range="bytes 8-11/100", Content_Length="4") + b"", id="cut"),
+        pytest.param(answer(206, b"1234", Content_Range="bytes 8-11/100", Content_Encoding="gzip"), id="encoded"),
+    ],
+)
+async def test_a_wrong_range_is_no_data(open_scripted: OpenScripted, pool: BufferPool, bad: bytes) -> None:
+    async def cut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bad)
+        await writer.drain()
+        writer.close()
+
+    backend = await open_scripted(options(), first_byte(), cut, cut)
+    with pytest.raises(StorageError):
+        await read(backend, pool, 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(403, Forbidden), (404, NotFound), (500, StorageError), (503, Unavailable), (400, StorageError)],
+)
+async def test_a_refusal_keeps_its_meaning(
+    open_scripted: OpenScripted, pool: BufferPool, status: int, error: type[Exception]
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(status, SECRET.encode()))
+    with pytest.raises(error) as refusal:
+        await write(backend, pool, 0, b"x")
+    assert SECRET not in str(refusal.value)
+
+
+async def test_a_range_outside_is_told_with_the_size(open_scripted: OpenScripted, pool: BufferPool) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(416, Content_Range="bytes */77"))
+    with pytest.raises(OutOfRange) as refusal:
+        await read(backend, pool, 100, 1)
+    assert refusal.value.size == 77
+
+
+# The connection fails
+
+
+async def test_a_lost_connection_fails_the_write_and_the_next_one_works(
+    open_scripted: OpenScripted, pool: BufferPool
+) -> None:
+    backend = await open_scripted(options(), first_byte(), hang_up, hang_up, answer(200))
+    with pytest.raises(StorageError) as failure:
+        await write(backend, pool, 0, b"x")
+    assert failure.value.errno == errno.ECONNRESET
+    await write(backend, pool, 0, b"x")
+
+
+async def test_a_flush_without_an_answer_is_not_repeated_and_fails_for_ever(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    backend = await open_scripted(options(), first_byte(), hang_up, answer(200))
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await backend.flush(Operation())
+    assert len(server.answers) == 1
+
+
+async def test_a_failed_write_with_fua_fails_later_flushes(open_scripted: OpenScripted, pool: BufferPool) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(500), answer(200))
+    buffer = await pool.acquire(PAGE)
+    with pytest.raises(StorageError):
+        await backend.pwrite(Operation(), buffer.slice(0, 1), 0, fua=True)
+    buffer.release()
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+
+
+async def test_a_silent_server_fails_the_request_in_time(
+    open_scripted: OpenScripted, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = await open_scripted(options(), first_byte(), stay_silent)
+    monkeypatch.setattr(http, "DATA_TIMEOUT", 0.05)
+    with pytest.raises(StorageError) as failure:
+        await read(backend, pool, 0, 1)
+    assert failure.value.errno == errno.ETIMEDOUT
+
+
+async def test_a_cancelled_operation_that_waits_for_the_answer_is_interrupted(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    backend = await open_scripted(options(), first_byte(), stay_silent)
+    server.asked.clear()
+    op = Operation()
+    waiting = asyncio.create_task(backend.flush(op))
+    await server.asked.wait()
+    op.cancel()
+    await asyncio.to_thread(backend.interrupt)
+    with pytest.raises(Canceled):
+        await waiting
+
+
+async def test_a_cancelled_task_leaves_the_buffer_alone(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    """The server takes the rest of a body whose write was cancelled: none of it comes from the buffer's next user."""
+    received = bytearray()
+    go_on = asyncio.Event()
+
+    async def take_late(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await go_on.wait()
+        while data := await reader.read(65536):
+            received.extend(data)
+
+    backend = await open_scripted(options(), first_byte(), take_late)
+    server.asked.clear()
+    buffer = await pool.acquire(8 * 1024 * KiB)
+    buffer.view[:] = b"a" * buffer.size
+    writing = asyncio.create_task(backend.pwrite(Operation(), buffer.slice(0, buffer.size), 0))
+    await server.asked.wait()
+    writing.cancel()
+    await asyncio.wait([writing])
+    buffer.view[:] = b"b" * buffer.size
+    buffer.release()
+    go_on.set()
+    await backend.close()
+    assert b"b" not in received
+
+
+async def test_no_server_no_image(certificates: Certificates) -> None:
+    context = client_context(str(certificates.cafile))
+    with pytest.raises(StorageError) as failure:
+        await HttpBackend.open(HttpAddress("localhost", 1, SECRET), context=context, max_connections=8)
+    assert failure.value.errno == errno.ECONNREFUSED
+    assert SECRET not in str(failure.value)
+
+
+async def test_an_unknown_authority_is_refused(other_daemon: Daemon) -> None:
+    with pytest.raises(StorageError, match="tls"):
+        await HttpBackend.open(
+            HttpAddress("localhost", other_daemon.port, SECRET), context=client_context(""), max_connections=8
+        )
+
+
+async def test_a_certificate_of_another_name_is_refused(other_daemon: Daemon) -> None:
+    with pytest.raises(StorageError, match="tls"):
+        await HttpBackend.open(
+            HttpAddress("127.0.0.2", other_daemon.port, SECRET),
+            context=client_context(str(other_daemon.cafile)),
+            max_connections=8,
+        )
+
+
+# What it cannot do
+
+
+async def test_nothing_is_promised_to_be_fast(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(), first_byte())
+    with pytest.raises(NotFast):
+        await backend.zero(Operation(), 0, 1, allocate=False, fast_only=True)
+
+
+async def test_a_server_without_extents_has_data(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(features=["zero"]), first_byte())
+    assert [e async for e in backend.extents(Operation(), 5, 10, Context.ZERO)] == [Extent(5, 10)]
+
+
+async def test_a_server_without_extents_has_no_dirty_ones(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(features=["zero"]), first_byte())
+    assert not backend.info.has_dirty
+    with pytest.raises(NotFound):
+        await anext(backend.extents(Operation(), 0, SIZE, Context.DIRTY))
+
+
+async def test_dirty_extents_are_asked_for(open_scripted: OpenScripted, server: ScriptedServer) -> None:
+    text = b'[{"start": 0, "length": 9, "dirty": true, "zero": false}]'
+    backend = await open_scripted(options(), first_byte(9), answer(200, text))
+    assert [e async for e in backend.extents(Operation(), 0, 9, Context.DIRTY)] == [Extent(0, 9, dirty=True)]
+    assert server.heads[-1].startswith(f"GET /images/{SECRET}/extents?context=dirty ")
+
+
+async def test_extents_that_end_early_fail(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(), first_byte(9), answer(200, b'[{"start": 0, "length": 8}]'))
+    with pytest.raises(StorageError):
+        assert [e async for e in backend.extents(Operation(), 0, 9, Context.ZERO)]
+
+
+async def test_no_extents_of_nothing(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(), first_byte(0))
+    assert [e async for e in backend.extents(Operation(), 0, 0, Context.ZERO)] == []
+
+
+def test_the_bytes_of_an_image_are_no_text() -> None:
+    with pytest.raises(TypeError):
+        Body(memoryview(b"x")).decode()
