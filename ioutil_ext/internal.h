@@ -138,10 +138,11 @@ struct image {
     pthread_mutex_t size_lock; /* held by what changes the size, from the fresh fstat to the end of the change */
     atomic_uint_fast64_t size; /* a lower bound of the real one: sizes only grow */
 
-    atomic_bool can[CAPABILITIES]; /* true -> false only */
-    atomic_bool fallocate_proven;  /* it worked once */
-    atomic_uint_fast64_t step;     /* longest range for one zeroing call */
-    atomic_uint_fast64_t activity; /* generation << WRITERS_BITS | writers in flight */
+    atomic_bool can[CAPABILITIES];      /* true -> false only */
+    atomic_bool given_up[CAPABILITIES]; /* refused once, and told in a completion */
+    atomic_bool fallocate_proven;       /* it worked once */
+    atomic_uint_fast64_t step;          /* longest range for one zeroing call */
+    atomic_uint_fast64_t activity;      /* generation << WRITERS_BITS | writers in flight */
     atomic_uint_fast32_t flush_failures;
     atomic_int flush_error; /* errno of the last one */
     atomic_uint_fast32_t direct_handles, buffered_handles;

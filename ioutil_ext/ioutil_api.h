@@ -94,6 +94,9 @@ typedef struct {
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
     uint32_t count;     /* extents: records filled */
+    /* zero, trim: errnos of the methods that are given up, each told by one operation of an image only, the first;
+       0: nothing new. The calls are those from IOU_SYS_PUNCH_HOLE on, in that order. */
+    uint16_t given_up[4];
 } iou_completion;
 
 typedef struct {

@@ -109,12 +109,15 @@ static bool has_usable(const struct zeroing *z) {
 
 /* ---- the calls -------------------------------------------------------------------------------------------------- */
 
-/* Report a kernel call, and learn from its failure. */
+/* Report a kernel call, learn from its failure, and tell what makes us try another one, once for the image. */
 static int judge(struct op *op, iou_syscall call, int capability, int error) {
+    struct image *image = op->handle->image;
     if (error >= 0)
         return 0;
     if (is_unsupported(error))
-        op->handle->image->can[capability] = false;
+        image->can[capability] = false;
+    if ((is_unsupported(error) || is_refused(error)) && !atomic_exchange(&image->given_up[capability], true))
+        op->result.given_up[call - IOU_SYS_PUNCH_HOLE] = (uint16_t)-error;
     return op_fail(op, call, error);
 }
 

@@ -5,6 +5,7 @@ import asyncio
 import errno
 import itertools
 import logging
+import os
 import threading
 from typing import Any, NamedTuple, Protocol
 
@@ -251,9 +252,7 @@ class _LoopQueue:
             self._drained.set_result(None)
 
     def _finish(self, pending: _Pending, completion: Any) -> None:
-        seconds = completion.elapsed / 1e9
-        if seconds > SLOW:
-            log.warning("slow storage: %s took %.1f s", pending.what, seconds)
+        _tell(pending, completion)
         future = pending.future
         if future.cancelled():
             self._abandon(pending, completion)
@@ -273,6 +272,18 @@ class _LoopQueue:
             self.submit(lib.IOU_CLOSE, completion.handle, 0, 0, 0, ffi.NULL, 0, ffi.NULL, (), pending.name)
 
 
+def _tell(pending: _Pending, completion: Any) -> None:
+    """Log what is worth knowing of the storage, whatever became of the operation."""
+    seconds = completion.elapsed / 1e9
+    if seconds > SLOW:
+        log.warning("slow storage: %s took %.1f s", pending.what, seconds)
+    if pending.kind in _ZEROING:
+        for syscall, code in enumerate(completion.given_up, lib.IOU_SYS_PUNCH_HOLE):
+            if code:
+                log.info("no %s on %s: %s", _syscall(syscall), pending.name, os.strerror(code))
+
+
+_ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
 _KINDS = {
     kind: ffi.string(lib.iou_kind_name(kind)).decode()
     for kind in (
@@ -295,7 +306,11 @@ def _failure(pending: _Pending, completion: Any) -> Exception:
         return Canceled("The transfer was cancelled")
     if code == errno.ENOTSUP and pending.flags & lib.IOU_FAST_ONLY:
         return NotFast("The storage cannot do this without data I/O")
-    return StorageError(code, pending.what, ffi.string(lib.iou_syscall_name(completion.syscall)).decode())
+    return StorageError(code, pending.what, _syscall(completion.syscall))
+
+
+def _syscall(number: int) -> str:
+    return str(ffi.string(lib.iou_syscall_name(number)).decode())
 
 
 def _check(code: int, what: str) -> None:

@@ -2,6 +2,8 @@
 """The asyncio side of the C engine: what becomes of completions when loops, tasks and holders end at odd moments."""
 
 import asyncio
+import errno
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +16,9 @@ from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.engine import Engine, Result
 from imageio_daemon.storage.file import FileBackend
 from ioutil_ext import ffi, lib
+from tests.ioutil.syscall_table import replaced
 from tests.support.polling import eventually
+from tests.support.syscalls import FALLOC_FL_PUNCH_HOLE
 
 
 class Holder:
@@ -100,6 +104,22 @@ async def test_holder_that_fails_does_not_keep_others_from_their_completions(eng
     async with asyncio.timeout(10):
         await asyncio.gather(*futures)
     assert [str(context["exception"]) for context in reported] == ["a bug"]
+
+
+async def test_method_that_is_given_up_is_logged_once_for_the_image(
+    engine: Engine, handle: Any, image: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(fd: int, mode: int, offset: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP if mode & FALLOC_FL_PUNCH_HOLE else errno.EINVAL, "refused")
+
+    caplog.set_level(logging.INFO, engine_module.log.name)
+    with replaced(fallocate=refuse):
+        for _ in range(2):
+            await engine.submit(lib.IOU_ZERO, handle, length=4096, name=str(image))
+    assert caplog.messages == [
+        f"no fallocate(PUNCH_HOLE) on {image}: Operation not supported",
+        f"no fallocate(ZERO_RANGE) on {image}: Invalid argument",
+    ]
 
 
 async def test_request_that_c_cannot_express_holds_nothing(engine: Engine, handle: Any) -> None:

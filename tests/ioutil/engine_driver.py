@@ -30,6 +30,7 @@ class Result:
     syscall: int
     method: int
     count: int
+    given_up: tuple[int, ...]
 
 
 class Extent(NamedTuple):
@@ -333,7 +334,8 @@ def aligned(data: bytes) -> mmap.mmap:
 
 
 def _copied(completion: Any) -> Result:
-    return Result(*(getattr(completion, name) for name in Result.__dataclass_fields__))
+    fields = {name: getattr(completion, name) for name in Result.__dataclass_fields__}
+    return Result(**{**fields, "given_up": tuple(completion.given_up)})
 
 
 def _checked(result: Result) -> Result:

@@ -83,6 +83,7 @@ class Outcome:
     method: int = lib.IOU_METHOD_NONE
     calls: list[str] = field(default_factory=list)
     cannot: set[str] = field(default_factory=set)
+    given_up: dict[str, int] = field(default_factory=dict)  # call: errno
 
 
 def predict(kind: str, allocate: bool, faults: dict[str, int]) -> Outcome:
@@ -96,8 +97,10 @@ def predict(kind: str, allocate: bool, faults: dict[str, int]) -> Outcome:
             number = faults.get(call, 0)
             if unsupported(call, number):
                 outcome.cannot.add(call)
+                outcome.given_up[call] = number
                 break
             if number in REFUSED and call != "pwrite":
+                outcome.given_up[call] = number
                 break
             if number:
                 outcome.error, outcome.syscall = number, SYSCALLS[call]

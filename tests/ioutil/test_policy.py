@@ -11,6 +11,7 @@ import pytest
 
 from ioutil_ext import lib
 
+from .engine_driver import Result
 from .fake_image import CONTENT, SIZE, FakeImage, KiB, opened, zeroed
 from .policy_table import (
     CAPABILITY,
@@ -27,6 +28,11 @@ from .policy_table import (
 OFFSET, LENGTH = 64 * KiB, 64 * KiB
 
 
+def given_up(result: Result) -> dict[str, int]:
+    """Return the errno of each call that a completion tells as given up."""
+    return {call: number for call, number in zip(CAPABILITY, result.given_up, strict=True) if number}
+
+
 @pytest.mark.parametrize("allocate", [False, True], ids=["deallocate", "allocate"])
 def test_each_method_follows_the_table_for_every_errno(fake: FakeImage, kind: str, allocate: bool) -> None:
     flags = lib.IOU_ALLOCATE if allocate else 0
@@ -40,6 +46,7 @@ def test_each_method_follows_the_table_for_every_errno(fake: FakeImage, kind: st
                 result.method if result.error == 0 else lib.IOU_METHOD_NONE,
                 fake.names(*ZEROING_CALLS),
                 {call for call in calls_of(kind) if call != "pwrite" and not getattr(image.info, CAPABILITY[call])},
+                given_up(result),
             )
         assert seen == expected, faults
         if result.error == 0:
@@ -87,6 +94,26 @@ def test_a_refused_range_teaches_nothing(fake: FakeImage, number: int) -> None:
         result = image.zero(OFFSET, LENGTH)
         assert fake.names(*ZEROING_CALLS) == ["punch_hole"]
         assert result.method == lib.IOU_METHOD_PUNCH_HOLE
+
+
+@pytest.mark.parametrize("number", [*UNSUPPORTED, *REFUSED])
+def test_a_method_that_is_given_up_is_told_once_for_the_image(fake: FakeImage, number: int) -> None:
+    with opened(fake, punch_hole=number, zero_range=number) as image, fake.opened() as other:
+        assert given_up(image.zero(OFFSET, LENGTH)) == {"punch_hole": number, "zero_range": number}
+        assert given_up(image.zero(OFFSET, LENGTH)) == {}
+        assert given_up(other.trim(OFFSET, LENGTH)) == {}
+
+
+def test_a_trim_tells_that_punching_was_given_up(fake: FakeImage) -> None:
+    with opened(fake, punch_hole=errno.EBUSY) as image:
+        assert given_up(image.trim(OFFSET, LENGTH)) == {"punch_hole": errno.EBUSY}
+
+
+def test_a_refused_fast_request_tells_what_was_given_up(fake_block: FakeImage) -> None:
+    with opened(fake_block, punch_hole=errno.EOPNOTSUPP) as image:
+        result = image.attempt(lib.IOU_ZERO, OFFSET, LENGTH, lib.IOU_FAST_ONLY)
+    assert result.error == errno.ENOTSUP
+    assert given_up(result) == {"punch_hole": errno.EOPNOTSUPP}
 
 
 @pytest.mark.parametrize("allocate", [False, True], ids=["deallocate", "allocate"])
