@@ -58,12 +58,20 @@ class Buffers:
 
 @asynccontextmanager
 async def running(
-    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0
+    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False
 ) -> AsyncIterator[tuple[Operation, Backend]]:
-    """Run the block as an operation of the transfer on its image; cancelling the transfer ends it wherever it waits."""
-    with transfer.track(access, offset, length) as op:
-        async with _interruptible(op):
-            yield op, await transfer.backend()
+    """Run the block as an operation of the transfer on its image; cancelling the transfer ends it wherever it waits.
+
+    A block that is left early, by an error or because its task is cancelled, ends what storage still does for it, too.
+    part: see Transfer.begin().
+    """
+    with transfer.track(access, offset, length, part=part) as op:
+        try:
+            async with _interruptible(op):
+                yield op, await transfer.backend()
+        except BaseException:
+            transfer.abandon(op)
+            raise
 
 
 async def write(
@@ -172,6 +180,17 @@ async def info(transfer: Transfer) -> BackendInfo:
     async with running(transfer, None) as (op, backend):
         await backend.refresh(op)
         return backend.info
+
+
+async def size(transfer: Transfer, *, part: bool = False) -> int:
+    """Return how many bytes can be read now. part: of a request that goes on to read them, and is counted there."""
+    backend = transfer.opened
+    # Images only grow, and more than the ticket says is not served: then nobody has to be asked.
+    if part and backend is not None and readable_size(transfer, backend) == transfer.ticket.size:
+        return transfer.ticket.size
+    async with running(transfer, None, part=part) as (op, backend):
+        await backend.refresh(op)
+        return readable_size(transfer, backend)
 
 
 async def extents(transfer: Transfer, context: Context, consume: Callable[[Extent], Awaitable[None]]) -> None:

@@ -118,33 +118,47 @@ class Transfer:
     # Operations
 
     @contextmanager
-    def track(self, access: Access | None, offset: int = 0, length: int = 0) -> Iterator[Operation]:
+    def track(
+        self, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False
+    ) -> Iterator[Operation]:
         """Run the block as an operation; see begin()."""
-        op = self.begin(access, offset, length)
+        op = self.begin(access, offset, length, part=part)
         try:
             yield op
         finally:
             op.release()
 
-    def begin(self, access: Access | None, offset: int = 0, length: int = 0) -> Operation:
+    def begin(self, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False) -> Operation:
         """Begin an operation of this transfer: seen in the status, ended by cancel, renewing the ticket.
 
-        The caller releases it. It lasts until the storage has let go of it, too. Raises Forbidden when the transfer is
-        cancelled.
+        part: of a request that has another operation, by which it is counted. The caller releases it. It lasts until
+        the storage has let go of it, too. Raises Forbidden when the transfer is cancelled.
         """
         op = Operation(offset, length, self._operation_ended)
         with self._lock:
             if self._canceled:
                 raise Forbidden(DENIED)
             self._operations.add(op)
+            self._sums.requests += not part
             if access is not None and self.ticket.counts(access):
                 self._counted.add(op)
         return op
+
+    def abandon(self, op: Operation) -> None:
+        """Let what storage still does for an operation end at its next step: nobody waits for it any more."""
+        op.cancel()
+        if self._backend is not None and op.in_storage:
+            self._backend.interrupt()
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Note how bytes were zeroed, for the log."""
         with self._lock:
             self._sums.zeroed[method] = self._sums.zeroed.get(method, 0) + length
+
+    @property
+    def opened(self) -> Backend | None:
+        """Return the image if it is open."""
+        return self._backend
 
     async def backend(self) -> Backend:
         """Return the open image; the first caller opens it. Raises StorageError; the next caller tries again."""
@@ -247,7 +261,6 @@ class Transfer:
             self._active_at = self._clock()
             if not self._canceled:
                 self._expires = max(self._expires, self._active_at + self.ticket.timeout)
-            self._sums.requests += 1
             self._sums.bytes += op.done
             self._settle()
 

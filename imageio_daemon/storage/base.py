@@ -75,9 +75,14 @@ class Operation:
             callback()
 
     @property
+    def in_storage(self) -> bool:
+        """Tell whether storage owes an answer."""
+        return self._holders > 1
+
+    @property
     def storage_wait(self) -> float:
         """Return for how many seconds storage has owed an answer; 0 when nothing was asked."""
-        return time.monotonic() - self._answered if self._holders > 1 else 0.0
+        return time.monotonic() - self._answered if self.in_storage else 0.0
 
     def retain(self) -> None:
         """Keep the operation running until one more release()."""

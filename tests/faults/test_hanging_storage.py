@@ -14,7 +14,7 @@ from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
-from tests.support.realstorage import missing, mounted
+from tests.support.realstorage import allocated, missing, mounted
 
 #: linux/fs.h: FIFREEZE, FITHAW.
 FREEZE, THAW = 0xC0045877, 0xC0045878
@@ -71,6 +71,28 @@ def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: I
         assert connection.receive().status == 200
     assert image.content() == content
     eventually(lambda: own.status(image.ticket)["storage_wait"] == 0, "the wait is over")
+
+
+@pytest.mark.parametrize("fast_lane", ["true", "false"])
+def test_a_long_zero_ends_when_its_client_vanishes(
+    make_daemon: MakeDaemon, tmp_path: Path, service_name: str, fast_lane: str
+) -> None:
+    """On ext2 zeros are written, 4 MiB at a time. The first of them waits until the client is gone."""
+    if reason := missing("ext2"):
+        pytest.skip(reason)
+    with mounted("ext2", tmp_path, 64 * MiB) as directory:
+        own = make_daemon(remote={"fast_lane": fast_lane})
+        image = make_image(own, directory)(size=48 * MiB, sparse=False)
+        with frozen(directory):
+            with own.connect(service_name) as connection:
+                connection.send(encode_request("PATCH", image.url, None, b'{"op": "zero", "size": %d}' % (48 * MiB)))
+                eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the zero waits")
+                start = own.log.end()
+            own.log.wait_for("connection ended", start=start)
+            assert own.status(image.ticket)["active"], "the storage has not let go of it"
+        eventually(lambda: not own.status(image.ticket)["active"], "the zero has ended")
+        assert allocated(image.path) < 16 * MiB
+        own.stop()
 
 
 def test_other_transfers_go_on(own: Daemon, image: Image, filesystem: Path, elsewhere: MakeImage) -> None:

@@ -61,6 +61,21 @@ def test_a_transfer_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImag
     assert "seconds=" in line
 
 
+def test_each_request_is_counted_once(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
+    image, start = new_image(transfer_id="job-21"), daemon.log.end()
+    for _ in range(3):
+        assert client.get(image.url).status == 200
+        assert client.get(image.url, {"Range": "bytes=0-4095"}).status == 206
+    assert client.put(image.url, pattern(4096)).status == 200
+    assert client.patch(image.url, {"op": "zero", "size": 4096, "flush": True}).status == 200
+    assert client.request("OPTIONS", image.url).status == 200
+    assert client.request("HEAD", image.url).status == 200
+    assert client.get(f"{image.url}/extents").status == 200
+    assert client.get(f"{image.url}/checksum").status == 200
+    daemon.remove(image.ticket)
+    daemon.log.wait_for(r"transfer ended.*job-21 requests=12 ", start=start)
+
+
 def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImage) -> None:
     image, start = new_image(transfer_id="job-19"), daemon.log.end()
     with daemon.connect("tls") as connection:

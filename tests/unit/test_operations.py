@@ -9,7 +9,7 @@ from imageio_daemon import operations
 from imageio_daemon.buffers import MIN_BUFFER, BufferPool
 from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, PeerGone, StorageError, Truncated
 from imageio_daemon.extents import Extent
-from imageio_daemon.storage.base import Backend, Context, ZeroMethod
+from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer, TransferStore
 from imageio_daemon.units import MiB
@@ -203,6 +203,33 @@ async def test_write_past_an_image_that_cannot_grow_is_out_of_range() -> None:
     with pytest.raises(OutOfRange) as e:
         await world.write(99, Source([b"ab"]), 2)
     assert e.value.size == 100
+
+
+async def test_cancelling_the_task_ends_what_storage_does_for_it(world: World) -> None:
+    seen: list[Operation] = []
+
+    async def work() -> None:
+        async with operations.running(world.transfer, Access.WRITE) as (op, backend):
+            seen.append(op)
+            await backend.flush(op)
+
+    held = world.backend.hold("flush")
+    task = asyncio.create_task(work())
+    await held.reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen[0].canceled
+
+
+async def test_size_is_asked_for_only_when_the_image_may_have_grown(world: World) -> None:
+    assert await operations.size(world.transfer, part=True) == SIZE
+    assert world.backend.calls == ["refresh"], "nobody knew it yet"
+    assert await operations.size(world.transfer, part=True) == SIZE
+    assert world.backend.calls == ["refresh"]
+    del world.memory.content[100:]
+    assert await operations.size(world.transfer, part=True) == 100
+    assert world.backend.calls == ["refresh"] * 2
 
 
 @pytest.mark.parametrize("call", ["write", "read"])

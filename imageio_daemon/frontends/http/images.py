@@ -73,8 +73,7 @@ class Images:
         """Send the image or a range of it; to HEAD, all but the bytes."""
         wanted = parse_range(request.headers.get("range"))
         transfer = attach(self._store, request, Access.READ)
-        info = await operations.info(transfer)
-        size = min(transfer.ticket.size, info.size)
+        size = await operations.size(transfer, part=request.method != "HEAD")
         headers = {
             "Accept-Ranges": "bytes",
             "Content-Type": BYTES,
