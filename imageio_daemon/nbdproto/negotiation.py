@@ -234,7 +234,9 @@ class Negotiation:
         if Info.NAME in infos:
             self._reply(Reply.INFO, pack_text_info(Info.NAME, export.name))
         if Info.DESCRIPTION in infos and export.description:
-            self._reply(Reply.INFO, pack_text_info(Info.DESCRIPTION, export.description))
+            # A file name may be longer than what clients take in a reply.
+            text = clean_text(export.description).decode()
+            self._reply(Reply.INFO, pack_text_info(Info.DESCRIPTION, text))
         self._reply(Reply.ACK)
 
     def _structured_reply(self, payload: bytes) -> Event | None:

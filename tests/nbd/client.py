@@ -138,7 +138,8 @@ class Client:
         if allocation and (structured or extended):
             await self.ask(Option.SET_META_CONTEXT, ContextRequest(name, ("base:allocation",)).pack())
         replies = await self.ask(Option.GO, InfoRequest(name, ()).pack())
-        self.export = ExportInfo.unpack(replies[0][1])
+        (export,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == b"\0\0"]
+        self.export = ExportInfo.unpack(export)
         return self
 
     async def list(self) -> list[str]:

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from tests.nbd.client import Client
 from tests.nbd.world import World
+from tests.support.daemon import Certificates, Daemon
+
+#: A daemon with the NBD service, and the address of its unix socket.
+MakeNbdDaemon = Callable[[], tuple[Daemon, str]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,3 +53,17 @@ async def client(request: pytest.FixtureRequest, world: World) -> Client:
 async def chunked(request: pytest.FixtureRequest, world: World) -> Client:
     """A client that gets chunks."""
     return await world.go(**FORMS[request.param])
+
+
+@pytest.fixture
+def make_nbd_daemon(certificates: Certificates) -> Iterator[MakeNbdDaemon]:
+    """Start a daemon of the test's own with an NBD service."""
+    with ExitStack() as cleanup:
+
+        def make() -> tuple[Daemon, str]:
+            address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
+            cleanup.callback(Path(address).unlink, missing_ok=True)
+            config = {"nbd": {"enable": True, "host": "localhost", "port": 0, "socket": address}}
+            return cleanup.enter_context(Daemon(certificates, config)), address
+
+        yield make

@@ -2,6 +2,7 @@
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -468,3 +469,34 @@ async def test_extents_above_the_limit_are_told_in_the_next_reply(world: World, 
     assert told == [(32, 3 * (i % 2)) for i in range(MAX_EXTENTS)]
     rest = (await chunked.request(STATUS, MAX_EXTENTS * 32, 100 * 32)).extents
     assert len(told) + len(rest) == count
+
+
+async def test_write_longer_than_the_largest_payload_is_invalid_and_drained() -> None:
+    async with World(size=MAX_PAYLOAD + MiB).running() as world:
+        client = await world.go()
+        assert (await client.request(WRITE, 0, data=b"x" * (MAX_PAYLOAD + 1))).error == ErrorNumber.EINVAL
+        assert (await client.request(READ, 0, 1)).data == b"\0"
+
+
+async def test_large_writes_pass_while_large_replies_wait_in_small_sockets(world: World) -> None:
+    with socket.socket(socket.AF_INET) as listening:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            listening.setsockopt(socket.SOL_SOCKET, option, 4096)  # connections inherit them
+        listening.bind(("127.0.0.1", 0))
+        server = await asyncio.get_running_loop().create_server(world.server.connection, sock=listening.dup())
+        client = await Client.connect(("127.0.0.1", listening.getsockname()[1]))
+        world.clients.append(client)
+        await client.go("disk")
+        world.memory.content[:] = b"x" * SIZE
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for i in range(4):
+            client.send(READ, i * MiB // 2, MiB // 2)
+        for i in range(8):
+            client.send(WRITE, 2 * MiB + i * MiB // 4, data=bytes([i]) * (MiB // 4))
+        # Nobody reads a reply before all is sent: the server has to take it.
+        await world.until(lambda: world.memory.content[-1] == 7)
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        results = await client.receive_all()
+        assert len(results) == 12
+        assert not any(result.error for result in results.values())
+        server.close()

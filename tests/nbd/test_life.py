@@ -2,6 +2,7 @@
 """Connections: how they begin, whom they belong to, and how they end."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -403,3 +404,86 @@ def reset(client: Client) -> None:
     sock = client.writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.writer.transport.abort()
+
+
+REQUESTS = b"".join(
+    [
+        RequestHeader(WRITE, 0, 1, 4096, 3000).pack() + b"x" * 3000,
+        RequestHeader(READ, 0, 2, 0, 2 * MiB).pack(),
+        RequestHeader(Command.BLOCK_STATUS, 0, 3, 0, SIZE).pack(),
+        RequestHeader(FLUSH, 0, 4, 0, 0).pack(),
+        RequestHeader(WRITE, 0, 5, 0, 70000).pack() + b"y" * 70000,
+    ]
+)
+POINTS = [0, 1, 27, 28, 29, 3027, 3028, 3055, 3056, 3084, 3112, 3140, 3141, 40000, len(REQUESTS)]
+
+
+@pytest.mark.parametrize("ends", ["reset", "half-close", "close"])
+async def test_connection_that_ends_anywhere_in_the_transmission_leaves_nothing(world: World, ends: str) -> None:
+    await (await world.go()).close()
+    await world.rest()
+    descriptors, tasks = os.listdir("/proc/self/fd"), len(asyncio.all_tasks())
+    for point in POINTS:
+        client = await world.go()
+        client.writer.write(REQUESTS[:point])
+        if ends == "half-close":
+            client.writer.write_eof()
+            async with asyncio.timeout(20):
+                await client.reader.read()
+        else:
+            await client.writer.drain()
+        if ends == "reset":
+            reset(client)
+        await world.rest()
+    await world.until(lambda: not world.disk.status()["active"])
+    await world.until(lambda: len(asyncio.all_tasks()) <= tasks)
+    await world.until(lambda: len(os.listdir("/proc/self/fd")) <= len(descriptors))
+    assert world.disk.status()["connections"] == 0
+
+
+async def test_server_stops_with_clients_in_every_state(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async def raw(data: bytes) -> Client:
+        client = Client(*await asyncio.open_unix_connection(world.address))
+        world.clients.append(client)
+        await client.read(18)
+        client.writer.write(data)
+        return client
+
+    held = world.backend.hold("pwrite")
+    clients = [await raw(HANDSHAKE[:end]) for end in (0, 2, 4, 10, 20, 25, len(HANDSHAKE) - 1)]
+    for data in (b"", REQUESTS[:10], REQUESTS[:100]):
+        client = await world.go()
+        client.writer.write(data)
+        clients.append(client)
+    unread = await world.go()
+    unread.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(40):
+        unread.send(READ, 0, MiB)
+    busy = await world.go()
+    busy.send(WRITE, 0, data=b"abc")
+    await asyncio.wait_for(held.reached.wait(), 10)
+    stopping = asyncio.create_task(world.server.stop(1.5))
+    await asyncio.sleep(0)
+    held.release()
+    await stopping
+    unread.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for client in clients:
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await client.reader.read()
+        assert await client.at_end()
+    assert (await busy.receive())[1].error == 0
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_image_that_looks_like_qcow2_is_served_as_it_is(world: World, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"not for guests")
+    # A header that a guest may write: version 2, a backing file, 1 GiB.
+    header = struct.pack(">4sIQIIQ", b"QFI\xfb", 2, 512, len(str(secret)), 16, 1 << 30)
+    image = tmp_path / "image"
+    image.write_bytes(header.ljust(512, b"\0") + str(secret).encode().ljust(MiB - 512, b"\0"))
+    world.add("guest", size=MiB, path=image)
+    client = await world.go("guest")
+    assert client.export.size == MiB
+    assert (await client.request(READ, 0, MiB)).data == image.read_bytes()

@@ -218,6 +218,46 @@ def test_name_and_description_are_told_when_asked() -> None:
     assert texts[Info.DESCRIPTION] == "für Ünïcode"
 
 
+@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
+def test_no_reply_is_longer_than_clients_take_and_each_echoes_its_option(option: Option) -> None:
+    name = "n" * 255
+    talk = Conversation(exports={name: Export(name, 1, description="ü" * 2000)}, listed=[name] * 50).open()
+    for asked, payload in [
+        (Option.LIST, b""),
+        (Option.LIST_META_CONTEXT, contexts(name)),
+        (Option.INFO, info("x" * 4096)),
+        (77, b""),
+        (option, info(name, Info.NAME, Info.DESCRIPTION, Info.BLOCK_SIZE)),
+    ]:
+        answers = talk.ask(asked, payload)
+        assert {answer.option for answer in answers} == {asked}
+        assert max(len(answer.payload) for answer in answers) < 4096
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [Option.INFO, Option.INFO, Option.GO],
+        [Option.INFO, Option.LIST, Option.GO],
+        [Option.INFO, Option.SET_META_CONTEXT, Option.INFO, Option.GO],
+        [Option.LIST_META_CONTEXT, Option.INFO, Option.STRUCTURED_REPLY, Option.GO],
+        [Option.SET_META_CONTEXT, Option.SET_META_CONTEXT, Option.EXTENDED_HEADERS, Option.GO],
+    ],
+    ids=lambda options: "-".join(option.name for option in options),
+)
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_options_in_any_legal_order_lead_to_the_transmission(
+    talk: Conversation, options: list[Option], fails_first: bool
+) -> None:
+    if fails_first:
+        assert talk.final(Option.GO, info("other")) == Reply.ERR_UNKNOWN
+    for option in options:
+        named = option in (Option.INFO, Option.GO)
+        selects = option in (Option.SET_META_CONTEXT, Option.LIST_META_CONTEXT)
+        talk.ask(option, info() if named else contexts("disk", "base:allocation") if selects else b"")
+    assert talk.transmission.export.name == "disk"
+
+
 def test_block_sizes_keep_the_rules() -> None:
     talk = Conversation().open()
     sizes = talk.block_sizes(talk.ask(Option.INFO, info("disk", Info.BLOCK_SIZE)))

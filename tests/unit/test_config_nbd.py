@@ -13,6 +13,7 @@ TLS = Tls(cert_file="cert.pem", key_file="key.pem")
         ("tls", Nbd(enable=True), Tls(enable=False)),
         ("tls", Nbd(enable=True, tls="off"), TLS),
         ("tls", Nbd(enable=True, tls="off", host="0.0.0.0"), TLS),
+        ("tls", Nbd(enable=True, tls="off", host="127.0.0.1.example.org"), TLS),
         ("tls", Nbd(enable=True, tls="optional", host="disk.example.org"), TLS),
         ("list", Nbd(enable=True, list=True), TLS),
         ("mode", Nbd(enable=True, list=True, socket="/run/nbd", mode=0o666), TLS),
