@@ -86,8 +86,8 @@ class Operation:
 
     def retain(self) -> None:
         """Keep the operation running until one more release()."""
+        self._answered = time.monotonic()  # first: who reads the wait in another thread must not see an old start
         self._holders += 1
-        self._answered = time.monotonic()
 
     def release(self) -> None:
         """Let go. The last one ends the operation."""
@@ -127,7 +127,7 @@ class Backend(Protocol):
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
+        """Return what is known now; asks nobody. Raises Canceled when the image was closed: connections see it late."""
         ...
 
     @property

@@ -4,13 +4,14 @@
 import asyncio
 import errno
 import logging
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ..buffers import Slice
-from ..errors import NotFound, StorageError
+from ..errors import Canceled, NotFound, StorageError
 from ..extents import Extent
 from .base import BackendInfo, Context, Operation, ZeroMethod
 from .engine import Engine, Memory, Result
@@ -29,6 +30,9 @@ class FileBackend:
         self._engine = engine
         self._path = path
         self._handle = handle
+        # Who knows the image only by a connection may ask about it while another loop closes it, and without the GIL.
+        self._lock = threading.Lock()
+        self._closed = False
 
     @classmethod
     async def open(cls, engine: Engine, path: str, *, writable: bool) -> "FileBackend":
@@ -48,9 +52,12 @@ class FileBackend:
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
+        """Return what is known now; asks nobody. Raises Canceled when the image was closed."""
         info = ffi.new("iou_info *")
-        lib.iou_handle_info(self._handle, info)
+        with self._lock:
+            if self._closed:
+                raise Canceled("The image was closed")
+            lib.iou_handle_info(self._handle, info)
         is_file = info.type == lib.IOU_FILE
         allocates = info.can_zero_range or (info.can_punch_hole and info.can_fallocate)
         return BackendInfo(
@@ -66,8 +73,9 @@ class FileBackend:
 
     @property
     def generation(self) -> int:
-        """Return a number that is another one after any change of the content, by whichever handle."""
-        return int(lib.iou_handle_generation(self._handle))
+        """Return a number that is another one after any change of the content, by whichever handle; 0: unknown."""
+        with self._lock:
+            return 0 if self._closed else int(lib.iou_handle_generation(self._handle))
 
     def refresh(self, op: Operation) -> "asyncio.Future[Result]":
         """Look at the size again: others may have changed the image."""
@@ -131,6 +139,8 @@ class FileBackend:
 
     async def close(self) -> None:
         """Let go of the image; the descriptor is closed when this returns."""
+        with self._lock:
+            self._closed = True
         await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self._path)
 
     def _move(self, kind: int, op: Operation, piece: Slice, offset: int, flags: int) -> "asyncio.Future[Result]":

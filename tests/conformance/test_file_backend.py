@@ -2,6 +2,7 @@
 """What is special to files behind the C engine: who owns memory and handles, and for how long."""
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from imageio_daemon import operations
 from imageio_daemon.buffers import PAGE, BufferPool
-from imageio_daemon.errors import InUse, NotFast, StorageError, Unavailable
+from imageio_daemon.errors import Canceled, InUse, NotFast, StorageError, Unavailable
 from imageio_daemon.extents import Extent
 from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.storage.engine import Engine
@@ -248,3 +249,26 @@ async def test_ticket_is_not_removed_while_the_size_is_asked_for(
         await store.remove("t", timeout=0.1)
     stuck_size.release.set()
     await store.remove("t", timeout=10)
+
+
+async def test_image_that_was_closed_may_be_asked_about(engine: Engine, image: Path) -> None:
+    backend = await FileBackend.open(engine, str(image), writable=True)
+    await backend.close()
+    with pytest.raises(Canceled):
+        _ = backend.info
+    assert backend.generation == 0
+
+
+async def test_image_may_be_asked_about_while_another_thread_closes_it(engine: Engine, image: Path) -> None:
+    for _ in range(100):
+        backend = await FileBackend.open(engine, str(image), writable=True)
+        asking = threading.Thread(target=_ask_until_closed, args=(backend,))
+        asking.start()
+        await backend.close()
+        await asyncio.to_thread(asking.join)
+
+
+def _ask_until_closed(backend: FileBackend) -> None:
+    with contextlib.suppress(Canceled):
+        while backend.info.size == MiB:
+            _ = backend.generation
