@@ -40,6 +40,14 @@ class Daemon:
         1,
         1000000,
     )
+    loops: int = number(
+        0,
+        "Event loops, each in a thread, that connections are spread over. 0: one for two processors, 1 to 4. More do "
+        "not help: they take turns at all but moving and encrypting bytes.",
+        "loops",
+        0,
+        16,
+    )
     inactivity_timeout: int = number(
         60,
         "An idle connection, or one that makes no progress inside a request, is closed after this time. A ticket may "

@@ -7,19 +7,20 @@ import os
 import secrets
 import signal
 import socket
-import ssl
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import uvloop
 
 from . import logs, privileges, systemd, tls
 from .buffers import BufferPool
+from .checksum import Hashing
 from .config import Config
-from .frontends.http.app import HttpServer, control_server, images_server
-from .frontends.nbd.server import NbdServer, nbd_servers
+from .frontends.http.app import control_server, images_server
+from .frontends.limit import ConnectionLimit
+from .frontends.nbd.server import nbd_servers
+from .loops import Acceptor, Endpoint, Server, ServingLoop, default_count, serving_loops
 from .operations import Buffers
-from .sockets import BACKLOG, listen_localhost, listen_tcp, listen_unix, remove_unix
+from .sockets import listen_localhost, listen_tcp, listen_unix, remove_unix
 from .storage.base import Backend
 from .storage.engine import Engine
 from .storage.file import FileBackend
@@ -38,15 +39,6 @@ TRANSPORT_SHARE = 8
 WATCH_INTERVAL = 30.0
 #: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
 HANGING = 30.0
-
-
-class Site(NamedTuple):
-    """A listening socket and what is served there."""
-
-    service: str
-    socket: socket.socket
-    server: HttpServer | NbdServer
-    tls: ssl.SSLContext | None
 
 
 def run(config: Config, tickets: Sequence[object] = ()) -> int:
@@ -81,23 +73,24 @@ class Daemon:
         """Serve until told to stop; return the exit status."""
         stop = self._handle_signals()
         self._engine = Engine(self._config.backend_file.io_threads)
+        self._hashing = Hashing()
         self._store = TransferStore(
             self._open_backend,
             most_tickets=self._config.daemon.max_tickets,
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
         )
-        sites = self._make_sites()
-        listening = await self._start(sites)
-        for ticket in self._tickets:
-            self._store.add(ticket)
-        self._notify("READY=1")
-        log.info("ready")
-        watch = asyncio.create_task(self._watch())
-        await stop.wait()
-        watch.cancel()
-        log.info("stopping")
-        self._notify("STOPPING=1")
-        return await self._stop(listening, sites)
+        async with serving_loops(self._config.daemon.loops or default_count()) as loops:
+            acceptors = await self._start(loops)
+            for ticket in self._tickets:
+                self._store.add(ticket)
+            self._notify("READY=1")
+            log.info("ready", extra=logs.fields(loops=len(loops)))
+            watch = asyncio.create_task(self._watch())
+            await stop.wait()
+            watch.cancel()
+            log.info("stopping")
+            self._notify("STOPPING=1")
+            return await self._stop(acceptors, loops)
 
     # Start
 
@@ -129,43 +122,36 @@ class Daemon:
             privileges.give(self._nbd_address, identity)
         privileges.drop(identity)
 
-    def _make_sites(self) -> list[Site]:
-        config = self._config
+    async def _start(self, loops: Sequence[ServingLoop]) -> list[Acceptor]:
+        """Serve on all loops; the control service on the first, which accepts, so that nothing is between."""
+        endpoints: dict[str, list[Endpoint]] = {}
+        for loop, servers in zip(loops, self._make_servers(len(loops)), strict=True):
+            await loop.start(set(servers.values()))
+            for service, server in servers.items():
+                endpoints.setdefault(service, []).append(Endpoint(loop, server))
+        acceptors = []
+        for service, sock in self._sockets:
+            # TLS of NBD starts on demand.
+            acceptors.append(Acceptor(sock, endpoints[service], self._tls if service == "remote" else None))
+            log.info("listening", extra=logs.fields(service=service, **_address(sock)))
+        return acceptors
+
+    def _make_servers(self, loops: int) -> list[dict[str, Server]]:
+        """Return the servers of each loop, by service."""
+        config, secure = self._config, self._tls
         pool = BufferPool(config.daemon.buffer_memory - config.daemon.buffer_memory // TRANSPORT_SHARE)
         buffers = Buffers(pool, config.backend_file.buffer_size)
         local = self._local_address if config.local.enable else None
-        images = images_server(config, self._store, buffers, unix_socket=local)
-        control = control_server(config, self._store)
-        context = self._tls.context if self._tls is not None else None
-        nbd, nbd_local = nbd_servers(config, self._store, buffers, context)
-        servers: dict[str, tuple[HttpServer | NbdServer, ssl.SSLContext | None]] = {
-            "remote": (images, context),
-            "local": (images, None),
-            "control": (control, None),
-            "nbd": (nbd, None),  # TLS starts on demand
-            "nbd-local": (nbd_local, None),
-        }
-        return [Site(name, sock, *servers[name]) for name, sock in self._sockets]
-
-    async def _start(self, sites: Sequence[Site]) -> list[asyncio.Server]:
-        loop = asyncio.get_running_loop()
-        listening = []
-        for server in {site.server for site in sites}:
-            await server.start()
-        for site in sites:
-            secure = site.tls is not None
-            listening.append(
-                await loop.create_server(
-                    site.server.connection,
-                    sock=site.socket,
-                    ssl=site.tls,
-                    ssl_handshake_timeout=tls.HANDSHAKE_TIMEOUT if secure else None,
-                    ssl_shutdown_timeout=tls.SHUTDOWN_TIMEOUT if secure else None,
-                    backlog=BACKLOG,  # create_server listens again, with 100 if it is not told
-                )
-            )
-            log.info("listening", extra=logs.fields(service=site.service, **_address(site.socket)))
-        return listening
+        limit = ConnectionLimit(config.daemon.max_total_connections)
+        nbd_limit = ConnectionLimit(config.nbd.max_connections)
+        context = None if secure is None else lambda: secure.context
+        made: list[dict[str, Server]] = []
+        for _ in range(loops):
+            images = images_server(config, self._store, buffers, self._hashing, limit, unix_socket=local)
+            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context)
+            made.append({"remote": images, "local": images, "nbd": nbd, "nbd-local": nbd_local})
+        made[0]["control"] = control_server(config, self._store)
+        return made
 
     def _handle_signals(self) -> asyncio.Event:
         stop = asyncio.Event()
@@ -199,17 +185,18 @@ class Daemon:
 
     # The end
 
-    async def _stop(self, listening: Sequence[asyncio.Server], sites: Sequence[Site]) -> int:
+    async def _stop(self, acceptors: Sequence[Acceptor], loops: Sequence[ServingLoop]) -> int:
         timeout = self._config.daemon.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self._remove_sockets()  # as long as they are ours: after close() another daemon may take the paths
-        for server in listening:
-            server.close()
+        for acceptor in acceptors:
+            acceptor.close()
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.gather(*(server.stop(timeout) for server in {site.server for site in sites}))
+                await asyncio.gather(*(loop.stop(timeout) for loop in loops))
+                await asyncio.to_thread(self._hashing.stop)
                 await self._store.close()
-                await self._engine.release_loop()
+                await asyncio.gather(*(loop.run(self._engine.release_loop()) for loop in loops))
         except TimeoutError:
             log.error("requests did not end within %d s", timeout)
         left = deadline - asyncio.get_running_loop().time()

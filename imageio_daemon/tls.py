@@ -20,31 +20,23 @@ _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required"
 
 
 class ServerTls:
-    """Hold the context that listening sockets use.
+    """Hold the context for new connections.
 
-    Renewal loads the new certificate into the same context: new handshakes see it, running connections do not notice.
+    Renewal puts another one into its place: running connections keep theirs, and no thread ever shakes hands with a
+    context that changes, which OpenSSL does not allow. Thread-safe.
     """
 
     def __init__(self, config: Tls) -> None:
         self._config = config
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.context.verify_mode = _CLIENT_AUTH[config.client_auth]
-        # Transfers are long and keep their connections: renegotiation is only an attack.
-        self.context.options |= ssl.OP_NO_RENEGOTIATION
-        if self.context.verify_mode is not ssl.CERT_NONE:
-            self._load_ca(config.ca_file)
-        self._load()
         self._seen = self._stamp()
+        self.context = _make(config)
 
     def renew(self) -> None:
         """Load certificate and key again; when that fails the old ones stay and the log says why."""
         self._seen = self._stamp()
         try:
-            # A pair that does not match must not half replace the one in use: try it on a context of its own.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._config.cert_file, self._config.key_file)
-            self._load()
-        except (ConfigError, OSError) as e:
+            self.context = _make(self._config)
+        except ConfigError as e:
             log.error("cannot renew the certificate, the old one stays in use: %s", e)
         else:
             log.info("certificate renewed from %s", self._config.cert_file)
@@ -53,20 +45,6 @@ class ServerTls:
         """Renew when a file is another one than last time."""
         if self._stamp() != self._seen:
             self.renew()
-
-    def _load(self) -> None:
-        try:
-            self.context.load_cert_chain(self._config.cert_file, self._config.key_file)
-        except OSError as e:
-            raise ConfigError(
-                f"[tls] cannot load cert_file {self._config.cert_file} with key_file {self._config.key_file}: {e}"
-            ) from None
-
-    def _load_ca(self, ca_file: str) -> None:
-        try:
-            self.context.load_verify_locations(ca_file)
-        except OSError as e:
-            raise ConfigError(f"[tls] cannot load ca_file {ca_file}: {e}") from None
 
     def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_identity(path) for path in (self._config.cert_file, self._config.key_file))
@@ -83,6 +61,30 @@ def client_context(ca_file: str) -> ssl.SSLContext:
         raise ConfigError(f"[backend_http] cannot load ca_file {ca_file}: {e}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
+
+
+def _make(config: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = _CLIENT_AUTH[config.client_auth]
+    # Transfers are long and keep their connections: renegotiation is only an attack.
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    if context.verify_mode is not ssl.CERT_NONE:
+        _load_ca(context, config.ca_file)
+    try:
+        context.load_cert_chain(config.cert_file, config.key_file)
+    except OSError as e:
+        raise ConfigError(
+            f"[tls] cannot load cert_file {config.cert_file} with key_file {config.key_file}: {e}"
+        ) from None
+    return context
+
+
+def _load_ca(context: ssl.SSLContext, ca_file: str) -> None:
+    try:
+        context.load_verify_locations(ca_file)
+    except OSError as e:
+        raise ConfigError(f"[tls] cannot load ca_file {ca_file}: {e}") from None
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:

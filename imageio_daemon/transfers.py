@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers: a ticket at work. Who may do what now, what is running, how far it came, and how it ends.
 
-Everything here is shared by the event loops of the process, so it is guarded by plain locks and holds no asyncio
-primitive; waiting is done through concurrent futures.
+Everything here is shared by the event loops of the process. The rules, for all that loops share (transfers, backends,
+the engine, buffers, limits, hashing):
+
+- What is changed by several steps is guarded by a plain lock, held for a few steps and over no wait, no callback of a
+  peer, no storage. One read, or one change of a set or dict, needs none: the GIL makes it whole.
+- A shared object holds no asyncio primitive. Who waits for another loop waits for a concurrent future, or for a future
+  of its own loop that the other one sets by call_soon_threadsafe.
+- What belongs to a request (its operation, its buffers, its connection, their timers) lives on the loop that it came
+  to. Another thread may ask it to end, and read its counters, no more.
+- A loop may see late that a transfer was cancelled by another one. begin() is where it finds out: whoever uses the
+  image holds an operation, and the image is closed only when there is none. What may be asked without one
+  (Backend.info, generation) has to be safe after the end.
 """
 
 import asyncio

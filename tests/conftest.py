@@ -23,8 +23,10 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session", params=["fast_lane", "aiohttp_lane"])
 def shared_daemon(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
-    """One daemon for all tests that do not need their own; with each way to serve requests in turn."""
-    with Daemon(certificates, {"remote": {"fast_lane": str(request.param == "fast_lane").lower()}}) as daemon:
+    """One daemon for all tests that do not need their own; with each way to serve requests, and number of loops."""
+    fast = request.param == "fast_lane"
+    config: dict[str, Section] = {"daemon": {"loops": 2 if fast else 1}, "remote": {"fast_lane": str(fast).lower()}}
+    with Daemon(certificates, config) as daemon:
         yield daemon
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from imageio_daemon.buffers import BufferPool
+from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.frontends.nbd.handshake import Service
-from imageio_daemon.frontends.nbd.server import Limit, NbdServer
+from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.nbdproto.negotiation import Tls
 from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend
@@ -54,11 +55,11 @@ class World:
             store=self.store,
             buffers=Buffers(self.pool, piece),
             tls=tls,
-            context=context,
+            context=None if context is None else lambda: context,
             handshake_timeout=handshake_timeout,
             listed=listed,
         )
-        self.server = NbdServer(self.service, Limit(most))
+        self.server = NbdServer(self.service, ConnectionLimit(most))
         self.inactivity_timeout = inactivity_timeout
         self.disk = self.add("disk", size=size)
         self.address = ""

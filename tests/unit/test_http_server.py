@@ -11,9 +11,10 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from imageio_daemon.errors import NotFound, TooManyConnections
 from imageio_daemon.frontends.http import app
-from imageio_daemon.frontends.http.app import ConnectionLimit, HttpServer
+from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.messages import Request, Response
 from imageio_daemon.frontends.http.routes import Resource, Routes
+from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.operations import ByteSink
 from imageio_daemon.units import MiB
 

@@ -4,8 +4,6 @@
 import asyncio
 import json
 import logging
-import threading
-from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -13,10 +11,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ... import __version__
 from ...checksum import Hashing
 from ...config import Config
-from ...errors import Error, TooManyConnections, Unavailable
+from ...errors import Error, Unavailable
 from ...operations import Buffers
 from ...transfers import TransferStore
 from ...units import KiB
+from ..limit import ConnectionLimit
 from .adapter import Adapter
 from .checksum import Checksums
 from .connection import Connection
@@ -41,27 +40,6 @@ YEARS = 10 * 365 * 24 * 3600.0
 METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
 
 
-class ConnectionLimit:
-    """Count the connections of all servers and loops. Thread-safe."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._count = 0
-        self._lock = threading.Lock()
-
-    def take(self) -> None:
-        """Count one more. Raises TooManyConnections."""
-        with self._lock:
-            if self._count >= self._most:
-                raise TooManyConnections(f"Too many connections, the limit is {self._most}")
-            self._count += 1
-
-    def give_back(self) -> None:
-        """Count one less."""
-        with self._lock:
-            self._count -= 1
-
-
 class HttpServer:
     """Serve routes on one loop's connections; `connection` makes them for listening sockets."""
 
@@ -72,7 +50,6 @@ class HttpServer:
         inactivity_timeout: float,
         fast_lane: bool = False,
         limit: ConnectionLimit,
-        on_stop: Callable[[], None] | None = None,
     ) -> None:
         self.routes = routes
         #: Serve requests without aiohttp where that is possible.
@@ -81,7 +58,6 @@ class HttpServer:
         #: Seconds for a connection that has not used a ticket.
         self.inactivity_timeout = inactivity_timeout
         self._limit = limit
-        self._on_stop = on_stop
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._stopping = False
@@ -107,6 +83,11 @@ class HttpServer:
         )
         await self._runner.setup()
 
+    @property
+    def connections(self) -> int:
+        """Return how many connections are served now. May be asked in any thread."""
+        return len(self._connections)
+
     def connection(self) -> Connection:
         """Return the protocol of a new connection, for create_server."""
         return Connection(self)
@@ -127,8 +108,6 @@ class HttpServer:
                 connection.abort("shutdown")
         if self._runner is not None:
             await self._runner.cleanup()
-        if self._on_stop is not None:
-            await asyncio.to_thread(self._on_stop)
 
     # For connections
 
@@ -166,10 +145,17 @@ class HttpServer:
         return None
 
 
-def images_server(config: Config, store: TransferStore, buffers: Buffers, *, unix_socket: str | None) -> HttpServer:
-    """Return the remote and local services: images, and what the server is."""
+def images_server(
+    config: Config,
+    store: TransferStore,
+    buffers: Buffers,
+    hashing: Hashing,
+    limit: ConnectionLimit,
+    *,
+    unix_socket: str | None,
+) -> HttpServer:
+    """Return the remote and local services of one loop: images, and what the server is. The loops share the rest."""
     images = Images(store, buffers, max_connections=config.daemon.max_connections, unix_socket=unix_socket)
-    hashing = Hashing()
     checksums = Checksums(store, buffers, hashing)
     routes = Routes(
         {
@@ -184,8 +170,7 @@ def images_server(config: Config, store: TransferStore, buffers: Buffers, *, uni
         routes,
         fast_lane=config.remote.fast_lane,
         inactivity_timeout=config.daemon.inactivity_timeout,
-        limit=ConnectionLimit(config.daemon.max_total_connections),
-        on_stop=hashing.stop,
+        limit=limit,
     )
 
 

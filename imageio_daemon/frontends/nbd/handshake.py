@@ -5,6 +5,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -31,6 +32,10 @@ RECEIVE = 16 * KiB
 SSL_SHUTDOWN_TIMEOUT = 2.0
 
 
+#: Returns the context to use now.
+MakeContext = Callable[[], ssl.SSLContext]
+
+
 @dataclass(frozen=True)
 class Service:
     """What connections of one listening socket need."""
@@ -38,7 +43,7 @@ class Service:
     store: TransferStore
     buffers: Buffers
     tls: Tls
-    context: ssl.SSLContext | None
+    context: MakeContext | None
     handshake_timeout: float
     listed: bool
 
@@ -178,7 +183,7 @@ class Handshake(asyncio.BufferedProtocol):
         transport = await asyncio.get_running_loop().start_tls(
             self._transport,
             self,
-            context,
+            context(),
             server_side=True,
             ssl_handshake_timeout=self._service.handshake_timeout,
             ssl_shutdown_timeout=SSL_SHUTDOWN_TIMEOUT,

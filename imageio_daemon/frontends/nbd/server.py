@@ -4,13 +4,14 @@
 import asyncio
 import dataclasses
 import logging
-import ssl
 
 from ...config import Config
+from ...errors import TooManyConnections
 from ...nbdproto.negotiation import Tls
 from ...operations import Buffers
 from ...transfers import TransferStore
-from .handshake import Handshake, Service
+from ..limit import ConnectionLimit
+from .handshake import Handshake, MakeContext, Service
 from .session import Session
 
 log = logging.getLogger(__name__)
@@ -19,19 +20,10 @@ log = logging.getLogger(__name__)
 GRACE = 1.0
 
 
-class Limit:
-    """Count the connections of all NBD services."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.count = 0
-
-
 def nbd_servers(
-    config: Config, store: TransferStore, buffers: Buffers, context: ssl.SSLContext | None
+    config: Config, store: TransferStore, buffers: Buffers, limit: ConnectionLimit, context: MakeContext | None
 ) -> "tuple[NbdServer, NbdServer]":
-    """Return the services of the TCP and of the unix socket."""
-    limit = Limit(config.nbd.max_connections)
+    """Return the services of the TCP and of the unix socket, of one loop. The loops share the rest."""
     remote = Service(
         store=store,
         buffers=buffers,
@@ -47,7 +39,7 @@ def nbd_servers(
 class NbdServer:
     """Serve one listening socket's connections; `connection` makes them."""
 
-    def __init__(self, service: Service, limit: Limit) -> None:
+    def __init__(self, service: Service, limit: ConnectionLimit) -> None:
         self._service = service
         self._limit = limit
         self._connections: set[Handshake | Session] = set()
@@ -56,6 +48,11 @@ class NbdServer:
 
     async def start(self) -> None:
         """Get ready."""
+
+    @property
+    def connections(self) -> int:
+        """Return how many connections are served now. May be asked in any thread."""
+        return len(self._connections)
 
     def connection(self) -> Handshake:
         """Return the protocol of a new connection, for create_server."""
@@ -91,10 +88,14 @@ class NbdServer:
 
     def admit(self, connection: Handshake) -> bool:
         """Count a connection; False: there are too many."""
-        if self._stopping or self._limit.count >= self._limit.most:
-            log.info("connection refused: the limit of %d is reached, or the server stops", self._limit.most)
+        if self._stopping:
+            log.info("connection refused: the server stops")
             return False
-        self._limit.count += 1
+        try:
+            self._limit.take()
+        except TooManyConnections as e:
+            log.info("connection refused: %s", e)
+            return False
         self._connections.add(connection)
         self._empty.clear()
         return True
@@ -110,6 +111,6 @@ class NbdServer:
         """Count it no more."""
         if connection in self._connections:
             self._connections.remove(connection)
-            self._limit.count -= 1
+            self._limit.give_back()
             if not self._connections:
                 self._empty.set()
