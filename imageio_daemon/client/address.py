@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a server is and how it is trusted."""
+
+import contextlib
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from .errors import LocalError, Usage
+
+#: Longest time to wait for a connection, seconds.
+CONNECT_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True)
+class ImageUrl:
+    """The URL of an image. `path` holds the ticket's id, a secret: never shown."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `https://HOST:PORT/images/TICKET`, also with http. Raises Usage."""
+        with contextlib.suppress(ValueError):  # an impossible port or address
+            parts = urllib.parse.urlsplit(text)
+            port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
+            image = parts.hostname and port and parts.path.startswith("/images/") and len(parts.path) > len("/images/")
+            plain = not parts.query and not parts.fragment and parts.username is None
+            if parts.scheme in ("http", "https") and image and plain and parts.hostname:
+                return cls(parts.scheme, parts.hostname, port, parts.path)
+        raise Usage("the URL must look like https://HOST:PORT/images/TICKET")
+
+    @property
+    def peer(self) -> str:
+        """Name the server in messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_url(text: str) -> bool:
+    """Tell whether an argument is meant as a URL, not as the name of a file."""
+    return text.startswith(("https://", "http://"))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A way to a server: a unix socket (`unix`, with its NUL if abstract), or host and port, by TLS with `tls`."""
+
+    peer: str
+    host: str = "localhost"
+    port: int = 0
+    unix: str | None = None
+    tls: ssl.SSLContext | None = None
+
+    def connect(self) -> socket.socket:
+        """Return a connected socket. Raises OSError, ssl.SSLError among them."""
+        if self.unix is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with _closing_on_error(sock):
+                sock.settimeout(CONNECT_TIMEOUT)
+                sock.connect(self.unix)
+            return sock
+        sock = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT)
+        with _closing_on_error(sock):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A peer that vanished without a word is noticed in 60 s, also while it owes a long answer.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+
+
+@contextlib.contextmanager
+def _closing_on_error(sock: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
+
+
+def is_same_host(sock: socket.socket) -> bool:
+    """Tell whether the peer of a TCP connection has our own address: nothing else speaks from it."""
+    return bool(sock.getpeername()[0] == sock.getsockname()[0])
+
+
+def unix_address(text: str) -> str:
+    """Return the kernel's form of a socket's name: a leading "@" means an abstract name."""
+    return "\0" + text[1:] if text.startswith("@") else text
+
+
+def tls_context(cafile: str | None, *, insecure: bool) -> ssl.SSLContext:
+    """Trust the system's authorities, or those in cafile instead, or with insecure anyone. Raises LocalError."""
+    try:
+        context = ssl.create_default_context(cafile=cafile)
+    except OSError as e:
+        raise LocalError(f"can't load the certificates in {cafile}: {e.strerror or e}") from e
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

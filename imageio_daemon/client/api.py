@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of the library."""
+
+import asyncio
+import contextlib
+import dataclasses
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from ..blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from ..extents import Extent
+from . import workers
+from .address import is_url
+from .digest import Digest
+from .download import Download, Downloaded
+from .errors import Usage
+from .image import Image
+from .plan import Queue, units
+from .progress import Report
+from .sender import hash_unit
+from .session import Session, Settings
+from .source import FileSource, Source, StreamSource
+from .state import CHECKPOINT, SUFFIX
+from .stopping import Stop
+from .target import ExistingImage, NewFile, Stream, Target, is_existing_device
+from .upload import Upload, Uploaded
+
+_T = TypeVar("_T")
+
+DEFAULTS = Settings()
+
+#: Threads that hash a local image. More take the processor from others, and 2 are as fast as most disks.
+HASHING = 2
+
+
+@dataclass(frozen=True)
+class Info:
+    """What can be told of an image without reading it. `None`: not known."""
+
+    size: int
+    data: int | None = None
+    zero: int | None = None
+    features: tuple[str, ...] = ()
+    max_readers: int | None = None
+    max_writers: int | None = None
+    local: bool = False
+
+
+def upload(
+    source: str | os.PathLike[str] | BinaryIO,
+    url: str,
+    *,
+    settings: Settings = DEFAULTS,
+    size: int | None = None,
+    state: bool | str | os.PathLike[str] = True,
+    checkpoint: float = CHECKPOINT,
+    verify: bool = False,
+    progress: Report | None = None,
+) -> Uploaded:
+    """Make the image at url read as source, on stable storage. What the target has behind the end stays as it is.
+
+    source: a raw file or block device, or a binary stream of `size` bytes. state: whether an interrupted upload
+    of a file can be continued by the same call; its state is in a file beside the source, or in the one named here.
+    checkpoint: seconds between two flushes, after which the state is renewed. verify: compare the checksum of what was
+    read with the server's. progress: called some times a second.
+
+    Raises ClientError.
+    """
+    with contextlib.closing(_open_source(source, size)) as opened, Session(url, settings) as session:
+        job = Upload(
+            opened,
+            session,
+            verify=verify,
+            state=state_path(source, state),
+            checkpoint=checkpoint,
+            report=progress,
+        )
+        return asyncio.run(job.run())
+
+
+def download(
+    url: str,
+    target: str | os.PathLike[str] | BinaryIO,
+    *,
+    settings: Settings = DEFAULTS,
+    dirty: bool = False,
+    verify: bool = False,
+    progress: Report | None = None,
+) -> Downloaded:
+    """Make target read as the image at url, on stable storage.
+
+    target: a raw file, which is replaced when all is there; a block device; or a binary stream. dirty: only what has
+    changed since the checkpoint that the server knows, in place, in a file or device with an older copy. verify:
+    compare the checksum of what was received with the server's. progress: called some times a second.
+
+    Raises ClientError.
+    """
+    with Session(url, settings) as session:
+        opened = _open_target(target, in_place=dirty)
+        try:
+            return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
+        except BaseException:
+            opened.abandon()
+            raise
+
+
+def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> list[Extent]:
+    """List what is data and what is zero in an image, or with the context "dirty" what has changed."""
+    return _ask(url, settings, lambda image, _: image.extents(context))
+
+
+def info(image: str | os.PathLike[str], *, settings: Settings = DEFAULTS) -> Info:
+    """Tell about an image: that of a URL, or a file or device. Raises ClientError."""
+    if is_url(os.fspath(image)):
+        return _ask(os.fspath(image), settings, _remote_info)
+    with contextlib.closing(FileSource(Path(image))) as source:
+        return _with_extents(Info(source.size), list(source.extents()))
+
+
+def checksum(
+    image: str | os.PathLike[str],
+    *,
+    settings: Settings = DEFAULTS,
+    algorithm: str = DEFAULT_ALGORITHM,
+    block_size: int = DEFAULT_BLOCK,
+) -> str:
+    """Return the digest of an image, computed by the server of a URL, or here for a file or device; see blockhash."""
+    if is_url(os.fspath(image)):
+        return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
+    with contextlib.closing(FileSource(Path(image))) as source:
+        return asyncio.run(_hash(source, algorithm, block_size))
+
+
+def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os.PathLike[str] = True) -> Path | None:
+    """Return the file that upload() keeps its state in with these arguments, or None."""
+    if isinstance(state, str | os.PathLike):
+        if not isinstance(source, str | os.PathLike):
+            raise Usage("a stream can't be read again, so its upload has no state")
+        return Path(state)
+    if not state or not isinstance(source, str | os.PathLike):
+        return None
+    path = Path(source)
+    # Nobody looks for files in /dev, or in a directory of others.
+    beside = path.is_file() and os.access(path.parent, os.W_OK)
+    return path.with_name(path.name + SUFFIX) if beside else None
+
+
+def _open_source(source: str | os.PathLike[str] | BinaryIO, size: int | None) -> Source:
+    if isinstance(source, str | os.PathLike):
+        if size is not None:
+            raise Usage("a size is for streams; a file has its own")
+        return FileSource(Path(source))
+    if size is None:
+        raise Usage("a stream needs --size: the server must know how much comes")
+    return StreamSource(source, size)
+
+
+def _open_target(target: str | os.PathLike[str] | BinaryIO, *, in_place: bool) -> Target:
+    if not isinstance(target, str | os.PathLike):
+        if in_place:
+            raise Usage("what has changed can be written to a file or device only")
+        return Stream(target)
+    path = Path(target)
+    return ExistingImage(path) if is_existing_device(path) or in_place else NewFile(path)
+
+
+def _ask(url: str, settings: Settings, question: Callable[[Image, Session], _T]) -> _T:
+    """Open an image and ask something in a thread, so that Ctrl-C ends the wait."""
+    with Session(url, settings) as session:
+        (answer,) = asyncio.run(workers.run([lambda: question(session.open(), session)], session.stop))
+        return answer
+
+
+def _remote_info(image: Image, session: Session) -> Info:
+    abilities = session.abilities
+    told = Info(
+        image.size(),
+        features=tuple(sorted(abilities.features)),
+        max_readers=abilities.max_readers,
+        max_writers=abilities.max_writers,
+        local=session.is_local,
+    )
+    return _with_extents(told, image.extents()) if "extents" in abilities.features else told
+
+
+def _with_extents(told: Info, found: list[Extent]) -> Info:
+    zero = sum(extent.length for extent in found if extent.zero)
+    return dataclasses.replace(told, data=told.size - zero, zero=zero)
+
+
+async def _hash(source: Source, algorithm: str, block_size: int) -> str:
+    try:
+        digest = Digest(algorithm, block_size)
+        digest.part(0)
+    except ValueError as e:
+        raise Usage(f"{algorithm} is not an algorithm of this host: {e}") from e
+    queue = Queue(units(source.extents(), source.portion, block_size=block_size))
+
+    def work() -> None:
+        buffer = memoryview(mmap.mmap(-1, block_size))
+        for unit in queue:
+            stop.check()
+            hash_unit(source, unit, buffer, digest.part(unit.start))
+
+    stop = Stop()
+    await workers.run([work] * HASHING, stop)
+    return digest.hexdigest()

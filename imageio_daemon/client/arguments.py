@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of imageio-client. docs/imageio-client.1 says the same; a test compares them."""
+
+import argparse
+from typing import TypeAlias
+
+from .. import __version__
+from ..blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from ..units import GiB, KiB, MiB, TiB
+from .session import RETRIES
+from .tickets import DEFAULT_SOCKET
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+IMAGE_URL = "https://HOST:PORT/images/TICKET"
+_UNITS = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": TiB}
+MAX_CONNECTIONS = 64
+MAX_SECONDS = 10**9
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command; the result has `command`, and `action` for ticket."""
+    main = argparse.ArgumentParser(prog="imageio-client", description="Move disk images to and from a server.")
+    main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_upload(commands)
+    _add_download(commands)
+    _add_questions(commands)
+    _add_ticket(commands)
+    return main
+
+
+def _command(commands: _Commands, name: str, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=text)
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="write one JSON object per line to standard output")
+    amount = output.add_mutually_exclusive_group()
+    amount.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+    amount.add_argument("-v", "--verbose", action="store_true", help="tell what happens, repeated requests too")
+    return command
+
+
+def _add_server(command: argparse.ArgumentParser) -> None:
+    server = command.add_argument_group("server")
+    server.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
+    server.add_argument("--insecure", action="store_true", help="do not verify the server's certificate")
+    way = server.add_mutually_exclusive_group()
+    way.add_argument(
+        "--unix-socket", metavar="PATH", help="connect to the local service of this host; @NAME is an abstract socket"
+    )
+    way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
+    server.add_argument(
+        "--retries",
+        type=_number(0, 1000),
+        default=RETRIES,
+        metavar="N",
+        help="repeat a request that fails for a while up to N times (default: %(default)s)",
+    )
+
+
+def _add_connections(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--connections",
+        type=_number(1, MAX_CONNECTIONS),
+        metavar="N",
+        help="use up to N connections (default: what seems useful)",
+    )
+    command.add_argument("--verify", action="store_true", help="compare the checksums of both sides at the end")
+
+
+def _add_upload(commands: _Commands) -> None:
+    command = _command(commands, "upload", "Make the image at a URL read as a local one.")
+    command.add_argument("image", metavar="IMAGE", help="a file or block device; - is standard input")
+    command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    command.add_argument("--size", type=size, metavar="BYTES", help="size of standard input; K, M, G, T may follow")
+    state = command.add_mutually_exclusive_group()
+    state.add_argument("--state", metavar="FILE", help="keep the state of the upload here, not beside IMAGE")
+    state.add_argument("--no-state", action="store_true", help="do not make the upload resumable")
+    _add_connections(command)
+    _add_server(command)
+
+
+def _add_download(commands: _Commands) -> None:
+    command = _command(commands, "download", "Make a local image read as the one at a URL.")
+    command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    command.add_argument("image", metavar="IMAGE", help="a file to make, or a block device; - is standard output")
+    command.add_argument("--dirty", action="store_true", help="only what has changed, into a copy that exists")
+    _add_connections(command)
+    _add_server(command)
+
+
+def _add_questions(commands: _Commands) -> None:
+    command = _command(commands, "info", "Tell about an image.")
+    command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
+    _add_server(command)
+    command = _command(commands, "extents", "List what is data and what is zero.")
+    command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    command.add_argument("--dirty", action="store_true", help="list what has changed since a checkpoint")
+    _add_server(command)
+    command = _command(commands, "checksum", "Print the checksum of an image.")
+    command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
+    command.add_argument("--algorithm", default=DEFAULT_ALGORITHM, metavar="NAME", help="default: %(default)s")
+    command.add_argument("--block-size", type=size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s")
+    _add_server(command)
+
+
+def _add_ticket(commands: _Commands) -> None:
+    ticket = commands.add_parser(
+        "ticket", help="manage tickets", description="Manage tickets, through the control socket of this host."
+    )
+    actions = ticket.add_subparsers(dest="action", required=True, metavar="ACTION")
+    command = _command(actions, "add", "Install a ticket and print its id.")
+    command.add_argument("image", metavar="IMAGE", help="path of the image, or its url as tickets have it")
+    command.add_argument("--id", metavar="ID", help="the ticket's id (default: a random one)")
+    command.add_argument("--size", type=size, metavar="BYTES", help="default: that of the image")
+    command.add_argument("--read-only", action="store_true", help="allow reading only")
+    command.add_argument(
+        "--timeout", type=_number(0, MAX_SECONDS), default=300, metavar="SECONDS", help="default: %(default)s"
+    )
+    command.add_argument(
+        "--inactivity-timeout", type=_number(1, MAX_SECONDS), metavar="SECONDS", help="of idle connections"
+    )
+    command.add_argument("--sparse", action="store_true", help="zeroing may free space")
+    command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
+    command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
+    command.add_argument("--transfer-id", metavar="NAME", help="the name in logs")
+    _add_control(command)
+    _add_control(_with_id(_command(actions, "show", "Tell about a ticket.")))
+    _add_control(_command(actions, "list", "Tell about all tickets."))
+    command = _with_id(_command(actions, "extend", "Let a ticket expire later."))
+    command.add_argument("timeout", type=_number(0, MAX_SECONDS), metavar="SECONDS", help="from now")
+    _add_control(command)
+    _add_control(_with_id(_command(actions, "cancel", "Remove a ticket and end its requests.")))
+
+
+def _with_id(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    command.add_argument("id", metavar="ID", help="the ticket's id")
+    return command
+
+
+def _add_control(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--control", default=DEFAULT_SOCKET, metavar="PATH", help="the control socket (default: %(default)s)"
+    )
+
+
+def size(text: str) -> int:
+    """Parse a number of bytes, with K, M, G or T behind it for binary multiples."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    if not number.isdecimal() or unit not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes like 512, 64K or 10G")
+    return int(number) * _UNITS[unit]
+
+
+class _number:  # noqa: N801 - used as a function
+    """Parse a number between two limits."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or not self._least <= int(text) <= self._most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {self._least} to {self._most}")
+        return int(text)

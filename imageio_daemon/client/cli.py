@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command imageio-client."""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from . import api
+from .arguments import parser
+from .display import Display, display, human
+from .errors import ClientError, Usage
+from .progress import Progress
+from .session import Settings
+from .tickets import Tickets
+
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status: 0, or that of the error; see docs/client.md."""
+    options = parser().parse_args(arguments)
+    logging.basicConfig(format="imageio-client: %(message)s")
+    logging.getLogger(__package__).setLevel(logging.INFO if options.verbose else logging.WARNING)
+    transfer = _Transfer(options)
+    try:
+        _COMMANDS[options.command](options, transfer)
+    except ClientError as e:
+        return _fail(options, f"{e}{transfer.remains()}", e.status)
+    except KeyboardInterrupt:
+        return _fail(options, f"interrupted{transfer.remains()}", INTERRUPTED)
+    except BrokenPipeError:
+        # Who reads our output has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0
+
+
+class _Transfer:
+    """What is shown of a transfer, and what to say when it fails."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.display: Display = display(as_json=options.json, quiet=options.quiet)
+        self.state: Path | None = None
+        self.incomplete: str | None = None  # what is left half-done by a failure, once something was done
+        self._progress = Progress()
+        self._shown = False
+
+    def report(self, progress: Progress) -> None:
+        """Show how far it is."""
+        self._shown = True
+        self._progress = progress
+        self.display.update(progress)
+
+    def finish(self, verb: str, progress: Progress, **details: object) -> None:
+        """Show how it ended."""
+        self._shown = False
+        self.display.finish(verb, progress, **details)
+
+    def remains(self) -> str:
+        """Tell what is left half-done."""
+        if self._shown:
+            self.display.abandon()
+        if self.state is not None and self.state.exists():
+            return f"; {self.incomplete} is incomplete, the same command continues from {self.state}"
+        if self._progress.done and self.incomplete:
+            return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done)"
+        return ""
+
+
+def _fail(options: argparse.Namespace, message: str, status: int) -> int:
+    if options.json:
+        print(json.dumps({"event": "error", "message": message, "status": status}), flush=True)
+    print(f"imageio-client: {message}", file=sys.stderr)
+    return status
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    return Settings(
+        cafile=options.cafile,
+        insecure=options.insecure,
+        unix_socket=options.unix_socket,
+        local=not options.no_local,
+        connections=getattr(options, "connections", None),
+        retries=options.retries,
+    )
+
+
+def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
+    source: str | BinaryIO = sys.stdin.buffer if options.image == "-" else options.image
+    state: bool | str = not options.no_state if options.state is None else options.state
+    transfer.state = api.state_path(source, state)
+    transfer.incomplete = "the target"
+    done = api.upload(
+        source,
+        options.url,
+        settings=_settings(options),
+        size=options.size,
+        state=state,
+        verify=options.verify,
+        progress=transfer.report,
+    )
+    transfer.finish("uploaded", done.progress, checksum=done.checksum)
+
+
+def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
+    to_stdout = options.image == "-"
+    if to_stdout and options.json:
+        raise Usage("standard output can't take the image and JSON")
+    target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
+    if to_stdout:
+        transfer.incomplete = "the output"
+    elif options.dirty or Path(options.image).is_block_device():
+        transfer.incomplete = options.image
+    done = api.download(
+        options.url,
+        target,
+        settings=_settings(options),
+        dirty=options.dirty,
+        verify=options.verify,
+        progress=transfer.report,
+    )
+    transfer.finish("downloaded", done.progress, checksum=done.checksum)
+
+
+def _info(options: argparse.Namespace, _: _Transfer) -> None:
+    told = dataclasses.asdict(api.info(options.image, settings=_settings(options)))
+    told = {name: value for name, value in told.items() if value not in (None, ())}
+    if options.json:
+        print(json.dumps(told))
+    else:
+        for name, value in told.items():
+            print(f"{name.replace('_', ' ')}: {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+def _extents(options: argparse.Namespace, _: _Transfer) -> None:
+    context = "dirty" if options.dirty else "zero"
+    for extent in api.extents(options.url, settings=_settings(options), context=context):
+        kinds = [name for name in ("zero", "hole", "dirty") if getattr(extent, name)]
+        if options.json:
+            print(json.dumps(extent._asdict()))
+        else:
+            print(f"{extent.start:>16} {extent.length:>16} {' '.join(kinds) or 'data'}")
+
+
+def _checksum(options: argparse.Namespace, _: _Transfer) -> None:
+    digest = api.checksum(
+        options.image, settings=_settings(options), algorithm=options.algorithm, block_size=options.block_size
+    )
+    told = {"algorithm": options.algorithm, "block_size": options.block_size, "checksum": digest}
+    print(json.dumps(told) if options.json else digest)
+
+
+def _ticket(options: argparse.Namespace, _: _Transfer) -> None:
+    with Tickets(options.control) as tickets:
+        _ACTIONS[options.action](options, tickets)
+
+
+def _ticket_add(options: argparse.Namespace, tickets: Tickets) -> None:
+    is_path = "://" not in options.image and not options.image.startswith("nbd:")
+    ticket: dict[str, Any] = {
+        "uuid": options.id or str(uuid.uuid4()),
+        "url": f"file://{Path(options.image).absolute()}" if is_path else options.image,
+        "size": api.info(options.image).size if options.size is None and is_path else options.size,
+        "timeout": options.timeout,
+        "ops": ["read"] if options.read_only else ["read", "write"],
+        "sparse": options.sparse,
+        "dirty": options.dirty,
+    }
+    if ticket["size"] is None:
+        raise Usage("--size is needed for an image that is no local path")
+    for name in ("inactivity_timeout", "filename", "transfer_id"):
+        if (value := getattr(options, name)) is not None:
+            ticket[name] = value
+    tickets.add(ticket)
+    print(json.dumps({"id": ticket["uuid"]}) if options.json else ticket["uuid"])
+
+
+def _ticket_show(options: argparse.Namespace, tickets: Tickets) -> None:
+    _print_ticket(options, tickets.show(options.id))
+
+
+def _ticket_list(options: argparse.Namespace, tickets: Tickets) -> None:
+    for number, ticket in enumerate(tickets.list()):
+        if number and not options.json:
+            print()
+        _print_ticket(options, ticket)
+
+
+def _ticket_extend(options: argparse.Namespace, tickets: Tickets) -> None:
+    tickets.extend(options.id, options.timeout)
+
+
+def _ticket_cancel(options: argparse.Namespace, tickets: Tickets) -> None:
+    tickets.cancel(options.id)
+
+
+def _print_ticket(options: argparse.Namespace, ticket: dict[str, Any]) -> None:
+    if options.json:
+        print(json.dumps(ticket))
+    else:
+        for name, value in ticket.items():
+            print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace, _Transfer], None]] = {
+    "upload": _upload,
+    "download": _download,
+    "info": _info,
+    "extents": _extents,
+    "checksum": _checksum,
+    "ticket": _ticket,
+}
+_ACTIONS: dict[str, Callable[[argparse.Namespace, Tickets], None]] = {
+    "add": _ticket_add,
+    "show": _ticket_show,
+    "list": _ticket_list,
+    "extend": _ticket_extend,
+    "cancel": _ticket_cancel,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

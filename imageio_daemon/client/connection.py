@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP on one blocking connection, used by one thread. Why not asyncio: docs/adr, "The client's transport"."""
+
+import contextlib
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from typing import NamedTuple
+
+from .address import Endpoint, is_same_host
+from .errors import Refused, ServerFailed, Stopped, Temporary
+from .stopping import Stop
+
+#: Longest answer that is read whole: the extents of a fragmented image, 60 bytes each.
+MAX_ANSWER = 64 * 1024**2
+#: As much of a reason is read and shown.
+MAX_REASON = 1000
+
+#: Longest silence inside a transfer of data, seconds.
+DATA_TIMEOUT = 60.0
+#: Longest wait for what may take the storage long: a flush, zeroing, extents, a checksum.
+WORK_TIMEOUT = 3600.0
+
+EXPLANATIONS = {
+    403: "the ticket does not allow this, or it is unknown or expired: ask for a new ticket",
+    404: "not found: is this the URL of an image?",
+    416: "the image does not fit into the target",
+}
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+
+class Connection:
+    """Send requests one after the other. After an error the next request connects again."""
+
+    def __init__(self, endpoint: Endpoint, stop: Stop) -> None:
+        self.endpoint = endpoint
+        self._stop = stop
+        self._http: _HTTPConnection | None = None
+
+    def close(self) -> None:
+        """Close the connection; the next request opens it again."""
+        if self._http is not None:
+            if self._http.sock is not None:
+                self._stop.discard(self._http.sock)
+            self._http.close()
+            self._http = None
+
+    def is_same_host(self) -> bool:
+        """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
+        return is_same_host(self._connected().sock)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | memoryview | None = None,
+        timeout: float = DATA_TIMEOUT,
+        expected: tuple[int, ...] = (200,),
+    ) -> Answer:
+        """Send a request and return its answer. Raises Refused for 4xx, Temporary, ServerFailed, Stopped."""
+        with self.translated():
+            response = self._exchange(method, path, headers or {}, body, timeout, expected)
+            data = response.read(MAX_ANSWER + 1)
+            if len(data) > MAX_ANSWER:
+                raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
+            return Answer(response.status, response.headers, data)
+
+    def open(self, path: str, headers: Mapping[str, str]) -> "Body":
+        """Send a GET for a range and return the answer before its body. Raises as request() does."""
+        with self.translated():
+            return Body(self, self._exchange("GET", path, headers, None, DATA_TIMEOUT, (206,)))
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | memoryview | None,
+        timeout: float,
+        expected: tuple[int, ...],
+    ) -> http.client.HTTPResponse:
+        http_connection = self._connected()
+        http_connection.sock.settimeout(DATA_TIMEOUT)
+        try:
+            http_connection.request(method, path, body, headers)
+        except TimeoutError:
+            raise
+        except OSError:
+            # A server that refuses a request answers before it has read the body, and then stops reading: whatever
+            # went wrong while we sent, the answer tells why.
+            pass
+        http_connection.sock.settimeout(timeout)
+        response = http_connection.getresponse()
+        if response.status in expected:
+            return response
+        reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
+        self.close()
+        raise _failure(self.endpoint.peer, method, response.status, reason)
+
+    def _connected(self) -> "_HTTPConnection":
+        if self._http is None:
+            self._stop.check()
+            sock = self._connect()
+            try:
+                self._stop.add(sock)
+            except Stopped:
+                sock.close()
+                raise
+            self._http = _HTTPConnection(self.endpoint, sock)
+        return self._http
+
+    def _connect(self) -> socket.socket:
+        peer = self.endpoint.peer
+        try:
+            return self.endpoint.connect()
+        except ssl.SSLCertVerificationError as e:
+            reason = f"the certificate of {peer} can't be verified: {e.verify_message} (see --cafile)"
+            raise ServerFailed(reason) from e
+        except OSError as e:
+            raise Temporary(f"can't connect to {peer}: {e.strerror or e}") from e
+
+    @contextlib.contextmanager
+    def translated(self) -> Iterator[None]:
+        """Close after any error, and tell those of the connection in our own terms."""
+        try:
+            yield
+        except (OSError, http.client.HTTPException) as e:
+            self.close()
+            self._stop.check()
+            what = "does not answer" if isinstance(e, TimeoutError) else f"broke: {str(e).strip()}"
+            raise Temporary(f"the connection to {self.endpoint.peer} {what}") from e
+        except BaseException:
+            self.close()
+            raise
+
+
+class Body:
+    """The body of an answer to a ranged GET, which the caller reads to its end."""
+
+    def __init__(self, connection: Connection, response: http.client.HTTPResponse) -> None:
+        self._connection = connection
+        self._response = response
+        self.content_range = response.headers["Content-Range"] or ""
+        self.length = response.length
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer. Raises Temporary when the server ends the connection before."""
+        with self._connection.translated():
+            filled = 0
+            while filled < len(buffer):
+                count = self._response.readinto(buffer[filled:])
+                if count == 0:
+                    raise Temporary(f"{self._connection.endpoint.peer} cut the transfer off in the middle of a range")
+                filled += count
+
+    def end(self) -> None:
+        """Give the connection back for the next request, after the last byte was read."""
+        with self._connection.translated():
+            self._response.read()
+
+
+class _HTTPConnection(http.client.HTTPConnection):
+    """HTTP over a socket that is connected."""
+
+    sock: socket.socket
+    auto_open = 0
+
+    def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
+        super().__init__(endpoint.host, endpoint.port or None)
+        self.sock = sock
+
+
+def _failure(peer: str, method: str, status: int, reason: str) -> Exception:
+    what = f"({method}: {status} {reason})"
+    if status >= 500:
+        explanation = "the server is busy" if status == 503 else "the server failed"
+        return Temporary(f"{explanation}: see the log of {peer} {what}", status)
+    if status >= 400:
+        return Refused(f"{EXPLANATIONS.get(status, 'the server refuses the request')} {what}", status)
+    return ServerFailed(f"{peer} does not speak the images API {what}")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show a transfer: a bar on a terminal, lines of JSON for programs, one line at the end for everybody."""
+
+import json
+import sys
+import time
+from typing import TextIO
+
+from .progress import Progress
+
+WIDTH = 30
+#: Seconds between two lines of JSON.
+JSON_INTERVAL = 1.0
+
+
+class Display:
+    """What is shown while a transfer runs, and after it: nothing, on the base class."""
+
+    def update(self, progress: Progress) -> None:
+        """Show how far it is."""
+
+    def finish(self, verb: str, progress: Progress, **details: object) -> None:
+        """Show how it ended."""
+
+    def abandon(self) -> None:
+        """Let an error message start on a new line."""
+
+
+class Text(Display):
+    """A bar, if the stream is a terminal, and a summary."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+
+    def update(self, progress: Progress) -> None:
+        """Draw the bar."""
+        if not self._terminal:
+            return
+        share = progress.done / progress.total if progress.total else 1.0
+        bar = ("#" * int(share * WIDTH)).ljust(WIDTH)
+        left = f", {duration(progress.left)} left" if progress.left is not None else ""
+        self._stream.write(f"\r[{bar}] {share:4.0%} {human(progress.rate)}/s: {parts(progress)}{left}\033[K")
+        self._stream.flush()
+
+    def finish(self, verb: str, progress: Progress, **details: object) -> None:
+        """Replace the bar by a summary."""
+        if self._terminal:
+            self._stream.write("\r\033[K")
+        print(
+            f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s: "
+            f"{human(progress.data)} of data at {human(progress.rate)}/s, {human(progress.zero)} of zeros"
+            + (f", {human(progress.skipped)} skipped" if progress.skipped else ""),
+            file=self._stream,
+        )
+        for name, value in details.items():
+            if value is not None:
+                print(f"{name.replace('_', ' ')}: {value}", file=self._stream)
+
+    def abandon(self) -> None:
+        """Leave the bar as it is."""
+        if self._terminal:
+            self._stream.write("\n")
+
+
+class Json(Display):
+    """One object on each line: `progress` about each second, then `result`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next = time.monotonic() + JSON_INTERVAL
+
+    def update(self, progress: Progress) -> None:
+        """Write a line if it is time."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + JSON_INTERVAL
+            self._write("progress", progress)
+
+    def finish(self, verb: str, progress: Progress, **details: object) -> None:
+        """Write the result."""
+        self._write("result", progress, **details)
+
+    def _write(self, event: str, progress: Progress, **details: object) -> None:
+        numbers = {
+            "total": progress.total,
+            "data": progress.data,
+            "zero": progress.zero,
+            "skipped": progress.skipped,
+            "elapsed": round(progress.elapsed, 3),
+        }
+        print(json.dumps({"event": event, **numbers, **details}), file=self._stream, flush=True)
+
+
+def display(*, as_json: bool, quiet: bool) -> Display:
+    """Return what suits the options of a command."""
+    if as_json:
+        return Json(sys.stdout)
+    return Display() if quiet else Text(sys.stderr)
+
+
+def parts(progress: Progress) -> str:
+    """Tell what was done with what."""
+    return f"{human(progress.data)} data, {human(progress.zero)} zero, {human(progress.skipped)} skipped"
+
+
+def human(size: float) -> str:
+    """Format a number of bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Format a time as minutes and seconds, from an hour on as hours and minutes."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60}:{whole % 60:02}"

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image at the other end: one connection to it, whose requests are sent again when that may help."""
+
+import itertools
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ..extents import Extent
+from .address import Endpoint, ImageUrl
+from .connection import WORK_TIMEOUT, Connection
+from .errors import FlushFailed, ServerFailed, Temporary
+from .stopping import Stop
+
+log = logging.getLogger(__name__)
+
+#: Seconds before a request is sent again; doubled each time, and up to a quarter more, so that connections which
+#: broke together don't come back together.
+FIRST_DELAY = 0.1
+MAX_DELAY = 10.0
+
+#: The longest range of a first zero request. Writing zeros takes time where the storage can't do it by itself.
+FIRST_ZERO = 1024**3
+#: A range that took less than this many seconds may be twice as long the next time.
+SHORT_ZERO = 1.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a server tells of an image: the answer to OPTIONS. `reads_zero`: all of the image reads as zeros."""
+
+    features: frozenset[str]
+    max_readers: int = 1
+    max_writers: int = 1
+    unix_socket: str | None = None
+    reads_zero: bool = False
+
+
+class Image:
+    """One connection to an image, used by one thread. Requests that fail for a while are repeated `retries` times.
+
+    Each method raises Refused, Temporary (after the last try), ServerFailed or Stopped.
+    """
+
+    def __init__(self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int) -> None:
+        self._path = url.path
+        self._peer = endpoint.peer
+        self._stop = stop
+        self._retries = retries
+        self._max_zero = FIRST_ZERO
+        self.connection = Connection(endpoint, stop)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def abilities(self) -> Abilities:
+        """Ask what can be done with the image."""
+        answer = self._json("OPTIONS", self._path)
+        try:
+            return _abilities(answer)
+        except (KeyError, TypeError, ValueError) as e:
+            raise ServerFailed(f"{self._peer} does not speak the images API") from e
+
+    def size(self) -> int:
+        """Ask for the size of the image, by its first byte: the answer to a range names the size of the whole."""
+        headers = {"Range": "bytes=0-0"}
+        answer = self._repeated(
+            lambda: self.connection.request("GET", self._path, headers=headers, expected=(206, 416))
+        )
+        total = (answer.headers["Content-Range"] or "").partition("/")[2]
+        if not total.isdecimal():
+            raise ServerFailed(f"{self._peer} did not tell the size of the image")
+        return int(total)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write at offset. The data is on stable storage after the next flush."""
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(len(data)),
+            "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*",
+        }
+        self._repeated(lambda: self.connection.request("PUT", f"{self._path}?flush=n", headers=headers, body=data))
+
+    def zero(self, offset: int, length: int) -> Iterator[int]:
+        """Make a range read as zeros, in steps; yields the length of each step that is done."""
+        end = offset + length
+        while offset < end:
+            step = min(end - offset, self._max_zero)
+            operation: dict[str, object] = {"op": "zero", "offset": offset, "size": step, "flush": False}
+            started = time.monotonic()
+            self._repeated(partial(self._patch, operation))
+            if step == self._max_zero and time.monotonic() - started < SHORT_ZERO:
+                self._max_zero *= 2
+            yield step
+            offset += step
+
+    def flush(self) -> None:
+        """Wait until everything written so far is on stable storage.
+
+        A flush that the storage failed is not repeated: what was lost would not be told again. Raises FlushFailed.
+        """
+        self._repeated(self._flush_once)
+
+    def _flush_once(self) -> None:
+        try:
+            self._patch({"op": "flush"})
+        except Temporary as e:
+            if e.http_status == 500:
+                raise FlushFailed(f"{e}; what was written may be lost: upload anew") from e
+            raise
+
+    def extents(self, context: str = "zero") -> list[Extent]:
+        """List the extents of the whole image, in order and without gaps."""
+        query = "" if context == "zero" else f"?context={context}"
+        answer = self._json("GET", f"{self._path}/extents{query}")
+        try:
+            extents = [_extent(item) for item in answer]
+        except (KeyError, TypeError, ValueError) as e:
+            raise ServerFailed(f"{self._peer} sent malformed extents") from e
+        end = 0
+        for extent in extents:
+            if extent.start != end or extent.length < 0:
+                raise ServerFailed(f"{self._peer} sent extents with a gap at byte {end}")
+            end = extent.end
+        return extents
+
+    def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
+        """Let the server compute the digest of the image; see blockhash."""
+        answer = self._json("GET", f"{self._path}/checksum?algorithm={algorithm}&block_size={block_size}")
+        if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
+            raise ServerFailed(f"{self._peer} sent a malformed checksum")
+        return answer
+
+    def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Read a range piece by piece, each in the buffer: it is valid until the next one is asked for."""
+        end = offset + length
+        tries = 0
+        while offset < end:
+            try:
+                for piece in self._read_once(offset, end - offset, buffer):
+                    offset += len(piece)
+                    tries = 0
+                    yield piece
+            except Temporary as e:
+                if tries >= self._retries:
+                    raise
+                self._wait(tries, e)
+                tries += 1
+
+    def _read_once(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+        wanted = f"bytes {offset}-{offset + length - 1}"
+        body = self.connection.open(self._path, {"Range": wanted.replace(" ", "=")})
+        if body.content_range.partition("/")[0] != wanted or body.length != length:
+            self.connection.close()
+            raise ServerFailed(f"{self._peer} sent another range than asked for")
+        try:
+            for position in range(0, length, len(buffer)):
+                piece = buffer[: length - position]
+                body.read_into(piece)
+                yield piece
+        except BaseException:
+            self.connection.close()  # the rest of the body is still to come
+            raise
+        body.end()
+
+    def _patch(self, operation: dict[str, object]) -> None:
+        headers = {"Content-Type": "application/json"}
+        body = json.dumps(operation).encode()
+        self.connection.request("PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT)
+
+    def _json(self, method: str, path: str) -> Any:
+        body = self._repeated(lambda: self.connection.request(method, path, timeout=WORK_TIMEOUT)).body
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as e:
+            raise ServerFailed(f"{self._peer} answered {method} with something that is not JSON") from e
+
+    def _repeated(self, send: Callable[[], _T]) -> _T:
+        for tries in itertools.count():
+            try:
+                return send()
+            except Temporary as e:
+                if tries >= self._retries:
+                    raise
+                self._wait(tries, e)
+        raise AssertionError("unreachable")
+
+    def _wait(self, tries: int, error: Temporary) -> None:
+        """Wait before the next try."""
+        delay = min(FIRST_DELAY * 2**tries, MAX_DELAY)
+        log.info("%s; again in %.1f s", error, delay)
+        self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
+
+
+def _abilities(answer: dict[str, Any]) -> Abilities:
+    unix_socket = answer.get("unix_socket")
+    if unix_socket is not None and not isinstance(unix_socket, str):
+        raise TypeError("unix_socket")
+    return Abilities(
+        frozenset(map(str, answer["features"])),
+        max(1, int(answer.get("max_readers", 1))),
+        max(1, int(answer.get("max_writers", 1))),
+        unix_socket,
+        answer.get("zero_state") == "zero",
+    )
+
+
+def _extent(item: dict[str, Any]) -> Extent:
+    return Extent(
+        int(item["start"]), int(item["length"]), bool(item["zero"]), bool(item.get("hole")), bool(item.get("dirty"))
+    )

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Let threads use a stream one after the other, in the order of the bytes."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from .errors import Stopped
+
+
+class Turns:
+    """Whoever comes with an offset waits until all bytes before it had their turn. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._position = 0
+        self._stopped = False
+
+    @contextlib.contextmanager
+    def turn(self, offset: int, length: int) -> Iterator[None]:
+        """Wait for the turn of these bytes. Raises Stopped after stop(); after an error nobody has a turn any more."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._stopped or self._position == offset)
+            if self._stopped:
+                raise Stopped("stopped")
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+        with self._condition:
+            self._position = offset + length
+            self._condition.notify_all()
+
+    def stop(self) -> None:
+        """Wake all who wait."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cut an image in units of work: whole blocks of the checksum, each byte in exactly one unit."""
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from ..blockhash import DEFAULT_BLOCK, BlockPlan, DataBlock, Segment, ZeroBlocks
+from ..extents import Extent
+
+
+class Unit(NamedTuple):
+    """Consecutive blocks from `start` to `end`, as data and zeros by turns, in order and without gaps."""
+
+    start: int
+    end: int
+    segments: list[Segment]
+
+
+def units(
+    extents: Iterable[Extent], portion: int, *, start: int = 0, block_size: int = DEFAULT_BLOCK
+) -> Iterator[Unit]:
+    """Yield units with about `portion` bytes of data, and any number of zeros between them.
+
+    The extents begin at start; blocks are counted from there.
+    """
+    end, data = start, 0
+    segments: list[Segment] = []
+    for block in _blocks(extents, block_size):
+        parts = block.segments if isinstance(block, DataBlock) else [Segment(end, block.number * block.length, True)]
+        for part in parts:
+            _append(segments, part)
+            end += part.length
+            data += 0 if part.zero else part.length
+        if data >= portion:
+            yield Unit(start, end, segments)
+            start, data, segments = end, 0, []
+    if segments:
+        yield Unit(start, end, segments)
+
+
+def dirty_units(extents: Iterable[Extent], portion: int) -> Iterator[Unit]:
+    """Yield units of what is dirty."""
+    for dirty, group in itertools.groupby(extents, key=attrgetter("dirty")):
+        if dirty:
+            together = list(group)
+            yield from units(together, portion, start=together[0].start)
+
+
+def _blocks(extents: Iterable[Extent], block_size: int) -> Iterator[DataBlock | ZeroBlocks]:
+    plan = BlockPlan(block_size)
+    for extent in extents:
+        yield from plan.add(extent)
+    yield from plan.end()
+
+
+def _append(segments: list[Segment], part: Segment) -> None:
+    """Join neighbours that are alike, so that there are the fewest requests."""
+    last = segments[-1] if segments else None
+    if last and last.zero == part.zero:
+        segments[-1] = last._replace(length=last.length + part.length)
+    else:
+        segments.append(part)
+
+
+class Queue:
+    """Give each unit to one thread, in order."""
+
+    def __init__(self, work: Iterator[Unit]) -> None:
+        self._lock = threading.Lock()
+        self._work = work
+
+    def __iter__(self) -> Iterator[Unit]:
+        while (unit := self._take()) is not None:
+            yield unit
+
+    def _take(self) -> Unit | None:
+        with self._lock:
+            return next(self._work, None)

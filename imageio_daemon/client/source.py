@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is uploaded: a file, a block device, a part of a file, a stream."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ..extents import Extent
+from ..units import MiB
+from .errors import LocalError
+from .ordered import Turns
+
+
+class Source(Protocol):
+    """An image that is read by several threads."""
+
+    @property
+    def size(self) -> int:
+        """Return the size, in bytes."""
+
+    @property
+    def portion(self) -> int:
+        """Return how much data one thread takes at a time, in bytes."""
+
+    @property
+    def identity(self) -> Mapping[str, object] | None:
+        """Return what is compared to know whether it is the same, unchanged image; None if nobody can know."""
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents in order, without gaps. Raises LocalError."""
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer. Raises LocalError."""
+
+    def stop(self) -> None:
+        """Let reads that wait raise Stopped."""
+
+    def close(self) -> None:
+        """Close it; no read runs."""
+
+
+class FileSource:
+    """A raw image in a file or block device, or in a part of one."""
+
+    portion = 32 * MiB
+
+    def __init__(self, path: Path, *, offset: int = 0, size: int | None = None) -> None:
+        self._path = path
+        self._fd = _open(path)
+        try:
+            end = os.lseek(self._fd, 0, os.SEEK_END)
+            self._offset = offset
+            self.size = end - offset if size is None else size
+            self.identity = identity(self._fd) | {"offset": offset, "length": self.size}
+        except OSError as e:
+            os.close(self._fd)
+            raise LocalError(f"can't read {path}: {e.strerror}") from e
+
+    def extents(self) -> Iterator[Extent]:
+        """Tell data from holes."""
+        offset, end = self._offset, self._offset + self.size
+        while offset < end:
+            data = min(self._seek(offset, os.SEEK_DATA), end)
+            if data > offset:
+                yield Extent(offset - self._offset, data - offset, zero=True)
+            offset = min(self._seek(data, os.SEEK_HOLE), end) if data < end else end
+            if offset > data:
+                yield Extent(data - self._offset, offset - data)
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        filled = 0
+        while filled < len(buffer):
+            position = self._offset + offset + filled
+            try:
+                count = os.preadv(self._fd, [buffer[filled:]], position)
+            except OSError as e:
+                raise LocalError(
+                    f"can't read {self._path} at byte {position}: {e.strerror} (qemu-img or ddrescue can save the rest)"
+                ) from e
+            if count == 0:
+                raise LocalError(
+                    f"{self._path} became shorter during the upload: it ends at byte {position}. "
+                    "Upload anew when nobody writes to it"
+                )
+            filled += count
+
+    def stop(self) -> None:
+        """Do nothing: reads of a file end by themselves."""
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+    def _seek(self, offset: int, whence: int) -> int:
+        try:
+            return os.lseek(self._fd, offset, whence)
+        except OSError as e:
+            if e.errno == errno.ENXIO:  # no data from here on
+                return self._offset + self.size
+            if e.errno == errno.EINVAL:  # block devices don't know their holes
+                return offset if whence == os.SEEK_DATA else self._offset + self.size
+            raise LocalError(f"can't find the holes of {self._path}: {e.strerror}") from e
+
+
+class StreamSource:
+    """An image that comes byte after byte, of a size that is known."""
+
+    portion = 4 * MiB
+    identity = None
+
+    def __init__(self, stream: BinaryIO, size: int) -> None:
+        self.size = size
+        self._stream = stream
+        self._turns = Turns()
+
+    def extents(self) -> Iterator[Extent]:
+        """Tell that all is data."""
+        if self.size:
+            yield Extent(0, self.size)
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer when all bytes before it were read."""
+        with self._turns.turn(offset, len(buffer)):
+            filled = 0
+            while filled < len(buffer):
+                count = self._readinto(buffer[filled:])
+                if not count:
+                    ended = offset + filled
+                    raise LocalError(f"the input ended at byte {ended}, and not at {self.size} as --size says")
+                filled += count
+            if offset + len(buffer) == self.size and self._readinto(memoryview(bytearray(1))):
+                raise LocalError(f"the input is longer than the {self.size} bytes that --size says")
+
+    def stop(self) -> None:
+        """Wake those who wait for their turn."""
+        self._turns.stop()
+
+    def close(self) -> None:
+        """Leave the stream open: it is its owner's."""
+
+    def _readinto(self, buffer: memoryview) -> int:
+        try:
+            return os.readv(self._stream.fileno(), [buffer])
+        except OSError as e:
+            raise LocalError(f"can't read the input: {e.strerror}") from e
+
+
+def identity(fd: int) -> dict[str, object]:
+    """Return what changes when an open file is changed or replaced."""
+    status = os.fstat(fd)
+    return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime": status.st_mtime_ns}
+
+
+def _open(path: Path) -> int:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            raise LocalError(f"{path} is not a regular file or block device")
+        return os.open(path, os.O_RDONLY)
+    except OSError as e:
+        raise LocalError(f"can't open {path}: {e.strerror}") from e

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an upload remembers, so that it can go on later: which bytes the server has confirmed as flushed."""
+
+import contextlib
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..ranges import RangeSet
+from .address import ImageUrl
+from .errors import LocalError, StateMismatch
+
+VERSION = 1
+SUFFIX = ".imageio-upload"
+#: A larger file is not one of ours: a range takes 30 bytes, and there is one for each unit that is out of order.
+MAX_FILE = 4 * 1024**2
+#: Seconds between two flushes, each followed by a new state: what an interrupted upload sends twice at most.
+CHECKPOINT = 10.0
+
+
+class StateFile:
+    """The file with the state of one upload."""
+
+    def __init__(self, path: Path, source: Mapping[str, object], url: ImageUrl, target_size: int) -> None:
+        self.path = path
+        # The path of the URL is a secret.
+        name = hashlib.blake2b(f"{url.host} {url.port} {url.path}".encode(), digest_size=16).hexdigest()
+        self._identity = {
+            "version": VERSION,
+            "source": dict(source),
+            "target": {"url": name, "size": target_size},
+        }
+
+    def load(self) -> list[tuple[int, int]]:
+        """Return the (start, end) ranges that are done, none if there is no file. Raises StateMismatch, LocalError."""
+        try:
+            with self.path.open("rb") as file:
+                text = file.read(MAX_FILE + 1)
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise LocalError(f"can't read {self.path}: {e.strerror}") from e
+        try:
+            content = json.loads(text if len(text) <= MAX_FILE else b"")
+            done = [(int(start), int(end)) for start, end in content.pop("done")]
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise StateMismatch(f"{self.path} is not the state of an upload: remove it to start anew") from e
+        for part in ("version", "source", "target"):
+            if content.get(part) != self._identity[part]:
+                raise StateMismatch(
+                    f"{self.path} is the state of another upload: the {part} has changed. Remove it to start anew"
+                )
+        return done
+
+    def save(self, done: list[tuple[int, int]]) -> None:
+        """Write the file anew, so that it is either the old or the new one at any time. Raises LocalError."""
+        new = self.path.with_name(self.path.name + ".new")
+        try:
+            with new.open("w") as file:
+                json.dump(self._identity | {"done": done}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self.path)
+        except OSError as e:
+            raise LocalError(f"can't write {new}: {e.strerror} (--no-state uploads without it)") from e
+
+    def remove(self) -> None:
+        """Remove the file, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+class Confirmed:
+    """Follow what was sent and what was flushed since. Thread-safe."""
+
+    def __init__(self, done: list[tuple[int, int]], interval: float = CHECKPOINT) -> None:
+        self._lock = threading.Lock()
+        # Exact: a range that is joined with its neighbour would never be sent.
+        self._sent = RangeSet(limit=MAX_FILE)
+        for start, end in done:
+            self._sent.add(start, end)
+        self._interval = interval
+        self._next = time.monotonic() + interval
+
+    def has(self, start: int, end: int) -> bool:
+        """Tell whether a range needs not be sent."""
+        with self._lock:
+            return self._sent.size_with([(start, end)]) == self._sent.size()
+
+    def add(self, start: int, end: int) -> bool:
+        """Add a range that was sent, and tell whether it is time for a checkpoint, to one thread at a time."""
+        with self._lock:
+            self._sent.add(start, end)
+            if time.monotonic() < self._next:
+                return False
+            self._next = time.monotonic() + self._interval
+            return True
+
+    def sent(self) -> list[tuple[int, int]]:
+        """Return what was sent so far: after the next flush it is confirmed."""
+        with self._lock:
+            return self._sent.pieces()

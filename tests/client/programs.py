@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the command imageio-client as a user does."""
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TIMEOUT = 60.0
+PROGRAM = (sys.executable, "-m", "imageio_daemon.client.cli")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How the command ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    def failed_with(self, pattern: str, status: int) -> None:
+        """Check that the command failed with one line that matches, and nothing else."""
+        assert self.status == status, self
+        assert re.fullmatch(f"imageio-client: [^\n]*(?:{pattern})[^\n]*\n", self.err), self
+
+
+def command(*arguments: str | Path) -> list[str]:
+    """Return the command line."""
+    return [*PROGRAM, *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which only the given authorities are trusted."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SSL_CERT")}
+
+
+def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
+    """Run the command to its end."""
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(stdin.open("rb")) if stdin else subprocess.DEVNULL
+        done = subprocess.run(
+            command(*arguments),
+            check=False,
+            stdin=source,
+            capture_output=True,
+            timeout=TIMEOUT,
+            env=environment(),
+        )
+    return Result(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
+
+
+def run_on_terminal(*arguments: str | Path) -> Result:
+    """Run the command to its end with a terminal to show its progress on."""
+    master, slave = pty.openpty()
+    with open(master, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(command(*arguments), stdin=subprocess.DEVNULL, stderr=slave, env=environment())
+        os.close(slave)
+        shown = b""
+        # A terminal whose other end is closed gives EIO, not an end of file.
+        with contextlib.suppress(OSError):
+            while piece := terminal.read(4096):
+                shown += piece
+        return Result(process.wait(TIMEOUT), "", shown.decode())

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command imageio-client."""
+
+import argparse
+import json
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client.arguments import parser
+from imageio_daemon.client.arguments import size as parse_size
+from tests.client.conftest import SIZE
+from tests.client.programs import TIMEOUT, command, environment, run, run_on_terminal
+from tests.examples.programs import ScriptedServer, answer, features
+from tests.support.daemon import PROJECT, Daemon
+from tests.support.images import Image, MakeImage, MiB, pattern
+
+MAN_PAGE = PROJECT / "docs" / "imageio-client.1"
+
+
+@pytest.fixture
+def target(new_image: MakeImage) -> Image:
+    """An image that is as large as the source and full of other data."""
+    return new_image(b"\xff" * (SIZE + 1), sparse=True)
+
+
+def test_upload_and_download(daemon: Daemon, source: Path, target: Image, tmp_path: Path) -> None:
+    url = daemon.url(target.ticket)
+    up = run("upload", "--cafile", daemon.cafile, source, url)
+    assert (up.status, up.out) == (0, ""), up
+    assert re.fullmatch(r"uploaded 24.0 MiB in .* s: 5\.\d MiB of data at .*/s, 1\d.\d MiB of zeros\n", up.err)
+    down = run("download", "--cafile", daemon.cafile, url, tmp_path / "copy")
+    assert (down.status, down.out) == (0, ""), down
+    assert (tmp_path / "copy").read_bytes() == target.content() == source.read_bytes()
+
+
+def test_standard_input_and_output(daemon: Daemon, source: Path, target: Image) -> None:
+    url = daemon.url(target.ticket)
+    up = run("upload", "-q", "--cafile", daemon.cafile, "--size", str(SIZE + 1), "-", url, stdin=source)
+    assert (up.status, up.out, up.err) == (0, "", "")
+    down = subprocess.run(
+        command("download", "-q", "--cafile", daemon.cafile, url, "-"), capture_output=True, check=True, timeout=TIMEOUT
+    )
+    assert down.stdout == source.read_bytes()
+
+
+def test_json_is_one_object_per_line(daemon: Daemon, source: Path, target: Image) -> None:
+    result = run("upload", "--json", "--verify", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
+    assert (result.status, result.err) == (0, "")
+    last = [json.loads(line) for line in result.out.splitlines()][-1]
+    assert last["event"] == "result"
+    assert last["total"] == last["data"] + last["zero"] + last["skipped"] == SIZE + 1
+    assert len(last["checksum"]) == 64
+
+
+def test_json_tells_errors_too(daemon: Daemon, source: Path) -> None:
+    result = run("upload", "--json", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket"))
+    told = json.loads(result.out)
+    assert (result.status, told["event"], told["status"]) == (3, "error", 3)
+    assert "403" in told["message"]
+
+
+def test_terminal_shows_a_bar(daemon: Daemon, source: Path, target: Image) -> None:
+    result = run_on_terminal("upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
+    assert result.status == 0, result
+    assert re.search(r"\r\[#+ *\] +\d+% .*/s: .* data, .* zero, .* skipped, .* left", result.err), result
+    assert "uploaded 24.0 MiB" in result.err
+
+
+def test_verbose_tells_the_way(daemon: Daemon, source: Path, target: Image) -> None:
+    result = run("upload", "-v", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
+    assert "is this host: using its unix socket" in result.err
+
+
+def test_info_extents_and_checksum(daemon: Daemon, source: Path, new_image: MakeImage) -> None:
+    url = daemon.url(new_image(path=source).ticket)
+    there = run("info", "--cafile", daemon.cafile, url).out
+    assert f"size: {SIZE + 1}\n" in there
+    assert json.loads(run("info", "--json", source).out)["size"] == SIZE + 1
+    extents = run("extents", "--cafile", daemon.cafile, url).out.splitlines()
+    assert extents[0].split() == ["0", str(MiB), "zero"]
+    assert json.loads(run("extents", "--json", "--cafile", daemon.cafile, url).out.splitlines()[0])["zero"] is True
+    digest = run("checksum", "--cafile", daemon.cafile, url).out
+    assert digest == run("checksum", source).out
+
+
+# Tickets
+
+
+def test_ticket_from_its_start_to_its_end(daemon: Daemon, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_bytes(pattern(MiB))
+    control = ("--control", daemon.control_socket)
+    ticket_id = run("ticket", "add", image, "--sparse", "--timeout", "60", *control).out.strip()
+    daemon.hide(ticket_id)
+    shown = json.loads(run("ticket", "show", "--json", ticket_id, *control).out)
+    assert (shown["size"], shown["sparse"], shown["timeout"]) == (MiB, True, 60)
+    assert f"url: file://{image}\n" in run("ticket", "show", ticket_id, *control).out
+    listed = [json.loads(line) for line in run("ticket", "list", "--json", *control).out.splitlines()]
+    assert ticket_id in [ticket["uuid"] for ticket in listed]
+    assert run("ticket", "extend", ticket_id, "6000", *control).status == 0
+    assert daemon.status(ticket_id)["expires"] > shown["expires"] + 5000
+    assert run("ticket", "cancel", ticket_id, *control).status == 0
+    run("ticket", "show", ticket_id, *control).failed_with("404", 3)
+
+
+def test_ticket_needs_the_size_of_what_is_no_path(daemon: Daemon) -> None:
+    run("ticket", "add", "nbd:unix:/socket", "--control", daemon.control_socket).failed_with("--size is needed", 2)
+
+
+def test_missing_control_socket_is_told() -> None:
+    run("ticket", "list", "--control", "/no/such/socket").failed_with("can't connect to /no/such/socket: No such", 4)
+
+
+# What can go wrong, and the one line that tells
+
+
+def test_unknown_ticket_is_refused(daemon: Daemon, source: Path) -> None:
+    run("upload", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket")).failed_with("new ticket .*403", 3)
+
+
+def test_server_that_is_not_there_is_told(source: Path) -> None:
+    with ScriptedServer(answer("500 Oops")) as server:
+        url = server.url
+        run("upload", "--retries", "0", source, url).failed_with("the server failed", 4)
+    run("upload", "--retries", "1", source, url).failed_with("can't connect to 127.0.0.1:[0-9]+: Connection refused", 4)
+
+
+def test_missing_image_is_told(daemon: Daemon) -> None:
+    run("upload", "/no/such/image", daemon.url("ticket")).failed_with("can't open /no/such/image: No such file", 5)
+
+
+@pytest.mark.parametrize("url", ["host/images/x", "ftp://host/images/x", "https:///images/x", "https://h/images/x?y"])
+def test_url_of_something_else_is_refused(source: Path, url: str) -> None:
+    run("upload", source, url).failed_with("the URL must look like https://HOST:PORT/images/TICKET", 2)
+
+
+@pytest.mark.parametrize("arguments", [[], ["upload"], ["upload", "a", "b", "--connections", "0"], ["ticket"]])
+def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
+    assert run(*arguments).status == 2
+
+
+def test_standard_output_is_for_one(daemon: Daemon) -> None:
+    run("download", "--json", daemon.url("ticket"), "-").failed_with("can't take the image and JSON", 2)
+
+
+def test_interrupt_ends_with_one_line(source: Path) -> None:
+    writable, size = features("flush", "zero"), answer("416 No", "", "Content-Range: bytes */99")
+    with ScriptedServer(writable, answer("200 OK"), size, hang=True) as server:
+        process = subprocess.Popen(
+            command("upload", "--connections", "1", source, server.url),
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert server.done.wait(TIMEOUT)
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert re.fullmatch("imageio-client: interrupted(; the target is incomplete .*)?\n", text)
+
+
+def test_ticket_is_no_part_of_messages(daemon: Daemon, source: Path) -> None:
+    result = run("upload", "-v", "--cafile", daemon.cafile, source, daemon.url("secret-secret"))
+    assert "secret-secret" not in result.err
+
+
+# The man page
+
+
+def commands(start: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield all commands below one, by their whole names."""
+    for action in start._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, command in action.choices.items():
+                yield from commands(command, f"{name} {word}".strip())
+            return
+    yield name, start
+
+
+def man_page() -> dict[str, set[str]]:
+    """Return the options that the page has for each command."""
+    found: dict[str, set[str]] = {}
+    name = ""
+    for line in MAN_PAGE.read_text().splitlines():
+        plain = re.sub(r"\\f.", "", line).replace("\\-", "-")
+        if line.startswith(".SS "):
+            name = line[4:].strip().strip('"')
+        elif line.startswith(".SH "):
+            name = ""
+        elif plain.startswith("-"):
+            found.setdefault(name, set()).update(re.findall(r"--[a-z-]+", plain))
+    return found
+
+
+@pytest.mark.parametrize("name", dict(commands(parser())))
+def test_man_page_and_help_agree(name: str) -> None:
+    page, options = man_page(), dict(commands(parser()))[name]
+    told = page.get(name, set()) | page["Output"]
+    if not name.startswith("ticket"):
+        told |= page["Server"]
+    there = {option for action in options._actions for option in action.option_strings if option.startswith("--")}
+    assert told == there - {"--help"}
+
+
+def test_man_page_has_all_statuses() -> None:
+    text = MAN_PAGE.read_text().partition(".SH EXIT STATUS")[2].partition("\n.SH")[0]
+    assert re.findall(r"^\.B (\d+)$", text, re.MULTILINE) == ["0", "1", "2", "3", "4", "5", "6", "7", "130"]
+
+
+@pytest.mark.parametrize(("text", "number"), [("0", 0), ("512", 512), ("1k", 1024), ("3M", 3 * MiB), ("1T", 1024**4)])
+def test_sizes_have_units(text: str, number: int) -> None:
+    assert parse_size(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "x", "K", "-1", "1.5G", "1KB", "1P"])
+def test_sizes_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a number of bytes"):
+        parse_size(text)
