@@ -48,6 +48,7 @@ class Peer:
         self._context = context
         self._max_connections = max_connections
         self._lock = threading.Lock()
+        self._closed = False
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._running: set[_Running] = set()
 
@@ -101,10 +102,16 @@ class Peer:
         """Use no more connections than this from now on."""
         if max_connections < self._max_connections:
             self._max_connections = max_connections
-            await self.close()
+            await self._close_sessions()
 
     async def close(self) -> None:
-        """Close all connections, each on its loop."""
+        """Close all connections, for good."""
+        with self._lock:
+            self._closed = True
+        await self._close_sessions()
+
+    async def _close_sessions(self) -> None:
+        """Close each session on its loop."""
         with self._lock:
             sessions, self._sessions = self._sessions, {}
         for loop, session in sessions.items():
@@ -115,21 +122,23 @@ class Peer:
 
     def _session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    ssl=self._context, limit=self._max_connections, keepalive_timeout=KEEPALIVE
-                ),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=ANSWER_TIMEOUT),
-                headers={"Accept-Encoding": "identity"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                read_bufsize=RECEIVE_BUFFER,
-            )
-            with self._lock:
-                self._sessions[loop] = session
+        with self._lock:
+            if self._closed:  # another loop has not heard yet that the transfer is cancelled
+                raise Canceled("The transfer was cancelled")
+            session = self._sessions.get(loop)
+            if session is None:
+                session = self._sessions[loop] = self._new_session()
         return session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._context, limit=self._max_connections, keepalive_timeout=KEEPALIVE),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT, sock_read=ANSWER_TIMEOUT),
+            headers={"Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=RECEIVE_BUFFER,
+        )
 
     @asynccontextmanager
     async def _interruptible(self, op: Operation, timeout: float | None) -> AsyncIterator[None]:

@@ -5,6 +5,7 @@ import asyncio
 import errno
 import json
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
@@ -397,6 +398,36 @@ async def test_a_certificate_of_another_name_is_refused(other_daemon: Daemon) ->
             context=client_context(str(other_daemon.cafile)),
             max_connections=8,
         )
+
+
+# Several event loops
+
+
+async def test_each_loop_has_its_connections_and_all_are_closed(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
+    stop = threading.Event()
+
+    async def flush_and_wait() -> None:
+        await backend.flush(Operation())
+        flushed.set()
+        await asyncio.to_thread(stop.wait)
+
+    flushed = threading.Event()
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, flush_and_wait()))
+    await asyncio.to_thread(flushed.wait)
+    assert server.connections == 2
+    await backend.close()
+    stop.set()
+    await other
+
+
+async def test_after_the_end_nothing_is_asked(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(), first_byte())
+    await backend.close()
+    with pytest.raises(Canceled):
+        await backend.flush(Operation())
 
 
 # What it cannot do
