@@ -237,6 +237,30 @@ class BackendFile:
 
 
 @dataclass(frozen=True)
+class BackendNbd:
+    """Images that an NBD server has, for instance qemu-nbd."""
+
+    connections: int = number(
+        4,
+        "Connections to the server for one transfer. Each part of 128 MiB of the image belongs to one of them, so that "
+        "this is safe with every server. One that serves fewer costs 2 seconds when it is first asked.",
+        "connections",
+        1,
+        16,
+    )
+    timeout: int = number(10, "How long connecting and negotiating may take.", "seconds", 1, 3600)
+    ca_file: str = text(
+        "",
+        "the path of a PEM file",
+        "CA certificates that servers of nbds: urls are checked with. Empty: ca_file of [tls], or else the system's.",
+    )
+    cert_file: str = text(
+        "", "the path of a PEM file", "Certificate to show to these servers, with those between it and the CA."
+    )
+    key_file: str = text("", "the path of a PEM file", "Its private key. Empty: it is in cert_file.")
+
+
+@dataclass(frozen=True)
 class BackendHttp:
     """Images on another server of this kind."""
 
@@ -271,6 +295,7 @@ class Config:
     nbd: Nbd = Nbd()
     control: Control = Control()
     backend_file: BackendFile = BackendFile()
+    backend_nbd: BackendNbd = BackendNbd()
     backend_http: BackendHttp = BackendHttp()
     log: Log = Log()
 

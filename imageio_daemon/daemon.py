@@ -25,6 +25,8 @@ from .storage.base import Backend
 from .storage.engine import Engine
 from .storage.file import FileBackend
 from .storage.http import HttpBackend
+from .storage.nbd import NbdBackend
+from .storage.nbdconnection import Options
 from .tickets import Access, Ticket
 from .transfers import TransferStore
 
@@ -66,6 +68,8 @@ class Daemon:
         self._control_address = config.control.socket or os.path.join(config.daemon.run_dir, "sock")
         self._tls = tls.ServerTls(config.tls) if config.tls.enable else None
         self._peer_tls = tls.client_context(config.backend_http.ca_file or config.tls.ca_file)
+        nbd = config.backend_nbd
+        self._nbd_tls = tls.client_context(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
         self._sockets = self._open_sockets()
         self._drop_privileges()
 
@@ -162,10 +166,21 @@ class Daemon:
         return stop
 
     async def _open_backend(self, ticket: Ticket) -> Backend:
+        writable = ticket.may(Access.WRITE)
+        nbd = ticket.nbd
+        if nbd is not None:
+            config = self._config.backend_nbd
+            options = Options(
+                dirty=ticket.dirty,
+                context=self._nbd_tls if nbd.tls else None,
+                timeout=config.timeout,
+                greeting_timeout=config.timeout,
+            )
+            return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
         if ticket.http is not None:
             most = self._config.daemon.max_connections
             return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)
-        return await FileBackend.open(self._engine, ticket.path, writable=ticket.may(Access.WRITE))
+        return await FileBackend.open(self._engine, ticket.path, writable=writable)
 
     # While it runs
 

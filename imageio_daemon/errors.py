@@ -101,5 +101,15 @@ class StorageError(Error):
         self.errno = errno
 
 
+class ServerGone(StorageError):
+    """The server that has the image is not there, left in the middle of an operation, or broke its protocol.
+
+    What it was asked to change may or may not have been changed.
+    """
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(_errno.ENOTCONN, f"NBD server {server}", reason)
+
+
 class Unavailable(Error):
     """The server is shutting down or has no room for the request now."""

@@ -50,15 +50,19 @@ class ServerTls:
         return tuple(_identity(path) for path in (self._config.cert_file, self._config.key_file))
 
 
-def client_context(ca_file: str) -> ssl.SSLContext:
+def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
     """Return what connections to other servers are made with: their certificates are checked, names included.
 
-    ca_file: empty for the authorities that the system trusts. Raises ConfigError.
+    ca_file: empty for the authorities that the system trusts. cert_file: what we show of ourselves, if anything.
+    Raises ConfigError.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
+        if cert_file:
+            context.load_cert_chain(cert_file, key_file or None)
     except OSError as e:
-        raise ConfigError(f"[backend_http] cannot load ca_file {ca_file}: {e}") from None
+        files = " or ".join(file for file in (ca_file, cert_file, key_file) if file)
+        raise ConfigError(f"cannot load {files or 'the CA certificates of the system'}: {e}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 

@@ -11,6 +11,8 @@ PORT = 10809
 
 NBDMAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
+#: In the place of IHAVEOPT: a server older than options.
+OLDSTYLE = 0x00420281861253
 OPTION_REPLY = 0x0003E889045565A9
 REQUEST = 0x25609513
 SIMPLE_REPLY = 0x67446698
@@ -47,7 +49,33 @@ MAX_QUERIES = 64
 #: Text with an error, in bytes. Clients refuse replies of more than about 1000.
 MAX_ERROR_TEXT = 256
 
+# Limits that the client sets to a server
+
+#: An option reply's payload: two strings of the longest kind, and a few numbers.
+MAX_OPTION_REPLY = 2 * MAX_STRING + 64
+#: Replies in one negotiation. A server of 64 bitmaps sends about 150.
+MAX_OPTION_REPLIES = 1024
+#: Contexts that the client asks for: two of the server's own and its bitmaps.
+MAX_CONTEXTS = 64
+#: An error chunk: number, length, text and offset.
+MAX_ERROR_CHUNK = 4 + 2 + MAX_STRING + 8
+#: Extents in one chunk, as the protocol recommends: 8 MiB, or 16 MiB with extended headers.
+MAX_STATUS_EXTENTS = 2**20
+#: Pieces apart from each other in which the data of one READ may have come so far. Servers send them in order.
+MAX_PIECES = 65536
+#: Size of an export, in bytes: what an offset can say.
+MAX_SIZE = 2**63 - 1
+#: Smallest and largest of the sizes that BLOCK_SIZE may tell.
+LARGEST_MINIMUM = 64 * KiB
+SMALLEST_PREFERRED = 512
+#: "No limit" as the largest payload.
+NO_MAXIMUM = 0xFFFFFFFF
+
 BASE_ALLOCATION = "base:allocation"
+#: In which layer of a chain the data is: 0 is none, 1 the top one.
+ALLOCATION_DEPTH = "qemu:allocation-depth"
+#: The beginning of the names of bitmaps; asked for alone, it lists them.
+DIRTY_BITMAP = "qemu:dirty-bitmap:"
 
 
 class HandshakeFlag:
@@ -163,6 +191,10 @@ class Status:
 
     HOLE = 1
     ZERO = 2
+
+
+#: The bit of an extent in a dirty bitmap.
+DIRTY = 1
 
 
 class ErrorNumber(IntEnum):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the transmission, pack beside unpack. All numbers are big-endian."""
 
+from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple, Self
 
@@ -158,6 +159,12 @@ def pack_extents(context_id: int, extents: list[tuple[int, int]], *, extended: b
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:
     """Return the id of the context, and length and status of each extent. Raises ValueError."""
+    context_id, found = iter_extents(payload, extended=extended)
+    return context_id, list(found)
+
+
+def iter_extents(payload: bytes, *, extended: bool) -> tuple[int, Iterator[tuple[int, int]]]:
+    """Return the same without a list: a chunk may hold a million of them. Raises ValueError, the iterator too."""
     head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
     count, left = divmod(len(payload) - head.size, form.size)
     if count < 1 or left:
@@ -165,10 +172,14 @@ def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[i
     context_id, *told = head.unpack_from(payload)
     if told and told[0] != count:
         raise ValueError(f"status chunk of {count} extents says {told[0]}")
-    extents = [(length, status) for length, status in form.iter_unpack(payload[head.size :])]
-    if not all(length for length, _ in extents):
-        raise ValueError("empty extent")
-    return context_id, extents
+    return context_id, _not_empty(form.iter_unpack(memoryview(payload)[head.size :]))
+
+
+def _not_empty(extents: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    for extent in extents:
+        if not extent[0]:
+            raise ValueError("empty extent")
+        yield extent
 
 
 def clean_text(text: str) -> bytes:

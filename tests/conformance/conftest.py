@@ -2,23 +2,33 @@
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon import httpurl
 from imageio_daemon.buffers import BufferPool
-from imageio_daemon.storage.base import Backend
+from imageio_daemon.nbdurl import parse
+from imageio_daemon.storage.base import Backend, Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.http import HttpBackend
+from imageio_daemon.storage.nbd import NbdBackend
+from imageio_daemon.storage.nbdconnection import Options
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import MiB
 from tests.support.backends import MemoryBackend
 from tests.support.daemon import Certificates, Daemon
+from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 
 OpenHttp = Callable[[str], Awaitable[HttpBackend]]
+
+NBD_SERVERS = ("qemu-nbd raw", "qemu-nbd qcow2", "nbdkit memory", "nbdkit blocks")
+NBD_OPTIONS = Options(dirty=False, context=None, timeout=10, greeting_timeout=10)
+#: What the filter of nbdkit refuses, and what it tells.
+BLOCK_POLICY = ("blocksize-preferred=4096", "blocksize-maximum=65536", "blocksize-error-policy=error")
 
 #: Size of the image that each backend serves, all zeros at first.
 SIZE = MiB
@@ -73,13 +83,44 @@ async def open_http(other_daemon: Daemon) -> AsyncIterator[OpenHttp]:
         yield make
 
 
-@pytest.fixture(params=["memory", "file", "block", "http"])
+def serve_nbd(kind: str, directory: Path) -> AbstractContextManager[NbdServer]:
+    """Serve SIZE zeros by a server of a kind."""
+    if kind == "qemu-nbd raw":
+        path = directory / "image.raw"
+        path.touch()
+        os.truncate(path, SIZE)
+        return qemu_nbd(path, "raw")
+    if kind == "qemu-nbd qcow2":
+        return qemu_nbd(make_qcow2(directory / "image.qcow2", SIZE), "qcow2")
+    if kind == "nbdkit blocks":  # of 4 KiB only: every smaller access is to a part of one
+        return nbdkit("--filter=blocksize-policy", "memory", str(SIZE), "blocksize-minimum=4096", *BLOCK_POLICY)
+    return nbdkit("memory", str(SIZE))
+
+
+@pytest.fixture(scope="session")
+def nbd_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], NbdServer]]:
+    """Start the server of a kind, once: its start takes longer than a test."""
+    with ExitStack() as servers:
+        directory = tmp_path_factory.mktemp("nbd")
+        yield cache(lambda kind: servers.enter_context(serve_nbd(kind, directory)))
+
+
+@pytest.fixture(params=["memory", "file", "block", "http", *NBD_SERVERS])
 async def backend(
-    request: pytest.FixtureRequest, engine: Engine, other_daemon: Daemon, open_http: OpenHttp, tmp_path: Path
+    request: pytest.FixtureRequest,
+    engine: Engine,
+    other_daemon: Daemon,
+    open_http: OpenHttp,
+    nbd_servers: Callable[[str], NbdServer],
+    tmp_path: Path,
 ) -> AsyncIterator[Backend]:
     """Serve an image of SIZE zeros by every kind of backend in turn."""
     made: Backend
-    if request.param == "memory":
+    if request.param in NBD_SERVERS:
+        server = nbd_servers(request.param)
+        made = await NbdBackend.open(parse(server.url), NBD_OPTIONS, connections=3, writable=True)
+        await made.zero(Operation(), 0, SIZE, allocate=False)
+    elif request.param == "memory":
         made = MemoryBackend(bytes(SIZE))
     elif request.param == "http":
         path = tmp_path / "image"

@@ -220,9 +220,9 @@ def test_unknown_option_is_refused(conf: ConfDir) -> None:
     assert reason == "CONF/a.conf:2: [log] levels is not known: expected one of level, format"
 
 
-def test_unknown_option_of_a_section_without_effect_is_refused(conf: ConfDir) -> None:
-    reason = conf.refusal("[backend_nbd]\nsize = 1\n")
-    assert reason == "CONF/a.conf:2: [backend_nbd] size is not known: expected one of buffer_size"
+def test_unknown_option_beside_one_without_effect_is_refused(conf: ConfDir) -> None:
+    reason = conf.refusal("[backend_http]\nsize = 1\n")
+    assert reason == "CONF/a.conf:2: [backend_http] size is not known: expected one of ca_file, buffer_size"
 
 
 # Values

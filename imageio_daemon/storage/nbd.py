@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that an NBD server has."""
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from itertools import islice
+
+from ..buffers import Slice
+from ..errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
+from ..extents import Extent
+from ..nbdproto.constants import Command, CommandFlag, ExportFlag
+from ..nbdurl import NbdAddress
+from ..units import MiB
+from . import nbdextents
+from .base import BackendInfo, Context, Operation, ZeroMethod
+from .home import Home
+from .nbdblocks import Blocks, Exclusion
+from .nbdconnection import Call, Options
+from .nbdsession import Piece, Session, same_image
+
+log = logging.getLogger(__name__)
+
+#: Bytes of one READ or WRITE. Several are in flight for each operation, so that the server's storage works on one
+#: while it receives the next.
+REQUEST = 1 * MiB
+#: Requests of zeros that are written where the server cannot zero, at a time.
+ZERO_WRITES = 4
+
+
+class NbdBackend:
+    """Serve one export; see Backend for the contract.
+
+    Everything runs on the loop that opened it. When the server is gone, running operations fail, and the next one
+    connects again; but changes that were answered and not flushed may be lost then, so flushing fails for ever.
+    """
+
+    def __init__(self, address: NbdAddress, options: Options, connections: int, session: Session) -> None:
+        self._address = address
+        self._options = options
+        self._connections = connections
+        self._session = session
+        self._agreed = session.agreed
+        self._home = Home()
+        self._exclusion = Exclusion()
+        self._connecting = asyncio.Lock()
+        self._flush_failure: StorageError | None = None
+
+    @classmethod
+    async def open(cls, address: NbdAddress, options: Options, *, connections: int, writable: bool) -> "NbdBackend":
+        """Connect. Raises ServerGone, StorageError: it may not be written, or its size is none that can be served."""
+        session = await Session.open(address, options, connections)
+        agreed = session.agreed
+        failure = None
+        if writable and agreed.can(ExportFlag.READ_ONLY):
+            failure = StorageError(errno.EROFS, f"NBD server {address}", "the export is read-only")
+        elif agreed.size % agreed.sizes.minimum:
+            why = f"{agreed.size} bytes are not whole blocks of {agreed.sizes.minimum}"
+            failure = StorageError(errno.EINVAL, f"NBD server {address}", why)
+        if failure is not None:
+            await session.close()
+            raise failure
+        return cls(address, options, connections, session)
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        agreed = self._agreed
+        return BackendInfo(
+            size=agreed.size,
+            block_size=agreed.sizes.minimum,
+            can_grow=False,
+            can_fast_zero=agreed.can(ExportFlag.SEND_FAST_ZERO),
+            can_fast_allocate=agreed.can(ExportFlag.SEND_FAST_ZERO),
+            has_dirty=bool(agreed.bitmaps),
+        )
+
+    @property
+    def generation(self) -> int:
+        """Return 0: the server has other clients, maybe."""
+        return 0
+
+    def refresh(self, op: Operation) -> Awaitable[object]:
+        """Make sure that the server is there. An export's size does not change."""
+        return self._home.run(self._current(), op)
+
+    def pread(self, op: Operation, piece: Slice, offset: int) -> Awaitable[object]:
+        """Fill the piece with the bytes at offset."""
+        return self._home.run(self._read(op, piece.view, offset), op, piece.buffer)
+
+    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> Awaitable[object]:
+        """Write the piece at offset."""
+        return self._home.run(self._write(op, piece.view, offset, fua=fua), op, piece.buffer)
+
+    def zero(
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+    ) -> Awaitable[ZeroMethod]:
+        """Make the range read as zeros."""
+        flags = (CommandFlag.NO_HOLE if allocate else 0) | (CommandFlag.FAST_ZERO if fast_only else 0)
+        return self._home.run(self._zero(op, offset, length, flags, fua=fua), op)
+
+    def trim(self, op: Operation, offset: int, length: int) -> Awaitable[object]:
+        """Free whole blocks inside the range."""
+        return self._home.run(self._trim(op, offset, length), op)
+
+    def flush(self, op: Operation) -> Awaitable[object]:
+        """Put everything that completed before on stable storage."""
+        return self._home.run(self._flush(op), op)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+        """Tell what the server tells. NotFound: it has no dirty bitmap, or the ticket is not a dirty one."""
+        if context is Context.DIRTY and not self._agreed.bitmaps:
+            raise NotFound("The image has no dirty bitmap")
+        end = offset + length
+        while offset < end:
+            before = offset
+            try:
+                for extent in await self._home.run(self._status(op, offset, end - offset, context), op):
+                    yield extent
+                    offset = extent.end
+            except ValueError as e:
+                raise self._broken(str(e)) from None
+            if offset == before:
+                raise self._broken(f"no status at {offset}")
+
+    def interrupt(self) -> None:
+        """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
+        self._home.call_soon(self._session.drop_canceled)
+
+    async def close(self) -> None:
+        """Say goodbye; no connection is left when this returns."""
+        await self._home.run(self._session.close())
+
+    # On the home loop: connections
+
+    async def _current(self) -> Session:
+        """Return a session that works. Raises ServerGone."""
+        async with self._connecting:
+            if not self._session.alive:
+                await self._reconnect()
+        return self._session
+
+    async def _reconnect(self) -> None:
+        before = self._session
+        await before.close()
+        if before.lost_changes and self._flush_failure is None:
+            self._flush_failure = ServerGone(str(self._address), "it left before all changes were flushed")
+            log.error("%s", self._flush_failure)
+        now = await Session.open(self._address, self._options, self._connections)
+        if not same_image(self._agreed, now.agreed):
+            await now.close()
+            raise ServerGone(str(self._address), "it came back with another image")
+        self._session, self._agreed = now, now.agreed
+
+    async def _begin(self, op: Operation, offset: int, length: int) -> Session:
+        session = await self._current()
+        _require_running(op)
+        if offset + length > self._agreed.size:
+            raise OutOfRange(f"{offset}..{offset + length} is outside of the image's bytes", self._agreed.size)
+        return session
+
+    def _broken(self, reason: str) -> StorageError:
+        return StorageError(errno.EPROTO, f"NBD server {self._address}", reason)
+
+    # On the home loop: operations
+
+    async def _read(self, op: Operation, view: memoryview, offset: int) -> None:
+        session = await self._begin(op, offset, len(view))
+        blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
+        calls = [
+            Call(op, Command.READ, edge.block, len(edge.memory), view=edge.memory, counts=edge.length)
+            for edge in blocks.edges
+        ]
+        for piece, memory in self._whole_blocks(session, blocks, view, offset):
+            calls.append(Call(op, Command.READ, *piece, view=memory, counts=piece.length))
+        await session.run(calls)
+        for edge in blocks.edges:
+            view[edge.outside] = edge.memory[edge.inside]
+
+    async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
+        session = await self._begin(op, offset, len(view))
+        blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
+        flags = _fua(session) if fua else 0
+        async with self._writing(session, blocks):
+            calls = await self._patched(session, op, blocks, view, flags)
+            for piece, memory in self._whole_blocks(session, blocks, view, offset):
+                calls.append(Call(op, Command.WRITE, *piece, flags, payload=memory, counts=piece.length))
+            await session.change(calls)
+        if fua and not flags:
+            await self._flush(op)
+
+    async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
+        session = await self._begin(op, offset, length)
+        blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
+        if flags & CommandFlag.FAST_ZERO and (blocks.edges or not session.agreed.can(ExportFlag.SEND_FAST_ZERO)):
+            raise NotFast("The storage cannot do this without data I/O")
+        fua_flag = _fua(session) if fua else 0
+        async with self._writing(session, blocks):
+            await session.change(await self._patched(session, op, blocks, None, fua_flag))
+            method = await self._zero_blocks(session, op, blocks, flags | fua_flag)
+        if fua and not fua_flag:
+            await self._flush(op)
+        return method
+
+    async def _zero_blocks(self, session: Session, op: Operation, blocks: Blocks, flags: int) -> ZeroMethod:
+        length = blocks.end - blocks.start
+        if length <= 0:
+            return ZeroMethod.WRITE if blocks.edges else ZeroMethod.NONE
+        if session.agreed.can(ExportFlag.SEND_WRITE_ZEROES):
+            for piece in session.bare_pieces(blocks.start, length):
+                _require_running(op)
+                await session.change([Call(op, Command.WRITE_ZEROES, *piece, flags, counts=piece.length)])
+            return ZeroMethod.REMOTE
+        zeros = memoryview(bytes(REQUEST))
+        pieces = session.data_pieces(blocks.start, length, REQUEST)
+        while batch := list(islice(pieces, ZERO_WRITES)):
+            _require_running(op)
+            fua = flags & CommandFlag.FUA
+            await session.change(
+                [Call(op, Command.WRITE, *p, fua, payload=zeros[: p.length], counts=p.length) for p in batch]
+            )
+        return ZeroMethod.WRITE
+
+    async def _trim(self, op: Operation, offset: int, length: int) -> None:
+        session = await self._begin(op, offset, length)
+        blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
+        if not session.agreed.can(ExportFlag.SEND_TRIM):
+            return
+        async with self._writing(session, blocks):
+            for piece in session.bare_pieces(blocks.start, blocks.end - blocks.start):
+                _require_running(op)
+                await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
+
+    async def _flush(self, op: Operation) -> None:
+        session = await self._current()
+        _require_running(op)
+        if self._flush_failure is not None:
+            raise self._flush_failure.with_traceback(None)
+        try:
+            await session.flush(op)
+        except ServerGone:
+            raise  # whether something is lost is known when it is back
+        except StorageError as e:
+            self._flush_failure = e
+            raise
+
+    async def _status(self, op: Operation, offset: int, length: int, context: Context) -> Iterator[Extent]:
+        """Return what is known of the beginning of the range. Raises ValueError, the iterator too."""
+        session = await self._begin(op, offset, length)
+        agreed = session.agreed
+        contexts = nbdextents.wanted_contexts(agreed, context)
+        if not contexts:
+            return iter([Extent(offset, length)])
+        start = offset // agreed.sizes.minimum * agreed.sizes.minimum
+        end = -(-(offset + length) // agreed.sizes.minimum) * agreed.sizes.minimum
+        piece = session.status_piece(start, end - start)
+        call = Call(op, Command.BLOCK_STATUS, *piece)
+        await session.run([call])
+        until = min(piece.offset + piece.length, offset + length)
+        found = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
+        return (_from(extent, offset) for extent in found if extent.end > offset)
+
+    # What they share
+
+    @staticmethod
+    def _whole_blocks(
+        session: Session, blocks: Blocks, view: memoryview, offset: int
+    ) -> Iterator[tuple[Piece, memoryview]]:
+        """Cut the whole blocks of a range, and its memory, for requests."""
+        for piece in session.data_pieces(blocks.start, blocks.end - blocks.start, REQUEST):
+            start = piece.offset - offset
+            yield piece, view[start : start + piece.length]
+
+    async def _patched(
+        self, session: Session, op: Operation, blocks: Blocks, view: memoryview | None, flags: int
+    ) -> list[Call]:
+        """Read the blocks at the edges of a range and return writes of them with what is new. None: zeros."""
+        edges = blocks.edges
+        await session.run([Call(op, Command.READ, e.block, len(e.memory), view=e.memory) for e in edges])
+        for edge in edges:
+            edge.memory[edge.inside] = bytes(edge.length) if view is None else view[edge.outside]
+        return [
+            Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=e.memory, counts=e.length) for e in edges
+        ]
+
+    def _writing(self, session: Session, blocks: Blocks) -> AbstractAsyncContextManager[None]:
+        """Keep other writers off the blocks, where a block is more than a byte."""
+        size = session.agreed.sizes.minimum
+        if size == 1:
+            return nullcontext()
+        outside = [edge.block for edge in blocks.edges]
+        first, last = min([blocks.start, *outside]), max([blocks.end, *(block + size for block in outside)])
+        return self._exclusion.hold(range(first, last))
+
+
+def _fua(session: Session) -> int:
+    return CommandFlag.FUA if session.agreed.can(ExportFlag.SEND_FUA) else 0
+
+
+def _require_running(op: Operation) -> None:
+    if op.canceled:
+        raise Canceled("The transfer was cancelled")
+
+
+def _from(extent: Extent, offset: int) -> Extent:
+    """Return the part of an extent from offset on."""
+    start = max(extent.start, offset)
+    return extent._replace(start=start, length=extent.end - start)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NBD servers that nobody here wrote, each a process of its own on a unix socket."""
+
+import contextlib
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.polling import eventually
+
+#: Connections that a server takes at a time.
+SHARED = 8
+
+
+@dataclass
+class NbdServer:
+    """A running server. `command`: how it was started, for starting it again."""
+
+    socket: Path
+    command: list[str]
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def url(self) -> str:
+        return f"nbd:unix:{self.socket}"
+
+    def start(self) -> None:
+        """Start the process and wait until it listens."""
+        self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
+        eventually(self._listens, f"{self.command[0]} listens", timeout=30)
+
+    def _listens(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"{self.command} ended with status {self.process.returncode}"
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
+
+    def stop(self) -> None:
+        """End the process in order: it writes what it has to write."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(30)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.socket.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def running(*command: str) -> Iterator[NbdServer]:
+    """Run a server; SOCKET in the command stands for its socket."""
+    # Not below pytest's directory: the path of a unix socket may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="nbd-") as directory:
+        path = Path(directory) / "socket"
+        server = NbdServer(path, [part.replace("SOCKET", str(path)) for part in command])
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def qemu_nbd(image: Path, image_format: str, *options: str) -> contextlib.AbstractContextManager[NbdServer]:
+    """Serve an image by qemu-nbd, through its page cache: the images of tests are on any file system."""
+    return running(
+        "qemu-nbd",
+        "--persistent",
+        f"--shared={SHARED}",
+        "--socket=SOCKET",
+        f"--format={image_format}",
+        "--discard=unmap",
+        *options,
+        str(image),
+    )
+
+
+def nbdkit(*arguments: str) -> contextlib.AbstractContextManager[NbdServer]:
+    """Serve what the arguments say by nbdkit."""
+    return running("nbdkit", "--foreground", "--unix=SOCKET", *arguments)
+
+
+def make_qcow2(path: Path, size: int) -> Path:
+    """Make an empty qcow2 image."""
+    subprocess.check_call(["qemu-img", "create", "-q", "-f", "qcow2", str(path), str(size)])
+    return path
