@@ -84,7 +84,7 @@ async def write(
     """
     transfer.require_range(offset, length or 0)
     async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
-        _require_room(transfer, backend, offset, length or 0)
+        require_room(transfer, backend, offset, length or 0)
         async with buffers.lease(length) as lent:
             await _Writer(transfer, backend, op, lent).run(offset, length, source)
         if flush:
@@ -145,7 +145,7 @@ async def zero(
     """
     transfer.require_range(offset, length)
     async with running(transfer, Access.WRITE, offset, length) as (op, backend):
-        _require_room(transfer, backend, offset, length)
+        require_room(transfer, backend, offset, length)
         method = ZeroMethod.NONE
         if length:
             keep = allocate or not transfer.ticket.sparse
@@ -232,7 +232,8 @@ def readable_size(transfer: Transfer, backend: Backend) -> int:
     return min(transfer.ticket.size, backend.info.size)
 
 
-def _require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
+def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
+    """Raise OutOfRange unless the image holds the bytes, or grows."""
     info = backend.info
     if not info.can_grow and offset + length > info.size:
         size = readable_size(transfer, backend)
@@ -295,7 +296,7 @@ class _Writer:
                 await self._settle()
                 if not filled:
                     break
-                _require_room(self._transfer, self._backend, position, filled)
+                require_room(self._transfer, self._backend, position, filled)
                 self._transfer.require_range(position, filled)
                 piece = buffer.slice(start, start + filled)
                 self._pending = asyncio.ensure_future(self._backend.pwrite(self._op, piece, position))

@@ -58,10 +58,9 @@ class Memory:
 
 
 class Result(NamedTuple):
-    """What an operation that succeeded has to tell."""
+    """What an operation that was not only done has to tell; zero tells its ZeroMethod, all others nothing."""
 
-    handle: Any
-    method: ZeroMethod
+    handle: Any  # of an image that was opened
     records: int  # extents told
 
 
@@ -88,7 +87,7 @@ class Engine:
         self._lock = threading.Lock()
         self._queues: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
 
-    def submit_open(self, path: str, *, writable: bool, buffered: bool = False) -> "asyncio.Future[Result]":
+    def submit_open(self, path: str, *, writable: bool, buffered: bool = False) -> "asyncio.Future[Any]":
         """Open an image; the future's result has the handle. Nobody may drop that handle without close."""
         flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_BUFFERED if buffered else 0)
         return self._queue().submit_open(path, flags)
@@ -106,7 +105,7 @@ class Engine:
         control: Any = ffi.NULL,
         holders: tuple[Holder, ...] = (),
         name: str = "",
-    ) -> "asyncio.Future[Result]":
+    ) -> "asyncio.Future[Any]":
         """Start an operation on the running loop; the holders are retained until it has ended.
 
         name: the image's, for errors. The future fails with StorageError, Canceled, NotFast or Unavailable. Cancelling
@@ -162,14 +161,26 @@ class Engine:
         return queue
 
 
-class _Pending(NamedTuple):
-    future: "asyncio.Future[Result]"
-    kind: int
-    name: str
-    flags: int
-    offset: int
-    length: int
-    holders: tuple[Holder, ...]
+class _Pending:
+    __slots__ = ("flags", "future", "holders", "kind", "length", "name", "offset")
+
+    def __init__(
+        self,
+        future: "asyncio.Future[Any]",
+        kind: int,
+        name: str,
+        flags: int,
+        offset: int,
+        length: int,
+        holders: tuple[Holder, ...],
+    ) -> None:
+        self.future = future
+        self.kind = kind
+        self.name = name
+        self.flags = flags
+        self.offset = offset
+        self.length = length
+        self.holders = holders
 
     @property
     def what(self) -> str:
@@ -192,7 +203,7 @@ class _LoopQueue:
         self._drained: asyncio.Future[None] | None = None
         loop.add_reader(lib.iou_queue_fd(self._queue), self._reap)
 
-    def submit_open(self, path: str, flags: int) -> "asyncio.Future[Result]":
+    def submit_open(self, path: str, flags: int) -> "asyncio.Future[Any]":
         pending = _Pending(self.loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, ())
         cookie = next(self._cookies)
         code = lib.iou_submit_open(self._queue, cookie, path.encode(), flags)
@@ -210,7 +221,7 @@ class _LoopQueue:
         control: Any,
         holders: tuple[Holder, ...],
         name: str,
-    ) -> "asyncio.Future[Result]":
+    ) -> "asyncio.Future[Any]":
         pending = _Pending(self.loop.create_future(), kind, name, flags, offset, length, holders)
         cookie = next(self._cookies)
         code = lib.iou_submit(self._queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control)
@@ -226,7 +237,7 @@ class _LoopQueue:
         self.loop.remove_reader(lib.iou_queue_fd(self._queue))
         _check(lib.iou_queue_free(self._queue), "free a completion queue")
 
-    def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Result]":
+    def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Any]":
         """Note what C has accepted. It cannot be reaped before this, because this thread does that."""
         if -code == errno.ESHUTDOWN:
             raise Unavailable("The server is shutting down")
@@ -260,8 +271,12 @@ class _LoopQueue:
             future.set_exception(_failure(pending, completion))
             # Who awaited may be gone; the error is then the connection's, which is logged where it ended.
             future.exception()
+        elif pending.kind == lib.IOU_ZERO:
+            future.set_result(_METHODS[completion.method])
+        elif pending.kind in _RESULTS:
+            future.set_result(Result(completion.handle, completion.count))
         else:
-            future.set_result(Result(completion.handle, _METHODS[completion.method], completion.count))
+            future.set_result(None)
         for holder in pending.holders:
             holder.release()
 
@@ -284,6 +299,7 @@ def _tell(pending: _Pending, completion: Any) -> None:
 
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
+_RESULTS = frozenset((lib.IOU_OPEN, lib.IOU_EXTENTS))
 _KINDS = {
     kind: ffi.string(lib.iou_kind_name(kind)).decode()
     for kind in (

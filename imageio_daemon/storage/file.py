@@ -13,8 +13,8 @@ from ioutil_ext import ffi, lib
 from ..buffers import Slice
 from ..errors import Canceled, NotFound, StorageError
 from ..extents import Extent
-from .base import BackendInfo, Context, Operation, ZeroMethod
-from .engine import Engine, Memory, Result
+from .base import BackendInfo, Context, Operation
+from .engine import Engine, Memory
 
 log = logging.getLogger(__name__)
 
@@ -77,35 +77,34 @@ class FileBackend:
         with self._lock:
             return 0 if self._closed else int(lib.iou_handle_generation(self._handle))
 
-    def refresh(self, op: Operation) -> "asyncio.Future[Result]":
+    def refresh(self, op: Operation) -> "asyncio.Future[Any]":
         """Look at the size again: others may have changed the image."""
         return self._ranged(lib.IOU_STAT, op, 0, 0, 0)
 
-    def pread(self, op: Operation, piece: Slice, offset: int) -> "asyncio.Future[Result]":
+    def pread(self, op: Operation, piece: Slice, offset: int) -> "asyncio.Future[Any]":
         """Fill the piece with the bytes at offset."""
         return self._move(lib.IOU_READ, op, piece, offset, 0)
 
-    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> "asyncio.Future[Result]":
+    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> "asyncio.Future[Any]":
         """Write the piece at offset."""
         return self._move(lib.IOU_WRITE, op, piece, offset, lib.IOU_FUA if fua else 0)
 
-    async def zero(
+    def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
-    ) -> ZeroMethod:
+    ) -> "asyncio.Future[Any]":
         """Make the range read as zeros."""
         flags = (
             (lib.IOU_ALLOCATE if allocate else 0)
             | (lib.IOU_FAST_ONLY if fast_only else 0)
             | (lib.IOU_FUA if fua else 0)
         )
-        result = await self._ranged(lib.IOU_ZERO, op, offset, length, flags)
-        return result.method
+        return self._ranged(lib.IOU_ZERO, op, offset, length, flags)
 
-    def trim(self, op: Operation, offset: int, length: int) -> "asyncio.Future[Result]":
+    def trim(self, op: Operation, offset: int, length: int) -> "asyncio.Future[Any]":
         """Free whole blocks inside the range."""
         return self._ranged(lib.IOU_TRIM, op, offset, length, 0)
 
-    def flush(self, op: Operation) -> "asyncio.Future[Result]":
+    def flush(self, op: Operation) -> "asyncio.Future[Any]":
         """Put everything that completed before on stable storage."""
         return self._ranged(lib.IOU_FLUSH, op, 0, 0, 0)
 
@@ -143,7 +142,7 @@ class FileBackend:
             self._closed = True
         await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self._path)
 
-    def _move(self, kind: int, op: Operation, piece: Slice, offset: int, flags: int) -> "asyncio.Future[Result]":
+    def _move(self, kind: int, op: Operation, piece: Slice, offset: int, flags: int) -> "asyncio.Future[Any]":
         return self._engine.submit(
             kind,
             self._handle,
@@ -157,7 +156,7 @@ class FileBackend:
             name=self._path,
         )
 
-    def _ranged(self, kind: int, op: Operation, offset: int, length: int, flags: int) -> "asyncio.Future[Result]":
+    def _ranged(self, kind: int, op: Operation, offset: int, length: int, flags: int) -> "asyncio.Future[Any]":
         return self._engine.submit(
             kind,
             self._handle,

@@ -19,6 +19,7 @@ from ..limit import ConnectionLimit
 from .adapter import Adapter
 from .checksum import Checksums
 from .connection import Connection
+from .express import Express
 from .extents import Extents
 from .framing import MAX_HEAD, Head
 from .headers import parse_target
@@ -49,11 +50,14 @@ class HttpServer:
         *,
         inactivity_timeout: float,
         fast_lane: bool = False,
+        express: Express | None = None,
         limit: ConnectionLimit,
     ) -> None:
         self.routes = routes
         #: Serve requests without aiohttp where that is possible.
         self.fast_lane = fast_lane
+        #: Who takes short requests of the fast lane.
+        self.express = express
         self.scratch = memoryview(bytearray(SCRATCH))
         #: Seconds for a connection that has not used a ticket.
         self.inactivity_timeout = inactivity_timeout
@@ -169,6 +173,7 @@ def images_server(
     return HttpServer(
         routes,
         fast_lane=config.remote.fast_lane,
+        express=Express(store, buffers) if config.remote.fast_lane else None,
         inactivity_timeout=config.daemon.inactivity_timeout,
         limit=limit,
     )

@@ -16,9 +16,10 @@ from typing import cast
 from ... import logs
 from ...errors import Error, InvalidRequest, PeerGone, Truncated
 from ...transfers import Transfer
-from ...units import MiB
+from ...units import KiB, MiB
 from ..watchdog import Watchdog, unsent
 from . import errors, fastlane
+from .express import Short
 from .framing import Body, Head, find_head, parse_head
 from .gate import Gate
 from .messages import encode
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 #: off the socket, or the kernel sends a reset that overtakes it. A client that goes on for longer is not listening.
 DISCARD_BYTES = 64 * MiB
 DISCARD_SECONDS = 2.0
+#: Bytes read at once while no request is served: a head, and all of a request with 4 KiB of data.
+HEAD_READ = 8 * KiB
 #: How often it is looked, in seconds, whether the last bytes of a TLS connection were delivered: at first, at most.
 CLOSE_STEP = 0.01
 CLOSE_STEP_MOST = 0.2
@@ -84,13 +87,14 @@ class Connection(asyncio.BufferedProtocol):
         self._body: Body | None = None
         self._on_body_error: Callable[[Exception], None] | None = None
         self._body_error: Exception | None = None
-        self._receiver: Receiver | None = None
+        self._receiver: Receiver | Short | None = None
+        self._short: Short | None = None
         self._into_receiver = False
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._peer_sent_eof = False
         self._closing = False
-        self._writing_paused = False
+        self._writing_paused = self._short_writes = False
         self._holds: set[str] = set()
         self._discarded = 0
         self._end_timer: asyncio.TimerHandle | None = None
@@ -134,6 +138,9 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.forget(self)
         if self._task is not None:
             self._task.cancel()
+        if self._short is not None:
+            self._short.lost()
+            self._short = None
         handler, self._handler = self._handler, None
         self._receiver = self._on_body_error = None
         self._transport = _GONE
@@ -145,7 +152,10 @@ class Connection(asyncio.BufferedProtocol):
         """Return where the socket is read into: the memory of the handler that waits for it, if one does."""
         target = self._receiver.target if self._receiver is not None else None
         self._into_receiver = target is not None
-        return self._owner.scratch if target is None else target
+        if target is not None:
+            return target
+        # What follows a head is a body, which has its own memory as soon as the head was seen.
+        return self._owner.scratch[:HEAD_READ] if self._state is State.IDLE else self._owner.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
@@ -195,6 +205,8 @@ class Connection(asyncio.BufferedProtocol):
             self._drained.set_result(None)
         if self._handler is not None:
             self._handler.resume_writing()
+        if self._short_writes and self._short is not None:
+            self._short_sent(self._short)
         if self._received_ahead:
             self._next_request()
 
@@ -235,6 +247,25 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             raise PeerGone("the connection was lost inside an answer")
 
+    def when_drained(self) -> None:
+        """Call sent() of the short request when the transport holds no reference to what was written."""
+        if self._writing_paused or self._transport.is_closing():
+            self._short_writes = True  # when it is closing, connection_lost() comes instead
+        elif self._short is not None:
+            self._short_sent(self._short)
+
+    def _short_sent(self, short: Short) -> None:
+        self._short_writes = False
+        short.sent()
+
+    def hand_over(self, head: Head, body: bytes) -> None:
+        """Serve a short request, whose body has come, by the fast lane."""
+        self._short = None
+        self._requests -= 1  # it is counted once more
+        self._serve_fast(head, len(body))
+        if self._receiver is not None:
+            self._receiver.feed(body)
+
     def send_continue(self) -> None:
         """Tell the client to send its body."""
         self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -253,7 +284,7 @@ class Connection(asyncio.BufferedProtocol):
         """Note that the answer is complete; go on to the next request, or close."""
         if self._state is not State.SERVING:
             return
-        self._on_body_error = self._body_error = self._receiver = None
+        self._on_body_error = self._body_error = self._receiver = self._short = None
         self.release_reading("body")
         if close or self._body is None or not self._body.ended:
             self.close("answered")
@@ -326,11 +357,15 @@ class Connection(asyncio.BufferedProtocol):
         self._body = head.body()
         self._state = State.SERVING
         self._watchdog.progress()
-        refusal = self._owner.refusal(head)
-        if refusal is not None:
+        express = self._owner.express
+        short = express.take(head, self) if express is not None else None
+        refusal = self._owner.refusal(head) if short is None else None
+        if short is not None:
+            self._serve_short(short)
+        elif refusal is not None:
             self._refuse(refusal, close=not head.keep_alive)
             return
-        if self._owner.fast_lane and fastlane.takes(head):
+        elif self._owner.fast_lane and fastlane.takes(head):
             self._serve_fast(head, int(head.fields.get("content-length", "0")))
         else:
             self._to_handler(data)
@@ -340,6 +375,15 @@ class Connection(asyncio.BufferedProtocol):
             self._received_ahead += self._pass_body(ahead)
         if not self._received_ahead:
             self.release_reading("ahead")
+        if short is not None and not short.body.ended:
+            self.waiting_for_body(waiting=True)
+
+    def _serve_short(self, short: Short) -> None:
+        """Serve a request without a task."""
+        self._receiver = self._short = short
+        self._body = short.body
+        self.begin(short.fail)
+        short.start()
 
     def _pass_body(self, data: bytes) -> bytes:
         """Pass on what belongs to the request's body and return the rest."""

@@ -74,15 +74,12 @@ class Images:
         wanted = parse_range(request.headers.get("range"))
         transfer = attach(self._store, request, Access.READ)
         size = await operations.size(transfer, part=request.method != "HEAD")
-        headers = {
-            "Accept-Ranges": "bytes",
-            "Content-Type": BYTES,
-            "Content-Disposition": _disposition(transfer.ticket.filename),
-        }
         offset, length = 0, size
-        if wanted is not None:
+        if wanted is None:
+            headers = _headers(transfer.ticket)
+        else:
             offset, length = wanted.resolve(size, transfer.ticket.size)
-            headers["Content-Range"] = f"bytes {offset}-{offset + length - 1}/{size}"
+            headers = partial_headers(transfer.ticket, offset, length, size)
 
         async def stream(sink: ByteSink) -> None:
             await operations.read(transfer, self._buffers, offset, length, sink)
@@ -139,6 +136,19 @@ def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
 def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
     """Tell whether a client may leave zeros out: a hole is what the ticket wants, and all it covers is there."""
     return ticket.sparse and info.reads_zero and info.size >= ticket.size
+
+
+def partial_headers(ticket: Ticket, offset: int, length: int, size: int) -> dict[str, str]:
+    """Return the header fields of an answer that is a range of an image of so many bytes."""
+    return {**_headers(ticket), "Content-Range": f"bytes {offset}-{offset + length - 1}/{size}"}
+
+
+def _headers(ticket: Ticket) -> dict[str, str]:
+    return {
+        "Accept-Ranges": "bytes",
+        "Content-Type": BYTES,
+        "Content-Disposition": _disposition(ticket.filename),
+    }
 
 
 def _disposition(filename: str | None) -> str:

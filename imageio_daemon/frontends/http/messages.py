@@ -99,7 +99,10 @@ class Request:
 
 @dataclass
 class Response:
-    """One answer: a body of bytes, or a stream of `length` bytes (None: nobody knows yet)."""
+    """One answer: a body of bytes, or a stream of `length` bytes (None: nobody knows yet).
+
+    With a length and no stream, whoever made the answer sends its body.
+    """
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -111,7 +114,7 @@ class Response:
     @property
     def content_length(self) -> int | None:
         """Return what Content-Length says; None: there cannot be one."""
-        return len(self.body) if self.stream is None else self.length
+        return len(self.body) if self.stream is None and self.length is None else self.length
 
 
 class Answer(ByteSink, Protocol):
@@ -153,6 +156,16 @@ def text_response(status: int, reason: str, headers: dict[str, str] | None = Non
 def encode(response: Response, *, close: bool) -> bytes:
     """Return the wire form of an answer that is no stream."""
     return encode_head(response, close=close) + response.body
+
+
+def encode_done(*, close: bool) -> bytes:
+    """Return the wire form of an answer that says only that all went well."""
+    return _encode_done(int(time.time()), close)
+
+
+@lru_cache(maxsize=2)  # of one second
+def _encode_done(_: int, close: bool) -> bytes:
+    return encode(Response(), close=close)
 
 
 def encode_head(response: Response, *, close: bool) -> bytes:

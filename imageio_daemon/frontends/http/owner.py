@@ -4,6 +4,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from .express import Express
 from .framing import Head
 from .routes import Routes
 
@@ -43,6 +44,11 @@ class Owner(Protocol):
     @property
     def fast_lane(self) -> bool:
         """Tell whether requests may be served without aiohttp."""
+        ...
+
+    @property
+    def express(self) -> Express | None:
+        """Who takes short requests, if somebody does."""
         ...
 
     @property

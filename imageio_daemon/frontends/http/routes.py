@@ -64,17 +64,7 @@ class Routes:
             await answer.plain(response, close=_closes(request, response))
         else:
             response = await self._send(request, response, response.stream, answer)
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug(
-                "request",
-                extra=logs.fields(
-                    client=request.client.peer,
-                    method=request.method,
-                    resource=request.resource,
-                    status=response.status,
-                    seconds=round(time.perf_counter() - started, 6),
-                ),
-            )
+        log_request(request.client.peer, request.method, request.resource, response.status, started)
 
     async def answer(self, request: Request) -> Response:
         """Return the answer to a request, of which a stream is still to be sent."""
@@ -108,6 +98,14 @@ class Routes:
         """Return the answer to a request whose stream failed."""
         cors = self.find(request.path).resource.cors
         return _with_cors(errors.answer(error, request.client.peer), request, cors)
+
+
+def log_request(client: str, method: str, resource: str, status: int, started: float) -> None:
+    """Log a request that was answered. started: what time.perf_counter() said when it came."""
+    if log.isEnabledFor(logging.DEBUG):
+        seconds = round(time.perf_counter() - started, 6)
+        fields = logs.fields(client=client, method=method, resource=resource, status=status, seconds=seconds)
+        log.debug("request", extra=fields)
 
 
 def _closes(request: Request, response: Response) -> bool:
