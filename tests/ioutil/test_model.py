@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real storage against a model in memory: random operations, from one thread and from eight.
 
-IMAGEIO_TEST_LONG=1 runs a longer campaign, of other random numbers each time.
+IMAGEIO_TEST_LONG=1 runs a longer campaign, of other random numbers each time: 7 minutes, more on a busy machine.
 """
 
 import itertools
@@ -31,6 +31,9 @@ from .engine_driver import DEADLINE, Image, running_engine
 from .model import BLOCK, Model, random_operation
 
 LONG = os.environ.get("IMAGEIO_TEST_LONG") == "1"
+
+# Hypothesis takes pytest's timeout for a finding and goes on, for minutes, to look for a shorter one.
+pytestmark = [pytest.mark.timeout(3600)] if LONG else []
 
 KiB = 1024
 MiB = 1024 * KiB
