@@ -34,6 +34,7 @@ int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) 
     link_init(&engine->workers);
     link_init(&engine->dead);
     link_init(&engine->idle);
+    link_init(&engine->woken);
     *result = engine;
     return 0;
 }
@@ -55,7 +56,7 @@ static int cancel(iou_engine *engine, bool all) {
     pthread_mutex_lock(&engine->lock);
     uint32_t count = schedule_cancel(engine, all, &canceled, &freed);
     workers_wake(engine); /* for what stood behind too many that were parked */
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     claims_admit(freed);
     while (!link_empty(&canceled)) {
         struct op *op = container_of(canceled.next, struct op, link);
@@ -76,7 +77,7 @@ static uint32_t count_unfinished(const iou_engine *engine) {
 /* Wait until all threads have ended, or the time is over and an operation is what they wait for. The lock is held. */
 static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
     struct timespec deadline;
-    deadline_in(&deadline, timeout_ms);
+    deadline_in(CLOCK_MONOTONIC, &deadline, timeout_ms);
     bool in_time = true;
     while (engine->threads && (in_time || !count_unfinished(engine))) {
         if (in_time)
@@ -95,6 +96,8 @@ int iou_engine_stop(iou_engine *engine, uint32_t timeout_ms) {
     cancel(engine, true);
     pthread_mutex_lock(&engine->lock);
     workers_wake_all(engine);
+    engine_unlock(engine);
+    pthread_mutex_lock(&engine->lock);
     await_workers(engine, timeout_ms);
     workers_join_dead(engine);
     uint32_t unfinished = count_unfinished(engine);
@@ -147,7 +150,7 @@ static int schedule(struct op *op, uint64_t device) {
         error = -ENOMEM;
     }
     engine->submitted += !error && !internal;
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return error;
 }
 

@@ -5,6 +5,8 @@
 #ifndef IOUTIL_ENGINE_H
 #define IOUTIL_ENGINE_H
 
+#include <semaphore.h>
+
 #include "internal.h"
 
 /* One file system or device: a queue, and the quota of threads that one that hangs may keep. Made when needed. */
@@ -21,10 +23,10 @@ struct device {
 
 struct worker {
     struct link link; /* in engine->workers, then in engine->dead */
-    struct link idle; /* in engine->idle */
+    struct link idle; /* in engine->idle, then in engine->woken */
     struct iou_engine *engine;
     pthread_t thread;
-    pthread_cond_t wake;
+    sem_t wake; /* posted once each time that it was in engine->woken, never waited for with the lock */
     bool awake; /* taken from the idle list, or just started: counted in engine->waking */
     struct op *op;
     uint32_t number;
@@ -37,7 +39,8 @@ struct iou_engine {
     uint32_t born; /* fork generation */
     struct link devices, ready, parked;
     struct link workers, dead;
-    struct link idle; /* the last one to become idle is first, so that the others can end */
+    struct link idle;  /* the last one to become idle is first, so that the others can end */
+    struct link woken; /* taken from the idle list, to be woken when the lock is let go */
     pthread_cond_t worker_ended;
     uint32_t threads, busy, waking;
     uint32_t queued, parked_count, devices_count, queues;
@@ -69,11 +72,15 @@ uint32_t schedule_cancel(struct iou_engine *engine, bool all, struct link *cance
 
 /* ---- workers.c -------------------------------------------------------------------------------------------------- */
 
-/* The lock is held. Wake or start as many workers as there is work for. False: there is none and none can be started.
+/* Let the lock go, and wake who was chosen meanwhile: with the lock held they would only run into it. */
+void engine_unlock(struct iou_engine *engine);
+
+/* The lock is held, and engine_unlock() follows. Wake or start as many workers as there is work for. False: there is
+ * none and none can be started.
  */
 bool workers_wake(struct iou_engine *engine);
 
-/* The lock is held. Wake all that are idle, to let them see that the engine stops. */
+/* As above. Wake all that are idle, to let them see that the engine stops. */
 void workers_wake_all(struct iou_engine *engine);
 
 /* The lock is held. Wait for the threads of ended workers, which need it no more. */
@@ -82,8 +89,8 @@ void workers_join_dead(struct iou_engine *engine);
 /* No lock is held. Give up the handle and hand over the completion; op is not ours any more. */
 void worker_finish(struct op *op);
 
-/* A condition variable on CLOCK_MONOTONIC, and the time in so many ms. */
+/* A condition variable on CLOCK_MONOTONIC, and the time of a clock in so many ms. */
 void monotonic_cond_init(pthread_cond_t *cond);
-void deadline_in(struct timespec *deadline, uint32_t ms);
+void deadline_in(clockid_t clock, struct timespec *deadline, uint64_t ms);
 
 #endif

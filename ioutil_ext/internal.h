@@ -82,6 +82,16 @@ static inline void link_remove(struct link *node) {
     link_init(node);
 }
 
+/* Move all nodes to another list, not initialized yet. */
+static inline void link_move(struct link *from, struct link *to) {
+    link_init(to);
+    if (link_empty(from))
+        return;
+    *to = *from;
+    to->next->prev = to->prev->next = to;
+    link_init(from);
+}
+
 #define container_of(node, type, member) ((type *)(void *)((char *)(node) - offsetof(type, member)))
 
 /* ---- system calls (syscalls.c) ---------------------------------------------------------------------------------- */

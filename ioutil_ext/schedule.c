@@ -102,7 +102,7 @@ static void on_admitted(struct claim *claim) {
     enqueue(engine, &op->device->admitted, op);
     settle(engine, op->device);
     workers_wake(engine);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
 }
 
 /* Take the operation's claim; false: it was parked. */

@@ -22,9 +22,10 @@ void monotonic_cond_init(pthread_cond_t *cond) {
     pthread_condattr_destroy(&attributes);
 }
 
-void deadline_in(struct timespec *deadline, uint32_t ms) {
-    uint64_t ns = now_ns() + (uint64_t)ms * 1000000u;
-    deadline->tv_sec = (time_t)(ns / 1000000000u);
+void deadline_in(clockid_t clock, struct timespec *deadline, uint64_t ms) {
+    clock_gettime(clock, deadline);
+    uint64_t ns = (uint64_t)deadline->tv_nsec + ms % 1000 * 1000000u;
+    deadline->tv_sec += (time_t)(ms / 1000 + ns / 1000000000u);
     deadline->tv_nsec = (long)(ns % 1000000000u);
 }
 
@@ -58,11 +59,21 @@ static void clear_awake(struct worker *worker) {
     worker->engine->waking--;
 }
 
+/* Sleep until woken. False: not in so many ms. Of real time: all that a clock that is set could do is to end idle
+   threads early or late. */
+static bool sleep_ms(struct worker *worker, uint64_t ms) {
+    struct timespec deadline;
+    deadline_in(CLOCK_REALTIME, &deadline, ms);
+    while (sem_timedwait(&worker->wake, &deadline) == -1)
+        if (errno == ETIMEDOUT)
+            return false;
+    return true;
+}
+
 /* Sleep until there is work. False: end the thread. */
 static bool rest(struct worker *worker) {
     struct iou_engine *engine = worker->engine;
-    struct timespec deadline;
-    int error = 0;
+    bool woken, wanted;
     /* A parked operation needs a thread when it is admitted, and then none may be had. */
     if (engine->stopping && engine->parked_count == 0)
         return false;
@@ -70,17 +81,16 @@ static bool rest(struct worker *worker) {
     worker->idle.next = engine->idle.next;
     engine->idle.next->prev = &worker->idle;
     engine->idle.next = &worker->idle;
-    deadline_in(&deadline, engine->idle_ms);
-    while (!worker->awake && !(error == ETIMEDOUT && engine->parked_count == 0)) {
-        if (error == ETIMEDOUT)
-            deadline_in(&deadline, engine->idle_ms + 1);
-        error = pthread_cond_timedwait(&worker->wake, &engine->lock, &deadline);
-    }
-    bool awake = worker->awake;
-    if (awake)
+    do {
+        pthread_mutex_unlock(&engine->lock);
+        woken = sleep_ms(worker, (uint64_t)engine->idle_ms + 1);
+        pthread_mutex_lock(&engine->lock);
+        wanted = worker->awake || engine->parked_count; /* awake: the post is on its way */
+    } while (!woken && wanted);
+    if (woken)
         clear_awake(worker);
     link_remove(&worker->idle);
-    return awake;
+    return woken;
 }
 
 static void start_op(struct worker *worker, struct op *op) {
@@ -137,7 +147,7 @@ static void *thread_main(void *argument) {
     if (engine->stopping)
         workers_wake_all(engine); /* who rests for the sake of a parked operation that is gone now */
     pthread_cond_broadcast(&engine->worker_ended);
-    pthread_mutex_unlock(&engine->lock);
+    engine_unlock(engine);
     return NULL;
 }
 
@@ -165,11 +175,11 @@ static bool start_worker(struct iou_engine *engine) {
     worker->engine = engine;
     worker->number = (uint32_t)engine->numbers++;
     link_init(&worker->idle);
-    monotonic_cond_init(&worker->wake);
+    sem_init(&worker->wake, 0, 0);
     set_awake(worker);
     if (create_thread(worker)) {
         clear_awake(worker);
-        pthread_cond_destroy(&worker->wake);
+        sem_destroy(&worker->wake);
         free(worker);
         return false;
     }
@@ -181,8 +191,20 @@ static bool start_worker(struct iou_engine *engine) {
 static void wake_one(struct iou_engine *engine) {
     struct worker *worker = container_of(engine->idle.next, struct worker, idle);
     link_remove(&worker->idle);
+    link_append(&engine->woken, &worker->idle);
     set_awake(worker);
-    pthread_cond_signal(&worker->wake);
+}
+
+/* A worker may be gone as soon as it was woken. */
+void engine_unlock(struct iou_engine *engine) {
+    struct link woken;
+    link_move(&engine->woken, &woken);
+    pthread_mutex_unlock(&engine->lock);
+    while (!link_empty(&woken)) {
+        struct worker *worker = container_of(woken.next, struct worker, idle);
+        link_remove(&worker->idle);
+        sem_post(&worker->wake);
+    }
 }
 
 bool workers_wake(struct iou_engine *engine) {
@@ -206,7 +228,7 @@ void workers_join_dead(struct iou_engine *engine) {
         struct worker *worker = container_of(engine->dead.next, struct worker, link);
         link_remove(&worker->link);
         pthread_join(worker->thread, NULL);
-        pthread_cond_destroy(&worker->wake);
+        sem_destroy(&worker->wake);
         free(worker);
     }
 }
