@@ -130,16 +130,23 @@ class Upload:
         try:
             image.flush()
         except FlushFailed:
-            if self._state:
-                self._state.remove()
+            self._forget()
             raise
 
     def _finish(self, image: Image) -> str | None:
         self._flush(image)
-        checksum = self._verify(image, self._digest) if self._digest else None
+        try:
+            checksum = self._verify(image, self._digest) if self._digest else None
+        except ChecksumMismatch:
+            self._forget()
+            raise
+        self._forget()
+        return checksum
+
+    def _forget(self) -> None:
+        """Let the next upload start anew."""
         if self._state:
             self._state.remove()
-        return checksum
 
     def _verify(self, image: Image, digest: Digest) -> str:
         ours = digest.hexdigest()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP proxy that breaks connections after a number of bytes."""
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+PIECE = 64 * 1024
+
+
+class Proxy:
+    """Forward connections to a port of this host. `budget` tells how many bytes the next connection may carry."""
+
+    def __init__(self, port: int, budget: Callable[[], int]) -> None:
+        self.broken = 0
+        self._target = port
+        self._budget = budget
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._accept)
+        self._links: list[_Link] = []
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for link in self._links:
+            link.end()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # the listener was shut down
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._links.append(_Link(client, server, self._budget(), self._count))
+
+    def _count(self) -> None:
+        self.broken += 1
+
+
+class _Link:
+    """One connection on both sides, and a thread for each direction."""
+
+    def __init__(self, client: socket.socket, server: socket.socket, budget: int, broken: Callable[[], None]) -> None:
+        self._sockets = (client, server)
+        self._left = budget
+        self._broken = broken
+        self._lock = threading.Lock()
+        pairs = ((client, server), (server, client))
+        self._threads = [threading.Thread(target=self._copy, args=pair) for pair in pairs]
+        for thread in self._threads:
+            thread.start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(PIECE):
+                allowed = self._take(len(data))
+                target.sendall(data[:allowed])
+                if allowed < len(data):
+                    self._broken()
+                    break
+        self._shut()
+
+    def _take(self, wanted: int) -> int:
+        with self._lock:
+            allowed = min(wanted, self._left)
+            self._left -= allowed
+            return allowed
+
+    def _shut(self) -> None:
+        for sock in self._sockets:
+            with contextlib.suppress(OSError):
+                # A reset when the socket is closed, as of a peer that vanished.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        self._shut()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()

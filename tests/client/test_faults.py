@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that break: requests are repeated, uploads are continued, and the bytes are always the same."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import (
+    ChecksumMismatch,
+    FlushFailed,
+    Refused,
+    Settings,
+    StateMismatch,
+    Temporary,
+    Uploaded,
+    download,
+    upload,
+)
+from imageio_daemon.client.source import FileSource
+from tests.client.proxy import Proxy
+from tests.examples.programs import ScriptedServer, answer, features
+from tests.support.daemon import Daemon
+from tests.support.images import Image, MakeImage, MiB, pattern
+
+SIZE = 32 * MiB
+#: Interrupted uploads; the real campaign runs with IMAGEIO_TEST_LONG=1.
+ROUNDS = 100 if os.environ.get("IMAGEIO_TEST_LONG") else 6
+
+
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut images in many units, as large ones are."""
+    monkeypatch.setattr(FileSource, "portion", 4 * MiB)
+
+
+def random_image(path: Path, choice: random.Random) -> Path:
+    """Make an image of data, zeros and holes at random places."""
+    with path.open("wb") as f:
+        f.truncate(SIZE + choice.randrange(4096))
+        for number in range(8):
+            f.seek(choice.randrange(SIZE - 3 * MiB))
+            f.write(pattern(choice.randrange(3 * MiB), number))
+            f.write(bytes(choice.randrange(MiB)))
+    return path
+
+
+def settings_for(daemon: Daemon, *, retries: int) -> Settings:
+    return Settings(cafile=str(daemon.cafile), local=False, retries=retries, connections=2)
+
+
+def proxied(proxy: Proxy, target: Image) -> str:
+    return f"https://localhost:{proxy.port}/images/{target.ticket}"
+
+
+def upload_by_many_tries(source: Path, url: str, settings: Settings) -> tuple[Uploaded, int]:
+    """Give the same command until it succeeds, and return how often it failed."""
+    for failures in range(1000):
+        try:
+            return upload(source, url, settings=settings, checkpoint=0, verify=True), failures
+        except Temporary:
+            pass
+    raise AssertionError("it never succeeds")
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_interrupted_uploads_are_continued(daemon: Daemon, tmp_path: Path, new_image: MakeImage, seed: int) -> None:
+    choice = random.Random(seed)
+    source = random_image(tmp_path / "source", choice)
+    target = new_image(b"\xff" * source.stat().st_size)
+    with Proxy(daemon.port, lambda: choice.randrange(2000, 12 * MiB)) as proxy:
+        done, failures = upload_by_many_tries(source, proxied(proxy, target), settings_for(daemon, retries=0))
+    assert target.content() == source.read_bytes()
+    assert list(tmp_path.glob("*.imageio-upload*")) == []
+    # The checksum needs the last try to come to its end on unbroken connections; the first ones seldom do.
+    assert failures or not proxy.broken
+    assert not failures or done.progress.done == source.stat().st_size
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_broken_connections_are_made_anew(daemon: Daemon, tmp_path: Path, new_image: MakeImage, seed: int) -> None:
+    choice = random.Random(seed)
+    source = random_image(tmp_path / "source", choice)
+    target = new_image(b"\xff" * source.stat().st_size)
+    with Proxy(daemon.port, lambda: choice.randrange(6 * MiB)) as proxy:
+        settings = settings_for(daemon, retries=30)
+        upload(source, proxied(proxy, target), settings=settings, verify=True)
+        assert target.content() == source.read_bytes()
+        download(proxied(proxy, target), tmp_path / "copy", settings=settings, verify=True)
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+    assert proxy.broken > 3
+
+
+# What is confirmed, and what is not
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A source without zeros, of three units."""
+    source = tmp_path / "source"
+    source.write_bytes(pattern(12 * MiB))
+    return source
+
+
+@pytest.fixture
+def one(daemon: Daemon) -> Settings:
+    """One connection that is not made anew."""
+    return Settings(cafile=str(daemon.cafile), local=False, retries=0, connections=1)
+
+
+@pytest.fixture
+def interrupted(daemon: Daemon, full: Path, one: Settings, new_image: MakeImage) -> Iterator[tuple[str, Image]]:
+    """The URL and the target of an upload that was broken after its first units, and now has a good connection."""
+    target = new_image(size=12 * MiB)
+    budgets = iter([9 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = proxied(proxy, target)
+        with pytest.raises(Temporary):
+            upload(full, url, settings=one, checkpoint=0)
+        yield url, target
+
+
+def test_only_the_rest_is_sent_again(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    url, target = interrupted
+    assert upload(full, url, settings=one).progress.skipped == 8 * MiB
+    assert target.content() == full.read_bytes()
+
+
+def test_state_of_another_target_is_refused(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, new_image: MakeImage
+) -> None:
+    other = new_image(size=12 * MiB)
+    with pytest.raises(StateMismatch, match=r"imageio-upload is .* the target has changed. Remove it"):
+        upload(full, daemon.url(other.ticket), settings=one)
+
+
+def test_changed_source_is_refused(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    os.utime(full, ns=(1, 1))
+    with pytest.raises(StateMismatch, match="the source has changed"):
+        upload(full, interrupted[0], settings=one)
+
+
+def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    url, target = interrupted
+    with target.path.open("r+b") as f:
+        f.write(b"somebody else")
+    with pytest.raises(ChecksumMismatch, match="upload anew"):
+        upload(full, url, settings=one, verify=True)
+    upload(full, url, settings=one, verify=True)
+    assert target.content() == full.read_bytes()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": 3}'])
+def test_file_that_is_no_state_is_refused(
+    daemon: Daemon, full: Path, new_image: MakeImage, tmp_path: Path, content: str
+) -> None:
+    state = tmp_path / "state"
+    state.write_text(content)
+    with pytest.raises(StateMismatch, match="is not the state of an upload: remove it"):
+        upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=settings_for(daemon, retries=0), state=state)
+
+
+def test_failed_flush_starts_anew(full: Path) -> None:
+    ok, total = answer("200 OK"), answer("206 Partial Content", "x", "Content-Range: bytes 0-0/12582912")
+    script = [features("flush", "zero"), ok, total, ok, ok, ok, answer("500 Internal Server Error", "failed")]
+    settings = Settings(retries=5, connections=1)
+    with ScriptedServer(*script) as server, pytest.raises(FlushFailed, match="may be lost: upload anew"):
+        upload(full, server.url, settings=settings, checkpoint=0)
+    assert not full.with_name("source.imageio-upload").exists()
+
+
+def test_4xx_is_not_repeated(full: Path) -> None:
+    with ScriptedServer(answer("403 Forbidden", "no")) as server, pytest.raises(Refused, match="403"):
+        upload(full, server.url, settings=Settings(retries=5))
+    assert len(server.requests) == 1
