@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..errors import Canceled, NotFast, ServerGone, StorageError
 from ..nbdproto.client import Agreed, ClientNegotiation, Refused, Violation
@@ -273,9 +273,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError(f"a transport of the type {type(transport)}")
-        self._take_transport(transport)
+        # uvloop's transports are not below asyncio's classes.
+        self._take_transport(cast(asyncio.Transport, transport))
         sock = transport.get_extra_info("socket")
         if sock is not None and not self._address.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
