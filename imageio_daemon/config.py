@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .options import choice, describe, flag, mode, number, size, text, unix_address
+from .options import choice, describe, directories, flag, mode, number, size, text, unix_address
 from .units import GiB, KiB, MiB
 
 _DAY = 24 * 3600  # seconds
@@ -258,6 +258,11 @@ class BackendNbd:
         "", "the path of a PEM file", "Certificate to show to these servers, with those between it and the CA."
     )
     key_file: str = text("", "the path of a PEM file", "Its private key. Empty: it is in cert_file.")
+    allowed_paths: tuple[str, ...] = directories(
+        (),
+        "Tickets with a format: directories in which the files may be that an image's header names, its backing file "
+        "above all. By default such images are refused.",
+    )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from .storage.base import Backend
 from .storage.engine import Engine
 from .storage.file import FileBackend
 from .storage.http import HttpBackend
+from .storage.managed import Image, ManagedBackend
 from .storage.nbd import NbdBackend
 from .storage.nbdconnection import Options
 from .tickets import Access, Ticket
@@ -167,16 +168,21 @@ class Daemon:
 
     async def _open_backend(self, ticket: Ticket) -> Backend:
         writable = ticket.may(Access.WRITE)
-        nbd = ticket.nbd
+        nbd, config = ticket.nbd, self._config.backend_nbd
+        options = Options(
+            dirty=ticket.dirty,
+            context=self._nbd_tls if nbd is not None and nbd.tls else None,
+            timeout=config.timeout,
+            greeting_timeout=config.timeout,
+        )
         if nbd is not None:
-            config = self._config.backend_nbd
-            options = Options(
-                dirty=ticket.dirty,
-                context=self._nbd_tls if nbd.tls else None,
-                timeout=config.timeout,
-                greeting_timeout=config.timeout,
-            )
             return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
+        if ticket.format != "raw":
+            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths)
+            run_dir = self._config.daemon.run_dir
+            return await ManagedBackend.start(
+                image, options, run_dir=run_dir, connections=config.connections, writable=writable
+            )
         if ticket.http is not None:
             most = self._config.daemon.max_connections
             return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)

@@ -105,6 +105,18 @@ def text(default: str, what: str, reason: str) -> str:
     return _field(default, Option(parse, f"{what}, or nothing" if may_be_empty else what, reason))
 
 
+def directories(default: tuple[str, ...], reason: str) -> tuple[str, ...]:
+    """Make an option that is a list of absolute paths with colons between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(path for path in text.split(":") if path)
+        if not text.isprintable() or not all(path.startswith("/") for path in found):
+            raise ValueError(text)
+        return found
+
+    return _field(default, Option(parse, "absolute paths with : between them, or nothing", reason, ":".join, list))
+
+
 def unix_address(default: str, reason: str) -> str:
     r"""Make an option that is a path or an abstract name, which becomes `@NAME` also if it was written `\0NAME`."""
 

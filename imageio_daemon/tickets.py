@@ -20,6 +20,9 @@ MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
 
 _FILE_URL = "file://"
+#: What an image file may be. It is never guessed: a guest decides what a raw image begins with.
+FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -39,6 +42,7 @@ class Ticket:
 
     `size` in bytes: nothing at or past it may be touched. `timeout` in seconds: how long it lives without use.
     `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
+    `format`: of a file; `backing_chain`: with the files below it, not its top layer alone.
     """
 
     ticket_id: str = field(repr=False)  # the secret itself: whoever knows it has the access
@@ -51,6 +55,8 @@ class Ticket:
     filename: str | None = None
     sparse: bool = False
     dirty: bool = False
+    format: str = "raw"
+    backing_chain: bool = True
 
     @classmethod
     def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
@@ -60,9 +66,10 @@ class Ticket:
         """
         if not isinstance(data, dict):
             raise InvalidRequest("Invalid ticket: expected a JSON object")
+        url = _url(_required(data, "url", str))
         return cls(
             ticket_id=_text(_required(data, "uuid", str), "uuid", MAX_ID, empty=False),
-            url=_url(_required(data, "url", str)),
+            url=url,
             size=_number(_required(data, "size", int), "size", 0),
             ops=_ops(_required(data, "ops", list)),
             timeout=_number(_required(data, "timeout", int), "timeout", 0),
@@ -73,6 +80,8 @@ class Ticket:
             filename=_filename(_optional(data, "filename", str, None)),
             sparse=_optional(data, "sparse", bool, False),
             dirty=_optional(data, "dirty", bool, False),
+            format=_format(_optional(data, "format", str, "raw"), url),
+            backing_chain=_optional(data, "backing_chain", bool, True),
         )
 
     @property
@@ -165,6 +174,14 @@ def _url(value: str) -> str:
         raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
     if not value.startswith(_FILE_URL + "/"):
         raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
+    return value
+
+
+def _format(value: str, url: str) -> str:
+    if value not in FORMATS:
+        raise InvalidRequest(f"Invalid ticket: unknown 'format', known: {', '.join(FORMATS)}")
+    if value != "raw" and not url.startswith(_FILE_URL):
+        raise InvalidRequest("Invalid ticket: 'format' is for file urls; other servers know theirs")
     return value
 
 

@@ -254,6 +254,9 @@ class Transfer:
                 status["transferred"] = self._transferred_now()
         if ticket.transfer_id:
             status["transfer_id"] = ticket.transfer_id
+        if ticket.format != "raw":
+            status["format"] = ticket.format
+            status["backing_chain"] = ticket.backing_chain
         if ticket.filename is not None:
             status["filename"] = ticket.filename
         return status

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
+from typing import Self
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
@@ -49,7 +50,7 @@ class NbdBackend:
         self._flush_failure: StorageError | None = None
 
     @classmethod
-    async def open(cls, address: NbdAddress, options: Options, *, connections: int, writable: bool) -> "NbdBackend":
+    async def open(cls, address: NbdAddress, options: Options, *, connections: int, writable: bool) -> Self:
         """Connect. Raises ServerGone, StorageError: it may not be written, or its size is none that can be served."""
         session = await Session.open(address, options, connections)
         agreed = session.agreed

@@ -15,6 +15,7 @@ from imageio_daemon.storage.base import Backend, Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.http import HttpBackend
+from imageio_daemon.storage.managed import Image, ManagedBackend
 from imageio_daemon.storage.nbd import NbdBackend
 from imageio_daemon.storage.nbdconnection import Options
 from imageio_daemon.tls import client_context
@@ -105,13 +106,20 @@ def nbd_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
         yield cache(lambda kind: servers.enter_context(serve_nbd(kind, directory)))
 
 
-@pytest.fixture(params=["memory", "file", "block", "http", *NBD_SERVERS])
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory for sockets: their paths may have 107 bytes."""
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(params=["memory", "file", "block", "http", "managed", *NBD_SERVERS])
 async def backend(
     request: pytest.FixtureRequest,
     engine: Engine,
     other_daemon: Daemon,
     open_http: OpenHttp,
     nbd_servers: Callable[[str], NbdServer],
+    run_dir: Path,
     tmp_path: Path,
 ) -> AsyncIterator[Backend]:
     """Serve an image of SIZE zeros by every kind of backend in turn."""
@@ -122,6 +130,10 @@ async def backend(
         await made.zero(Operation(), 0, SIZE, allocate=False)
     elif request.param == "memory":
         made = MemoryBackend(bytes(SIZE))
+    elif request.param == "managed":
+        path = make_qcow2(tmp_path / "image", SIZE)
+        image = Image(str(path), "qcow2", backing_chain=True, allowed=())
+        made = await ManagedBackend.start(image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True)
     elif request.param == "http":
         path = tmp_path / "image"
         path.touch()

@@ -271,6 +271,14 @@ def full_filesystem(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
+def small_filesystem(tmp_path: Path) -> Iterator[Path]:
+    """Return a directory of a file system of 4 MiB."""
+    _require("tmpfs")
+    with mounted("tmpfs", tmp_path, 4 * MiB) as directory:
+        yield directory
+
+
+@pytest.fixture
 def unreadable_device(tmp_path: Path) -> Iterator[Path]:
     """Return a device of 8 MiB whose backing file was cut to 4 MiB: reads past 4 MiB get EIO, writes succeed."""
     _require("ext4")

@@ -301,6 +301,18 @@ def test_text_that_is_needed_must_not_be_empty(conf: ConfDir) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "value"), [("", ()), ("/a", ("/a",)), ("/a:/b c", ("/a", "/b c")), (":/a:", ("/a",)), ("/", ("/",))]
+)
+def test_directories_have_colons_between_them(conf: ConfDir, text: str, value: tuple[str, ...]) -> None:
+    assert conf.load(f"[backend_nbd]\nallowed_paths = {text}\n").backend_nbd.allowed_paths == value
+
+
+@pytest.mark.parametrize("text", ["images", "/a:b", "/a\x01b"])
+def test_other_directories_are_refused(conf: ConfDir, text: str) -> None:
+    assert "absolute paths" in conf.refusal(f"[backend_nbd]\nallowed_paths = {text}\n")
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("", ""), ("/a/b", "/a/b"), ("@name", "@name"), (r"\0name", "@name"), ("\0name", "@name")]
 )
 def test_local_socket_is_a_path_or_an_abstract_name(conf: ConfDir, text: str, value: str) -> None:

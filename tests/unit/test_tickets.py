@@ -57,6 +57,8 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         ("filename", None),
         ("sparse", 1),
         ("dirty", "yes"),
+        ("format", None),
+        ("backing_chain", 1),
     ],
 )
 def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
@@ -197,3 +199,25 @@ def test_ticket_of_a_file_is_shown_as_it_is() -> None:
 def test_ticket_with_a_bad_https_url_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="https"):
         ticket(url="https://host/other/id")
+
+
+@pytest.mark.parametrize("name", ["raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi"])
+def test_file_of_a_format(name: str) -> None:
+    assert ticket(format=name).format == name
+
+
+def test_file_is_raw_with_its_backing_chain_unless_said_otherwise() -> None:
+    made = ticket()
+    assert (made.format, made.backing_chain) == ("raw", True)
+
+
+@pytest.mark.parametrize("name", ["", "QCOW2", "luks", "auto", "json:"])
+def test_unknown_format_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="format"):
+        ticket(format=name)
+
+
+@pytest.mark.parametrize("url", ["nbd:unix:/run/s", "https://host/images/id"])
+def test_format_of_another_servers_image_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="format"):
+        ticket(url=url, format="qcow2")

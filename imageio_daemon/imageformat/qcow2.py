@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""qcow2, versions 2 and 3. Source: qemu's docs/interop/qcow2.rst."""
+
+from collections.abc import Iterator
+from struct import Struct
+
+from .header import Backing, Header, Read, read_exactly, require_magic, unpack
+
+MAGIC = b"QFI\xfb"
+#: version, backing_file_offset, backing_file_size, cluster_bits, size, crypt_method
+_HEAD = Struct(">4xIQIIQI")
+#: incompatible_features, compatible_features, autoclear_features, refcount_order, header_length
+_HEAD_V3 = Struct(">QQQII")
+_HEAD_V3_OFFSET = 72
+_EXTENSION = Struct(">II")
+
+#: The bits that are known: dirty, corrupt, external data file, compression type, extended L2 entries.
+_KNOWN_FEATURES = 0x1F
+_DATA_FILE_BIT = 1 << 2
+
+_END = 0
+_BACKING_FORMAT = 0xE2792ACA
+_DATA_FILE = 0x44415441
+
+MAX_NAME = 1023
+#: Where extensions may stand, in bytes. They are in the first cluster; those known take less than 1 KiB.
+MAX_HEADER = 64 * 1024
+
+
+def parse(read: Read) -> Header:
+    """Return what the header names. Raises ValueError."""
+    require_magic(read, 0, MAGIC, "qcow2")
+    version, name_offset, name_size, cluster_bits, _, encryption = unpack(_HEAD, read, 0)
+    features, length = 0, _HEAD_V3_OFFSET
+    if version == 3:
+        features, _, _, _, length = unpack(_HEAD_V3, read, _HEAD_V3_OFFSET)
+    elif version != 2:
+        raise ValueError(f"unknown version {version}")
+    if not 9 <= cluster_bits <= 21:
+        raise ValueError(f"invalid cluster size 2^{cluster_bits}")
+    if encryption:
+        raise ValueError("the image is encrypted")
+    if features & ~_KNOWN_FEATURES:
+        raise ValueError(f"unknown features {features:#x}")
+    end = name_offset or 1 << cluster_bits
+    if not _HEAD_V3_OFFSET <= length <= end <= 1 << cluster_bits:
+        raise ValueError("the header is larger than it may be")
+    extensions = dict(_extensions(read, length, min(end, MAX_HEADER)))
+    backing = None
+    if name_offset:
+        name = _text(read_exactly(read, name_offset, _name_size(name_size)))
+        backing = Backing(name, _text(extensions.get(_BACKING_FORMAT, b"")))
+    data_file = None
+    if features & _DATA_FILE_BIT:
+        data_file = _text(extensions.get(_DATA_FILE, b""))
+        if not data_file:
+            raise ValueError("the data is in another file, which is not named")
+    return Header(backing, data_file)
+
+
+def _extensions(read: Read, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Yield type and content of those that name something. Raises ValueError."""
+    seen = set()
+    while offset + _EXTENSION.size <= end:
+        kind, length = unpack(_EXTENSION, read, offset)
+        offset += _EXTENSION.size
+        if kind == _END:
+            return
+        if length > end - offset:
+            raise ValueError("a header extension is larger than the header")
+        if kind in (_BACKING_FORMAT, _DATA_FILE):
+            if kind in seen or length > MAX_NAME:
+                raise ValueError("a name in the header is there twice or too long")
+            seen.add(kind)
+            yield kind, read_exactly(read, offset, length)
+        offset += -(-length // 8) * 8
+    if offset >= MAX_HEADER:
+        raise ValueError("the header extensions do not end")
+
+
+def _name_size(size: int) -> int:
+    if not 0 < size <= MAX_NAME:
+        raise ValueError(f"the name of the backing file has {size} bytes")
+    return size
+
+
+def _text(data: bytes) -> str:
+    text = data.decode()  # UnicodeDecodeError is a ValueError
+    if not text.isprintable():
+        raise ValueError("a name in the header is not printable")
+    return text

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""VHD, which qemu calls vpc. Source: Microsoft's Virtual Hard Disk Image Format Specification 1.0."""
+
+from struct import Struct
+
+from .header import Header, Read, unpack
+
+MAGIC = b"conectix"
+_TYPE = Struct(">60xI")
+_DYNAMIC = 3
+
+
+def parse(read: Read) -> Header:
+    """Check that the image stands alone. Raises ValueError.
+
+    A fixed one has its header at the end of the file, where nothing can name another file; its first bytes are the
+    guest's.
+    """
+    if read(0, len(MAGIC)) == MAGIC:
+        (kind,) = unpack(_TYPE, read, 0)
+        if kind != _DYNAMIC:
+            raise ValueError(f"the image has type {kind}, only dynamic and fixed ones stand alone")
+    return Header()

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in formats that qemu knows: an NBD server of our own for each transfer."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from . import chain
+from .nbd import NbdBackend
+from .nbdconnection import Options
+from .qemunbd import QemuNbd, in_thread
+
+
+class Image(NamedTuple):
+    """An image file and how it is to be opened.
+
+    backing_chain: with the files below it. allowed: directories in which the files that it names may be.
+    """
+
+    path: str
+    format: str
+    backing_chain: bool
+    allowed: Sequence[str]
+
+
+class ManagedBackend(NbdBackend):
+    """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
+
+    _server: QemuNbd
+
+    @classmethod
+    async def start(
+        cls, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
+    ) -> "ManagedBackend":
+        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone."""
+        found = await in_thread(
+            lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
+        )
+        server = await QemuNbd.start(found, image.path, run_dir=run_dir, writable=writable, connections=connections)
+        try:
+            backend = await cls.open(server.address, options, connections=connections, writable=writable)
+        except BaseException:
+            await server.stop()
+            raise
+        backend._server = server
+        return backend
+
+    async def close(self) -> None:
+        """Close the connections and end the server; the image is not open any more when this returns."""
+        try:
+            await super().close()
+        finally:
+            await self._server.stop()

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A qemu-nbd process for one transfer: it knows the formats that we don't."""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from ..errors import StorageError
+from ..nbdurl import NbdAddress
+from .chain import Chain
+
+log = logging.getLogger(__name__)
+
+#: Seconds until it serves. It takes some 20 ms, plus what opening takes on slow storage.
+START_TIMEOUT = 30.0
+#: Seconds that it may take to end: it writes its metadata then. Below the daemon's own shutdown_timeout.
+STOP_TIMEOUT = 20.0
+#: Seconds between looks whether it serves.
+POLL = 0.01
+#: How much of what it says is kept, in bytes: the last.
+MAX_MESSAGES = 4096
+
+SOCKET = "socket"
+PID_FILE = "pid"
+
+_T = TypeVar("_T")
+
+
+class QemuNbd:
+    """A running qemu-nbd, which serves one image on a unix socket that only we can reach. Used from any loop.
+
+    A thread follows it from its start to its end. It dies with us: setpriv asks the kernel for a SIGTERM when that
+    thread ends (PR_SET_PDEATHSIG), which qemu-nbd takes as the order to write what it holds and to end. A function
+    between fork and exec could ask, too, but must not be used in a process with threads.
+    """
+
+    def __init__(self, command: Sequence[str], directory: str, image: str) -> None:
+        self._directory = directory
+        self._image = image
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        #: Resolved when it has ended, with what it said.
+        self._ended: Future[str] = start_thread(lambda: self._follow(command))
+
+    @classmethod
+    async def start(cls, chain: Chain, image: str, *, run_dir: str, writable: bool, connections: int) -> "QemuNbd":
+        """Start it and wait until it serves. image: the name of the image for logs.
+
+        Raises StorageError: the program is missing, does not start in time, or ends at once and says why.
+        """
+        directory = await in_thread(lambda: _prepare(run_dir))
+        server = cls(_command(chain, directory, writable=writable, connections=connections), directory, image)
+        try:
+            await server._serving()
+        except BaseException:
+            await server.stop()
+            raise
+        return server
+
+    @property
+    def address(self) -> NbdAddress:
+        """Return where it serves."""
+        return NbdAddress(socket=os.path.join(self._directory, SOCKET))
+
+    async def stop(self) -> None:
+        """End it: first kindly, so that it writes what it holds."""
+        ended = asyncio.wrap_future(self._ended)
+        with self._lock:
+            self._stopping = True
+        if self._process is not None:
+            self._process.terminate()
+            _, running = await asyncio.wait([ended], timeout=STOP_TIMEOUT)
+            if running:
+                log.error("qemu-nbd for %s does not end, and is killed", self._image)
+                self._process.kill()
+        await asyncio.wait([ended])
+        await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
+
+    async def _serving(self) -> None:
+        """Wait until it accepts connections: it writes its pid file then."""
+        ended = asyncio.wrap_future(self._ended)
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._is_ready():
+            if ended.done():
+                raise StorageError(errno.EIO, f"open {self._image}", "qemu-nbd", f"({await ended})")
+            if time.monotonic() > deadline:
+                raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
+            await asyncio.wait([ended], timeout=POLL)
+
+    def _is_ready(self) -> bool:
+        return os.path.exists(os.path.join(self._directory, PID_FILE))
+
+    def _follow(self, command: Sequence[str]) -> str:
+        """Run it and return what it said."""
+        with self._lock:
+            if self._stopping:
+                return "stopped before it was started"
+            try:
+                process, reading = _spawn(command)
+            except OSError as e:
+                return f"cannot be started: {e.strerror}"
+            self._process = process
+        with process, os.fdopen(reading, "rb", 0) as stream:
+            messages = b""
+            while data := stream.read(MAX_MESSAGES):
+                messages = (messages + data)[-MAX_MESSAGES:]
+        said = messages.decode(errors="replace").strip().replace("\n", "; ") or "no message"
+        if not self._stopping:
+            log.error("qemu-nbd for %s ended with status %d: %s", self._image, process.returncode, said)
+        elif process.returncode or messages:
+            log.warning("qemu-nbd for %s stopped with status %d: %s", self._image, process.returncode, said)
+        return said
+
+
+def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Return the process and a descriptor to read what it says from."""
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(  # noqa: S603 - no shell, and the image's path stands inside JSON
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=writing,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            cwd="/",
+            umask=0o177,
+            start_new_session=True,  # what is sent to our group is not for it: it has to end after us
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
+
+
+def start_thread(function: Callable[[], _T]) -> "Future[_T]":
+    """Call a function that blocks in a thread of its own, which does not hold up the end of the process."""
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as e:  # noqa: BLE001 - it is raised where the result is asked for
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="qemu-nbd", daemon=True).start()
+    return future
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread of its own and return its result."""
+    return await asyncio.wrap_future(start_thread(function))
+
+
+def _prepare(run_dir: str) -> str:
+    """Return a new directory that only we can look into. Raises StorageError."""
+    for program in ("qemu-nbd", "setpriv"):
+        if shutil.which(program) is None:
+            raise StorageError(errno.ENOENT, "start qemu-nbd", program, "(is qemu-utils installed?)")
+    try:
+        return tempfile.mkdtemp(prefix="qemu-nbd-", dir=run_dir)
+    except OSError as e:
+        raise StorageError(e.errno or errno.EIO, "start qemu-nbd", "mkdtemp", f"({run_dir})") from None
+
+
+def _command(chain: Chain, directory: str, *, writable: bool, connections: int) -> Sequence[str]:
+    node = {**chain.node, "discard": "unmap", "detect-zeroes": "off", "read-only": not writable}
+    return [
+        *("setpriv", "--pdeathsig", "TERM", "--", "qemu-nbd"),
+        f"--socket={os.path.join(directory, SOCKET)}",
+        f"--pid-file={os.path.join(directory, PID_FILE)}",
+        "--persistent",
+        f"--shared={connections}",
+        *(("--cache=none", "--aio=native") if chain.direct else ("--cache=writeback", "--aio=threads")),
+        "--discard=unmap",
+        "--detect-zeroes=off",
+        "--allocation-depth",
+        *(() if writable else ("--read-only",)),
+        # Never an option, never a path to be probed: all is said in here, the format of each file too.
+        "json:" + json.dumps(node),
+    ]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that a managed image has: how it starts, and how it ends."""
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.errors import StorageError
+from imageio_daemon.storage import chain, qemunbd
+from imageio_daemon.storage.qemunbd import QemuNbd, in_thread
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image.qcow2"
+    subprocess.check_call(["qemu-img", "create", "-q", "-f", "qcow2", path, "1M"])
+    return path
+
+
+async def start(image: Path, run_dir: Path) -> QemuNbd:
+    found = chain.inspect(str(image), "qcow2", backing_chain=True, allowed=[])
+    return await QemuNbd.start(found, str(image), run_dir=str(run_dir), writable=True, connections=1)
+
+
+@pytest.fixture
+async def server(image: Path, run_dir: Path) -> AsyncIterator[QemuNbd]:
+    server = await start(image, run_dir)
+    yield server
+    await server.stop()
+    assert not list(run_dir.iterdir())
+
+
+def pid(server: QemuNbd) -> int:
+    return int((Path(server.address.socket).parent / "pid").read_text())
+
+
+def flags_of(process: int, opened: Path) -> int:
+    """Return the flags that a process has opened a file with."""
+    for entry in Path(f"/proc/{process}/fd").iterdir():
+        if entry.is_symlink() and os.readlink(entry) == str(opened):
+            text = Path(f"/proc/{process}/fdinfo/{entry.name}").read_text()
+            return int(next(line.split()[1] for line in text.splitlines() if line.startswith("flags")), 8)
+    raise AssertionError(f"{process} does not have {opened}")
+
+
+async def test_it_uses_direct_io(server: QemuNbd, image: Path) -> None:
+    assert flags_of(pid(server), image) & os.O_DIRECT
+
+
+async def test_it_uses_the_page_cache_where_there_is_no_direct_io(image: Path, run_dir: Path) -> None:
+    found = chain.inspect(str(image), "qcow2", backing_chain=True, allowed=[])
+    found.direct = False
+    server = await QemuNbd.start(found, str(image), run_dir=str(run_dir), writable=True, connections=1)
+    assert not flags_of(pid(server), image) & os.O_DIRECT
+    await server.stop()
+
+
+async def test_it_has_no_descriptors_of_ours(image: Path, run_dir: Path, tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("wb") as file:
+        os.set_inheritable(file.fileno(), True)
+        server = await start(image, run_dir)
+        opened = {os.readlink(entry) for entry in Path(f"/proc/{pid(server)}/fd").iterdir()}
+        await server.stop()
+    assert file.name not in opened
+
+
+async def test_stopping_twice_is_no_error(server: QemuNbd) -> None:
+    await server.stop()
+    await server.stop()
+
+
+async def test_stopping_one_that_was_killed_is_no_error(server: QemuNbd) -> None:
+    os.kill(pid(server), signal.SIGKILL)
+    await server.stop()
+
+
+async def test_one_that_does_not_end_is_killed(
+    server: QemuNbd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(qemunbd, "STOP_TIMEOUT", 0.1)
+    os.kill(pid(server), signal.SIGSTOP)
+    await server.stop()
+    assert "is killed" in caplog.text
+
+
+async def test_one_that_ends_by_itself_is_logged(server: QemuNbd, caplog: pytest.LogCaptureFixture) -> None:
+    os.kill(pid(server), signal.SIGKILL)
+    await in_thread(server._ended.result)
+    assert "ended with status -9" in caplog.text
+
+
+async def test_a_server_that_never_serves_is_an_error(
+    image: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(qemunbd, "START_TIMEOUT", -1)
+    with pytest.raises(StorageError) as failure:
+        await start(image, run_dir)
+    assert failure.value.errno == errno.ETIMEDOUT
+    assert not list(run_dir.iterdir())
+
+
+async def test_an_image_that_is_in_use_is_an_error(server: QemuNbd, image: Path, run_dir: Path) -> None:
+    with pytest.raises(StorageError, match="lock"):
+        await start(image, run_dir)
+
+
+@pytest.mark.parametrize("missing", ["qemu-nbd", "setpriv"])
+async def test_a_missing_program_is_named(
+    image: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / ({"qemu-nbd", "setpriv"} - {missing}).pop()).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(StorageError, match=missing) as failure:
+        await start(image, run_dir)
+    assert failure.value.errno == errno.ENOENT
+
+
+async def test_a_program_that_cannot_be_started_is_an_error(
+    image: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("qemu-nbd", "setpriv"):
+        (programs / name).write_bytes(b"\x7fELF of nothing")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(StorageError, match="cannot be started"):
+        await start(image, run_dir)
+
+
+async def test_a_missing_run_directory_is_an_error(image: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="mkdtemp"):
+        await start(image, tmp_path / "missing")
+
+
+async def test_what_a_thread_raises_is_raised_where_it_was_asked_for() -> None:
+    def fail() -> None:
+        raise ValueError("in the thread")
+
+    with pytest.raises(ValueError, match="in the thread"):
+        await in_thread(fail)
