@@ -38,7 +38,7 @@ CONNECTIONS_FACTOR = 4
 #: One part in so many of buffer_memory is not lent, for what TLS holds of data on its way: about 0.5 MiB for each busy
 #: connection. With nothing kept back, 64 TLS uploads peaked at 237 MiB RSS with buffer_memory = 128M.
 TRANSPORT_SHARE = 8
-#: Seconds between looks at the certificate and the storage.
+#: Seconds between looks at the certificate, the tickets and the storage.
 WATCH_INTERVAL = 30.0
 #: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
 HANGING = 30.0
@@ -195,11 +195,12 @@ class Daemon:
             self._tls.renew()
 
     async def _watch(self) -> None:
-        """Look after what nobody asks for: a certificate that was renewed, storage that hangs."""
+        """Look after what nobody asks for: a renewed certificate, expired tickets, storage that hangs."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
             if self._tls is not None:
                 self._tls.renew_if_changed()
+            self._store.release_expired()
             for operation in self._engine.running():
                 if operation.seconds > HANGING:
                     log.warning("storage hangs: %s", operation)

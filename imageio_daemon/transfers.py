@@ -203,6 +203,20 @@ class Transfer:
         if self._backend is not None:
             self._backend.interrupt()
 
+    def release_expired(self) -> None:
+        """Let go of an image that nobody uses after the ticket's expiry, where that saves something.
+
+        A ticket that is revived opens it again. Returns at once.
+        """
+        with self._lock:
+            backend = self._backend
+            in_use = self._operations or self._connections or self._opening is not None or self._canceled
+            if backend is None or in_use or self._clock() < self._expires or not backend.info.reopenable:
+                return
+            self._backend = None
+            opening = self._opening = concurrent.futures.Future()
+            self._spawn(self._release(backend, opening))
+
     async def ended(self, timeout: float | None) -> None:
         """Wait until a cancelled transfer's requests have ended and its image is closed.
 
@@ -299,11 +313,37 @@ class Transfer:
             if not isinstance(e, Error):
                 raise
             return
+        self._opened(backend, opening)
+
+    async def _release(self, backend: Backend, opening: "concurrent.futures.Future[Backend]") -> None:
+        try:
+            await backend.flush(Operation())
+        except Error as e:  # it must not be forgotten that flushing fails
+            log.warning("transfer %s: its image stays open: %s", self.ticket.log_name, e)
+            self._opened(backend, opening)
+            return
+        await self._close(backend)
+        log.info("expired, its image is closed", extra=logs.fields(transfer=self.ticket.log_name))
+        if self._clock() < self._expires:
+            await self._open(opening)
+            return
+        with self._lock:
+            self._opening = None
+            self._settle()
+        opening.set_exception(Forbidden(DENIED))
+
+    def _opened(self, backend: Backend, opening: "concurrent.futures.Future[Backend]") -> None:
         with self._lock:
             self._backend = backend
             self._opening = None
             self._settle()
         opening.set_result(backend)
+
+    async def _close(self, backend: Backend) -> None:
+        try:
+            await backend.close()
+        except Error as e:
+            log.warning("transfer %s: closing the image failed: %s", self.ticket.log_name, e)
 
     async def _others_ended(self) -> None:
         for other in self._after:
@@ -314,11 +354,8 @@ class Transfer:
         await asyncio.wrap_future(self._quiet)
         await self._others_ended()
         backend, self._backend = self._backend, None
-        try:
-            if backend is not None:
-                await backend.close()
-        except Error as e:
-            log.warning("transfer %s: closing the image failed: %s", self.ticket.log_name, e)
+        if backend is not None:
+            await self._close(backend)
         self._log_end()
         self._ended.set_result(None)
 
@@ -432,6 +469,11 @@ class TransferStore:
             self._ending.update(transfers)
         for transfer in transfers:
             self._cancel_and_forget(transfer)
+
+    def release_expired(self) -> None:
+        """Let go of what expired tickets hold and nobody uses; see Transfer."""
+        for transfer in self.all():
+            transfer.release_expired()
 
     async def close(self) -> None:
         """Cancel all and wait until everything has ended, for the shutdown."""

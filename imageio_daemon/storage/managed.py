@@ -2,9 +2,11 @@
 """Images in formats that qemu knows: an NBD server of our own for each transfer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from . import chain
+from .base import BackendInfo
 from .nbd import NbdBackend
 from .nbdconnection import Options
 from .qemunbd import QemuNbd, in_thread
@@ -43,6 +45,12 @@ class ManagedBackend(NbdBackend):
             raise
         backend._server = server
         return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        # A failed flush has to fail for ever, so that must not be forgotten.
+        return replace(super().info, reopenable=self._flush_failure is None)
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""

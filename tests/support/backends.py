@@ -18,11 +18,17 @@ class MemoryBackend:
         self.can_grow = can_grow
         self.flushes = 0
         self.closed = False
+        self.reopenable = False
 
     @property
     def info(self) -> BackendInfo:
         return BackendInfo(
-            size=len(self.content), block_size=1, can_grow=self.can_grow, can_fast_zero=True, has_dirty=False
+            size=len(self.content),
+            block_size=1,
+            can_grow=self.can_grow,
+            can_fast_zero=True,
+            has_dirty=False,
+            reopenable=self.reopenable,
         )
 
     @property

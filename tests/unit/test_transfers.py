@@ -428,3 +428,109 @@ async def test_connections_are_told_that_the_transfer_is_cancelled(transfer: Tra
     assert told == ["first"]
     with pytest.raises(Forbidden):
         transfer.connect("late")
+
+
+# Expired and not used
+
+
+@pytest.fixture
+async def expired(transfer: Transfer, opener: Opener, clock: Clock) -> Transfer:
+    """A transfer whose image is open and could be closed, and whose ticket has expired."""
+    opener.memory.reopenable = True
+    await transfer.backend()
+    clock.now += 301
+    return transfer
+
+
+async def released(transfer: Transfer) -> None:
+    """Let go of the image if that is possible, and wait until it is closed."""
+    transfer.release_expired()
+    while transfer.in_use:
+        await asyncio.sleep(0)
+
+
+async def test_expired_transfer_lets_go_of_its_image_after_a_flush(
+    expired: Transfer, store: TransferStore, opener: Opener
+) -> None:
+    store.release_expired()
+    while expired.in_use:
+        await asyncio.sleep(0)
+    assert opener.backend.calls == ["flush", "close"]
+    assert expired.opened is None
+
+
+async def test_living_transfer_keeps_its_image(expired: Transfer, opener: Opener) -> None:
+    expired.extend(10)
+    await released(expired)
+    assert not opener.memory.closed
+
+
+async def test_image_that_cannot_be_opened_again_as_it_was_is_kept(expired: Transfer, opener: Opener) -> None:
+    opener.memory.reopenable = False
+    await released(expired)
+    assert not opener.memory.closed
+
+
+async def test_connected_transfer_keeps_its_image(expired: Transfer, opener: Opener) -> None:
+    expired.connect("connection")
+    await released(expired)
+    assert not opener.memory.closed
+
+
+async def test_running_operation_keeps_the_image(expired: Transfer, opener: Opener) -> None:
+    with expired.track(None):
+        expired.release_expired()
+        assert expired.opened is not None
+    assert not opener.memory.closed
+
+
+async def test_revived_transfer_opens_its_image_again(expired: Transfer, opener: Opener) -> None:
+    await released(expired)
+    expired.extend(10)
+    opener.memory.closed = False
+    await expired.backend()
+    assert opener.opened == 2
+
+
+async def test_who_revives_a_transfer_while_its_image_is_closed_gets_it_opened_again(
+    expired: Transfer, opener: Opener
+) -> None:
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    await held.reached.wait()
+    expired.extend(10)
+    waiting = asyncio.create_task(expired.backend())
+    await asyncio.sleep(0)
+    held.release()
+    await waiting
+    assert opener.opened == 2
+
+
+async def test_who_waits_for_an_expired_transfer_is_refused(expired: Transfer, opener: Opener) -> None:
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    waiting = asyncio.create_task(expired.backend())
+    await held.reached.wait()
+    held.release()
+    with pytest.raises(Forbidden):
+        await waiting
+
+
+async def test_image_that_cannot_be_flushed_is_kept(expired: Transfer, opener: Opener) -> None:
+    opener.backend.fail("flush", StorageError(5, "flush", "fdatasync"))
+    await released(expired)
+    assert not opener.memory.closed
+    assert expired.opened is not None
+
+
+async def test_transfer_that_is_removed_while_its_image_is_closed_ends_after_that(
+    expired: Transfer, store: TransferStore, opener: Opener
+) -> None:
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    await held.reached.wait()
+    with pytest.raises(InUse):
+        await store.remove("secret", 0.01)
+    held.release()
+    await store.remove("secret", 10)
+    assert opener.backend.calls == ["flush", "close"]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a managed image adds to that of an NBD server: a process with the same life."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.buffers import BufferPool
+from imageio_daemon.errors import ServerGone, StorageError
+from imageio_daemon.nbdproto.constants import ExportFlag
+from imageio_daemon.storage.base import Operation
+from imageio_daemon.storage.managed import Image, ManagedBackend
+from imageio_daemon.storage.nbdconnection import Options
+from imageio_daemon.tickets import Access, Ticket
+from imageio_daemon.transfers import TransferStore
+from tests.support.nbdservers import make_qcow2
+
+from .conftest import NBD_OPTIONS, SIZE
+from .test_backend import read, write
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    return Image(str(make_qcow2(tmp_path / "image", SIZE)), "qcow2", backing_chain=True, allowed=())
+
+
+@pytest.fixture
+def servers(run_dir: Path) -> Iterator[Path]:
+    """The directory in which each running server has one."""
+    yield run_dir
+    assert not list(run_dir.iterdir())
+
+
+async def start(image: Image, run_dir: Path, options: Options = NBD_OPTIONS) -> ManagedBackend:
+    return await ManagedBackend.start(image, options, run_dir=str(run_dir), connections=2, writable=True)
+
+
+async def test_closing_ends_the_server(image: Image, servers: Path) -> None:
+    backend = await start(image, servers)
+    assert len(list(servers.iterdir())) == 1
+    await backend.close()
+
+
+async def test_a_server_that_cannot_be_used_is_stopped(
+    image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ServerGone("nobody", "on purpose")
+
+    monkeypatch.setattr(ManagedBackend, "open", fail)
+    with pytest.raises(ServerGone):
+        await start(image, servers)
+
+
+async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_another(
+    image: Image, servers: Path, pool: BufferPool
+) -> None:
+    store = TransferStore(lambda _: start(image, servers), most_tickets=1, most_connections=1)
+    ops = (Access.WRITE,)
+    ticket = Ticket(ticket_id="x", url="file:///x", size=SIZE, ops=ops, timeout=0, inactivity_timeout=60)
+    transfer = store.add(ticket)
+    await write(await transfer.backend(), pool, 5, b"data")
+    store.release_expired()
+    while transfer.in_use:
+        await asyncio.sleep(0.01)
+    assert not list(servers.iterdir())
+    transfer.extend(60)
+    assert await read(await transfer.backend(), pool, 5, 4) == b"data"
+    await store.remove("x", 30)
+
+
+async def test_a_failed_flush_is_not_forgotten(image: Image, servers: Path) -> None:
+    backend = await start(image, servers)
+    assert backend.info.reopenable
+    backend._flush_failure = StorageError(5, "flush", "fdatasync")
+    assert not backend.info.reopenable
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    await backend.close()
+
+
+async def test_it_can_all_that_clients_ask_for(image: Image, servers: Path) -> None:
+    backend = await start(image, servers)
+    wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
+    assert backend._agreed.flags & wanted == wanted
+    await backend.close()
