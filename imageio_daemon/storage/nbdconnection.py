@@ -319,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
         """Fail all that waits."""
         if self._failure is None:
             self._failure = exc
-        calls = [*(self._replies.waiting.values() if self._replies is not None else ()), *self._queue]
+        calls = [*(self._replies.waiting.values() if self._replies is not None else ()), self._sending, *self._queue]
         self._queue.clear()
         self._sending, self._unsent = None, memoryview(b"")
         if self._replies is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wait for something to become true, with a deadline: the only place in the tests where time passes on purpose."""
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -16,3 +17,12 @@ def eventually(condition: Callable[[], object], what: str, *, timeout: float = S
         if time.monotonic() > deadline:
             raise AssertionError(f"did not happen within {timeout} s: {what}")
         time.sleep(INTERVAL)
+
+
+async def eventually_async(condition: Callable[[], object], *, timeout: float = SOON) -> None:
+    """Do the same while the loop runs."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not happen within {timeout} s")
+        await asyncio.sleep(INTERVAL)

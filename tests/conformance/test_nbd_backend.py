@@ -1,0 +1,651 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only the NBD backend does: connections and segments, and servers that leave, lie or refuse."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.buffers import BufferPool
+from imageio_daemon.errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
+from imageio_daemon.extents import Extent, merged
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag, Reply
+from imageio_daemon.nbdproto.options import BlockSizes
+from imageio_daemon.nbdurl import parse
+from imageio_daemon.storage import nbd, nbdsession
+from imageio_daemon.storage.base import Context, Operation, ZeroMethod
+from imageio_daemon.storage.nbd import NbdBackend
+from imageio_daemon.storage.nbdconnection import Options
+from imageio_daemon.tls import client_context
+from imageio_daemon.units import GiB, KiB, MiB, TiB
+from tests.support.daemon import Certificates
+from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
+from tests.support.nbdservers import make_qcow2, nbdkit, qemu_nbd
+from tests.support.polling import eventually_async
+
+from .test_backend import read, write
+
+OPTIONS = Options(dirty=False, context=None, timeout=10, greeting_timeout=10)
+
+Open = Callable[..., Awaitable[NbdBackend]]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeNbd]:
+    async with fake_nbd() as server:
+        yield server
+
+
+@pytest.fixture
+async def open_nbd() -> AsyncIterator[Open]:
+    """Open backends that are closed after the test."""
+    made: list[NbdBackend] = []
+
+    async def open_backend(
+        where: FakeNbd | str, *, connections: int = 1, writable: bool = True, options: Options = OPTIONS
+    ) -> NbdBackend:
+        if isinstance(where, FakeNbd):
+            await where.start()
+        address = where.address if isinstance(where, FakeNbd) else parse(where)
+        made.append(await NbdBackend.open(address, options, connections=connections, writable=writable))
+        return made[-1]
+
+    yield open_backend
+    for backend in made:
+        await backend.close()
+
+
+def answering(server: FakeNbd, command: Command, error: int) -> None:
+    """Let the server answer a command with an error."""
+
+    async def answer(asked: Asked) -> bytes:
+        return server.failure(asked, error) if asked.header.command == command else server.success(asked)
+
+    server.answer = answer
+
+
+async def nothing(_: Asked) -> None:
+    """Answer never."""
+
+
+# Connections and segments
+
+
+async def test_segments_have_their_connections_and_requests_end_at_their_borders(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    segment = nbdsession.SEGMENT
+    server.size = 8 * segment
+    backend = await open_nbd(server, connections=3)
+    for start in range(0, 8 * segment, segment):
+        await write(backend, pool, max(0, start - 4096), b"x" * 8192)
+        await read(backend, pool, max(0, start - 4096), 8192)
+    owners: dict[int, set[int]] = {}
+    for asked in server.asked:
+        offset, length = asked.range
+        assert offset // segment == (offset + length - 1) // segment
+        owners.setdefault(offset // segment, set()).add(asked.connection)
+    assert all(len(found) == 1 for found in owners.values())
+    assert set.union(*owners.values()) == {0, 1, 2}
+
+
+async def test_flush_goes_through_every_connection_after_the_writes(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    backend = await open_nbd(server, connections=3)
+    await write(backend, pool, 0, b"x")
+    await backend.flush(Operation())
+    flushes = server.commands(Command.FLUSH)
+    assert sorted(asked.connection for asked in flushes) == [0, 1, 2]
+    assert server.asked.index(flushes[0]) > server.asked.index(server.commands(Command.WRITE)[0])
+
+
+async def test_connections_that_are_not_greeted_are_done_without(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nbdsession, "GREETING_TIMEOUT", 0.05)
+    server.greeted = 1
+    server.size = 4 * nbdsession.SEGMENT
+    backend = await open_nbd(server, connections=4)
+    await write(backend, pool, 2 * nbdsession.SEGMENT, b"x")
+    await backend.flush(Operation())
+    assert server.connections == 4
+    assert {asked.connection for asked in server.asked} == {0}
+
+
+async def test_qemu_nbd_that_serves_one_connection_is_served_by_one(
+    open_nbd: Open, pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nbdsession, "GREETING_TIMEOUT", 0.2)
+    image = make_qcow2(tmp_path / "image", MiB)
+    with qemu_nbd(image, "qcow2", "--shared=1") as qemu:
+        backend = await open_nbd(qemu.url, connections=4)
+        await write(backend, pool, 1000, b"hello")
+        assert await read(backend, pool, 1000, 5) == b"hello"
+        await backend.close()
+
+
+async def test_connections_that_disagree_are_not_used(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.size = 4 * nbdsession.SEGMENT
+    server.later_size = server.size - 512
+    backend = await open_nbd(server, connections=2)
+    assert backend.info.size == 4 * nbdsession.SEGMENT
+    await read(backend, pool, nbdsession.SEGMENT, 10)
+    assert {asked.connection for asked in server.commands(Command.READ)} == {0}
+
+
+@pytest.mark.parametrize(("multi", "most"), [(True, 2**32), (False, nbdsession.SEGMENT)])
+async def test_zeroing_is_as_long_as_the_server_takes(server: FakeNbd, open_nbd: Open, multi: bool, most: int) -> None:
+    server.size = 10 * GiB
+    server.flags |= ExportFlag.CAN_MULTI_CONN if multi else 0
+    backend = await open_nbd(server, connections=2)
+    await backend.zero(Operation(), 0, 10 * GiB, allocate=False)
+    lengths = [asked.header.length for asked in server.commands(Command.WRITE_ZEROES)]
+    assert sum(lengths) == 10 * GiB
+    assert most - MiB < max(lengths) <= most
+
+
+async def test_zeroing_with_extended_headers_is_one_request(server: FakeNbd, open_nbd: Open) -> None:
+    server.size, server.extended = 100 * GiB, True
+    backend = await open_nbd(server)
+    op = Operation()
+    assert await backend.zero(op, 4096, 99 * GiB, allocate=True) is ZeroMethod.REMOTE
+    (asked,) = server.commands(Command.WRITE_ZEROES)
+    assert (asked.range, asked.header.flags) == ((4096, 99 * GiB), CommandFlag.NO_HOLE)
+    assert op.done == 99 * GiB
+
+
+# Block sizes
+
+
+async def test_the_largest_payload_is_kept_to(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.sizes = BlockSizes(1, 4096, 64 * KiB)
+    backend = await open_nbd(server)
+    await write(backend, pool, 100, b"x" * 300 * KiB)
+    await read(backend, pool, 100, 300 * KiB)
+    assert max(asked.header.length for asked in server.asked) == 64 * KiB
+
+
+async def test_requests_are_whole_blocks_where_others_are_not_taken(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    backend = await open_nbd(server)
+    op = Operation()
+    await write(backend, pool, 100, b"x" * 10000)
+    await read(backend, pool, 5000, 100)
+    await backend.zero(op, 4095, 10000, allocate=True)
+    await backend.trim(Operation(), 1, 10000)
+    assert all(asked.header.offset % 4096 == 0 and asked.header.length % 4096 == 0 for asked in server.asked)
+    assert op.done == 10000
+    assert server.commands(Command.TRIM)[0].range == (4096, 4096)
+    first = server.commands(Command.WRITE)[0]
+    assert first.payload == bytes(100) + b"x" * 3996
+
+
+async def test_writers_of_one_block_wait_for_each_other(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    backend = await open_nbd(server)
+    await asyncio.gather(write(backend, pool, 0, b"a"), write(backend, pool, 1, b"b"))
+    commands = [asked.header.command for asked in server.asked]
+    assert commands == [Command.READ, Command.WRITE, Command.READ, Command.WRITE]
+
+
+async def test_a_size_that_is_no_whole_blocks_is_refused(server: FakeNbd, open_nbd: Open) -> None:
+    server.sizes, server.size = BlockSizes(4096, 4096, MiB), MiB + 512
+    with pytest.raises(StorageError, match="whole blocks"):
+        await open_nbd(server)
+
+
+# What servers can do
+
+
+async def test_fast_zeroing_is_passed_on(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
+    assert server.asked[0].header.flags == CommandFlag.FAST_ZERO | CommandFlag.NO_HOLE
+    answering(server, Command.WRITE_ZEROES, ErrorNumber.ENOTSUP)
+    with pytest.raises(NotFast):
+        await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
+
+
+async def test_not_supported_is_a_fault_where_nothing_fast_was_asked_for(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    answering(server, Command.WRITE_ZEROES, ErrorNumber.ENOTSUP)
+    with pytest.raises(StorageError) as caught:
+        await backend.zero(Operation(), 0, 4096, allocate=True)
+    assert caught.value.errno == errno.EINVAL
+
+
+async def test_fast_zeroing_is_refused_without_asking(server: FakeNbd, open_nbd: Open) -> None:
+    server.flags &= ~ExportFlag.SEND_FAST_ZERO
+    backend = await open_nbd(server)
+    assert not backend.info.can_fast_zero
+    with pytest.raises(NotFast):
+        await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
+    assert not server.asked
+
+
+async def test_zeros_are_written_where_the_server_cannot_zero(server: FakeNbd, open_nbd: Open) -> None:
+    server.flags &= ~ExportFlag.SEND_WRITE_ZEROES
+    server.size = 10 * MiB
+    backend = await open_nbd(server)
+    assert await backend.zero(Operation(), 1, 9 * MiB, allocate=False, fua=True) is ZeroMethod.WRITE
+    written = server.commands(Command.WRITE)
+    assert sum(asked.header.length for asked in written) == 9 * MiB
+    assert not any(any(asked.payload) for asked in written)
+    assert all(asked.header.flags == CommandFlag.FUA for asked in written)
+
+
+async def test_fua_is_a_flush_where_the_server_has_none(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.flags &= ~ExportFlag.SEND_FUA
+    backend = await open_nbd(server)
+    buffer = await pool.acquire(4096)
+    await backend.pwrite(Operation(), buffer.slice(0, 4096), 0, fua=True)
+    buffer.release()
+    await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+    commands = [asked.header.command for asked in server.asked]
+    assert commands == [Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES, Command.FLUSH]
+
+
+async def test_nothing_is_sent_that_the_server_does_not_know(server: FakeNbd, open_nbd: Open) -> None:
+    server.flags &= ~(ExportFlag.SEND_TRIM | ExportFlag.SEND_FLUSH)
+    backend = await open_nbd(server)
+    await backend.trim(Operation(), 0, 4096)
+    await backend.flush(Operation())
+    assert not server.asked
+
+
+async def test_a_read_only_export_is_not_opened_for_writing(server: FakeNbd, open_nbd: Open) -> None:
+    server.flags |= ExportFlag.READ_ONLY
+    with pytest.raises(StorageError) as caught:
+        await open_nbd(server)
+    assert caught.value.errno == errno.EROFS
+
+
+async def test_a_read_only_export_is_opened_for_reading(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.flags |= ExportFlag.READ_ONLY
+    backend = await open_nbd(server, writable=False)
+    assert await read(backend, pool, 0, 10) == bytes(10)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(ErrorNumber.ENOSPC, errno.ENOSPC), (ErrorNumber.EIO, errno.EIO), (4711, errno.EINVAL)]
+)
+@pytest.mark.parametrize("command", [Command.READ, Command.WRITE, Command.WRITE_ZEROES, Command.TRIM, Command.FLUSH])
+async def test_errors_of_the_server_are_told(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, command: Command, error: int, expected: int
+) -> None:
+    backend = await open_nbd(server)
+    answering(server, command, error)
+    calls: dict[Command, Callable[[], Awaitable[object]]] = {
+        Command.READ: lambda: read(backend, pool, 0, 10),
+        Command.WRITE: lambda: write(backend, pool, 0, b"x"),
+        Command.WRITE_ZEROES: lambda: backend.zero(Operation(), 0, 10, allocate=True),
+        Command.TRIM: lambda: backend.trim(Operation(), 0, 4096),
+        Command.FLUSH: lambda: backend.flush(Operation()),
+    }
+    with pytest.raises(StorageError) as caught:
+        await calls[command]()
+    assert caught.value.errno == expected
+
+
+async def test_a_failed_flush_fails_for_ever(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    answering(server, Command.FLUSH, ErrorNumber.EIO)
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    server.answer = None
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+
+
+async def test_a_range_outside_of_the_image_is_refused_without_asking(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    backend = await open_nbd(server)
+    with pytest.raises(OutOfRange):
+        await backend.zero(Operation(), server.size - 1, 2, allocate=True)
+    assert not server.asked
+
+
+# Extents
+
+
+async def told(backend: NbdBackend, offset: int, length: int, context: Context = Context.ZERO) -> list[Extent]:
+    return [extent async for extent in merged(backend.extents(Operation(), offset, length, context))]
+
+
+@pytest.mark.parametrize("extended", [False, True])
+async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extended: bool) -> None:
+    server.size, server.extended = TiB, extended
+    backend = await open_nbd(server)
+    assert await told(backend, 0, TiB) == [Extent(0, TiB, zero=True)]
+    assert len(server.asked) == 1 if extended else len(server.asked) > 500
+
+
+async def test_a_status_of_a_part_of_a_block_is_asked_of_all_of_it(server: FakeNbd, open_nbd: Open) -> None:
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    backend = await open_nbd(server)
+    assert await told(backend, 100, 10000) == [Extent(100, 10000, zero=True)]
+    assert server.asked[0].range == (0, 12288)
+
+
+async def test_a_server_that_has_no_status_has_data_everywhere(open_nbd: Open) -> None:
+    with nbdkit("--no-sr", "memory", "1M") as kit:
+        backend = await open_nbd(kit.url)
+        assert await told(backend, 0, MiB) == [Extent(0, MiB)]
+        await backend.close()
+
+
+async def test_a_failed_status_is_told(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    answering(server, Command.BLOCK_STATUS, ErrorNumber.EIO)
+    with pytest.raises(StorageError):
+        await told(backend, 0, MiB)
+
+
+async def test_the_backing_file_shows_through_holes(open_nbd: Open, tmp_path: Path) -> None:
+    base, top = make_qcow2(tmp_path / "base", 4 * MiB), tmp_path / "top"
+    subprocess.check_call(["qemu-io", "-f", "qcow2", "-c", "write 0 1M", base], stdout=subprocess.DEVNULL)
+    subprocess.check_call(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", base, top])
+    subprocess.check_call(["qemu-io", "-f", "qcow2", "-c", "write 1M 1M", top], stdout=subprocess.DEVNULL)
+    with qemu_nbd(top, "qcow2", "--allocation-depth") as qemu:
+        backend = await open_nbd(qemu.url)
+        assert await told(backend, 0, 4 * MiB) == [Extent(0, 2 * MiB), Extent(2 * MiB, 2 * MiB, zero=True, hole=True)]
+        await backend.close()
+
+
+async def test_dirty_extents_are_those_of_the_bitmap(open_nbd: Open, tmp_path: Path) -> None:
+    image = make_qcow2(tmp_path / "image", 4 * MiB)
+    subprocess.check_call(["qemu-io", "-f", "qcow2", "-c", "write 0 1M", image], stdout=subprocess.DEVNULL)
+    subprocess.check_call(["qemu-img", "bitmap", "--add", "-f", "qcow2", image, "b"])
+    subprocess.check_call(
+        ["qemu-io", "-f", "qcow2", "-c", "write 1M 1M", "-c", "write -z 3M 512k", image], stdout=subprocess.DEVNULL
+    )
+    with qemu_nbd(image, "qcow2", "--read-only", "--bitmap=b") as qemu:
+        backend = await open_nbd(qemu.url, writable=False, options=OPTIONS._replace(dirty=True))
+        assert backend.info.has_dirty
+        assert await told(backend, 0, 4 * MiB, Context.DIRTY) == [
+            Extent(0, MiB),
+            Extent(MiB, MiB, dirty=True),
+            Extent(2 * MiB, MiB, zero=True),
+            Extent(3 * MiB, 512 * KiB, zero=True, dirty=True),
+            Extent(3 * MiB + 512 * KiB, 512 * KiB, zero=True),
+        ]
+        other = await open_nbd(qemu.url, writable=False)
+        with pytest.raises(NotFound):
+            await told(other, 0, MiB, Context.DIRTY)
+        await backend.close()
+        await other.close()
+
+
+# Servers that leave
+
+
+async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_connects_again(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    server.answer = nothing
+    backend = await open_nbd(server, connections=2)
+    running_calls = [asyncio.create_task(read(backend, pool, i * 4096, 4096)) for i in range(10)]
+    await eventually_async(lambda: len(server.asked) == 10)
+    await server.stop()
+    results = await asyncio.gather(*running_calls, return_exceptions=True)
+    assert all(isinstance(result, ServerGone) for result in results)
+    assert pool.lent == 0
+    with pytest.raises(ServerGone):
+        await read(backend, pool, 0, 10)
+    server.answer = None
+    await server.start()
+    assert await read(backend, pool, 0, 10) == bytes(10)
+    await backend.flush(Operation())  # nothing was changed, so nothing is lost
+
+
+async def test_a_server_that_comes_back_with_another_size_is_refused(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    backend = await open_nbd(server)
+    await server.stop()
+    server.size *= 2
+    await server.start()
+    await eventually_async(lambda: not backend._session.alive)
+    for _ in range(2):
+        with pytest.raises(ServerGone, match="another image"):
+            await read(backend, pool, 0, 10)
+    server.size //= 2
+    assert await read(backend, pool, 0, 10) == bytes(10)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, flushed: bool
+) -> None:
+    backend = await open_nbd(server)
+    await write(backend, pool, 0, b"x")
+    if flushed:
+        await backend.flush(Operation())
+    await server.stop()
+    await server.start()
+    await eventually_async(lambda: not backend._session.alive)
+    await write(backend, pool, 0, b"y")
+    if flushed:
+        await backend.flush(Operation())
+        return
+    for _ in range(2):
+        with pytest.raises(ServerGone, match="before all changes were flushed"):
+            await backend.flush(Operation())
+
+
+async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    backend = await open_nbd(server)
+    buffer = await pool.acquire(4096)
+    await backend.pwrite(Operation(), buffer.slice(0, 4096), 0, fua=True)
+    buffer.release()
+    await server.stop()
+    await server.start()
+    await eventually_async(lambda: not backend._session.alive)
+    await backend.flush(Operation())
+
+
+async def test_a_server_that_shuts_down_is_left_in_order(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    backend = await open_nbd(server)
+    answering(server, Command.READ, ErrorNumber.ESHUTDOWN)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await read(backend, pool, 0, 10)
+    server.answer = None
+    assert await read(backend, pool, 0, 10) == bytes(10)
+    assert [asked.header.command for asked in server.asked] == [Command.READ, Command.DISC, Command.READ]
+
+
+async def test_a_server_that_breaks_the_protocol_is_left_at_once(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    async def garbage(_: Asked) -> bytes:
+        return b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+    server.answer = garbage
+    backend = await open_nbd(server)
+    with pytest.raises(ServerGone, match="begins with"):
+        await read(backend, pool, 0, 10)
+    server.answer = None
+    assert await read(backend, pool, 0, 10) == bytes(10)
+
+
+async def test_a_write_that_is_answered_before_it_was_sent_is_a_violation(
+    server: FakeNbd, open_nbd: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = BufferPool(64 * MiB)
+    server.size = 64 * MiB
+    server.sizes = BlockSizes(1, 4096, 32 * MiB)
+
+    async def early(asked: Asked) -> bytes:
+        return server.failure(asked, ErrorNumber.EINVAL)
+
+    server.answer = early
+    backend = await open_nbd(server)
+    monkeypatch.setattr(nbd, "REQUEST", 16 * MiB)
+    buffer = await pool.acquire(16 * MiB)
+    with pytest.raises(ServerGone, match="not sent yet"):
+        await backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0)
+    buffer.release()
+    assert pool.lent == 0
+
+
+@pytest.mark.parametrize("reply", [Reply.ERR_UNKNOWN, Reply.ERR_TLS_REQD, Reply.ERR_SHUTDOWN])
+async def test_a_refused_export_is_told_with_the_reason(server: FakeNbd, open_nbd: Open, reply: Reply) -> None:
+    server.refusal = [(reply, b"not for you")]
+    with pytest.raises(ServerGone, match=rf"{reply.name} .*not for you"):
+        await open_nbd(server)
+
+
+async def test_a_server_that_does_not_greet_is_given_up(server: FakeNbd, open_nbd: Open) -> None:
+    server.greeted = 0
+    with pytest.raises(ServerGone, match="in time"):
+        await open_nbd(server, options=OPTIONS._replace(timeout=0.1))
+
+
+@pytest.mark.parametrize("address", ["nbd:unix:/nowhere/socket", "nbd://localhost:1/x"])
+async def test_a_server_that_is_not_there_is_told(open_nbd: Open, address: str) -> None:
+    with pytest.raises(ServerGone):
+        await open_nbd(address)
+
+
+# Cancellation
+
+
+async def test_a_buffer_is_in_use_until_the_reply(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def late(asked: Asked) -> bytes:
+        await waiting
+        return server.success(asked)
+
+    server.answer = late
+    backend = await open_nbd(server)
+    ended: list[Operation] = []
+    op = Operation(on_end=ended.append)
+    buffer = await pool.acquire(4096)
+    task = asyncio.ensure_future(backend.pread(op, buffer.slice(0, 4096), 0))
+    await eventually_async(lambda: len(server.asked) == 1)
+    task.cancel()
+    op.cancel()
+    backend.interrupt()
+    buffer.release()
+    op.release()
+    await asyncio.sleep(0)
+    assert pool.lent > 0
+    assert not ended
+    waiting.set_result(None)
+    await eventually_async(lambda: pool.lent == 0)
+    assert ended == [op]
+
+
+async def test_a_buffer_is_free_when_the_connection_is_lost(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.answer = nothing
+    backend = await open_nbd(server)
+    buffer = await pool.acquire(4096)
+    future = asyncio.ensure_future(backend.pread(Operation(), buffer.slice(0, 4096), 0))
+    await eventually_async(lambda: len(server.asked) == 1)
+    future.cancel()
+    buffer.release()
+    await server.stop()
+    await eventually_async(lambda: pool.lent == 0)
+
+
+async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, open_nbd: Open) -> None:
+    pool = BufferPool(64 * MiB)
+    server.size = 64 * MiB
+    server.hold = asyncio.Event()
+    backend = await open_nbd(server)
+    first, second = await pool.acquire(16 * MiB), await pool.acquire(MiB)
+    sending = asyncio.ensure_future(backend.pwrite(Operation(), first.slice(0, 16 * MiB), 0))
+    op = Operation()
+    queued = asyncio.ensure_future(backend.pwrite(op, second.slice(0, MiB), 32 * MiB))
+    await eventually_async(lambda: any(c._queue for c in backend._session._connections))
+    op.cancel()
+    backend.interrupt()
+    with pytest.raises(Canceled):
+        await queued
+    assert not sending.done()
+    await server.stop()
+    server.hold.set()
+    with pytest.raises(ServerGone):
+        await sending
+    first.release()
+    second.release()
+
+
+# Several loops
+
+
+async def test_other_loops_hand_over(open_nbd: Open, pool: BufferPool) -> None:
+    with nbdkit("memory", "1M") as kit:
+        backend = await open_nbd(kit.url)
+        results: list[bytes] = []
+
+        async def elsewhere() -> None:
+            await write(backend, pool, 5000, b"from another loop")
+            results.append(await read(backend, pool, 5000, 17))
+            found = [e async for e in backend.extents(Operation(), 0, MiB, Context.ZERO)]
+            results.append(str(sum(e.length for e in found)).encode())
+            with pytest.raises(OutOfRange):
+                await backend.zero(Operation(), MiB, 1, allocate=True)
+
+        thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        assert results == [b"from another loop", str(MiB).encode()]
+        await backend.close()
+
+
+# TLS
+
+
+@pytest.fixture
+def tls_directory(certificates: Certificates, tmp_path: Path) -> Path:
+    for source, name in (
+        (certificates.cafile, "ca-cert.pem"),
+        (certificates.certfile, "server-cert.pem"),
+        (certificates.keyfile, "server-key.pem"),
+    ):
+        (tmp_path / name).write_bytes(source.read_bytes())
+    return tmp_path
+
+
+async def test_tls(open_nbd: Open, pool: BufferPool, certificates: Certificates, tls_directory: Path) -> None:
+    options = OPTIONS._replace(context=client_context(str(certificates.cafile)))
+    with nbdkit("--tls=require", f"--tls-certificates={tls_directory}", "memory", "8M") as kit:
+        backend = await open_nbd(
+            f"nbds+unix:///?socket={kit.socket}&tls-hostname=localhost", connections=2, options=options
+        )
+        data = os.urandom(3 * MiB)
+        await write(backend, pool, 1000, data)
+        assert await read(backend, pool, 1000, len(data)) == data
+        await backend.flush(Operation())
+        await backend.close()
+
+
+async def test_a_certificate_of_another_name_is_refused(
+    open_nbd: Open, certificates: Certificates, tls_directory: Path
+) -> None:
+    options = OPTIONS._replace(context=client_context(str(certificates.cafile)))
+    with (
+        nbdkit("--tls=require", f"--tls-certificates={tls_directory}", "memory", "1M") as kit,
+        pytest.raises(ServerGone, match="certificate"),
+    ):
+        await open_nbd(f"nbds+unix:///?socket={kit.socket}&tls-hostname=example.org", options=options)
+
+
+async def test_a_server_without_tls_is_refused_where_it_is_wanted(open_nbd: Open, certificates: Certificates) -> None:
+    options = OPTIONS._replace(context=client_context(str(certificates.cafile)))
+    with (
+        nbdkit("--tls=off", "memory", "1M") as kit,
+        pytest.raises(ServerGone, match="STARTTLS refused"),
+    ):
+        await open_nbd(f"nbds+unix:///?socket={kit.socket}&tls-hostname=localhost", options=options)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An NBD server that does what a test wants: it tells what it was asked, and answers well, badly, late or never."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, Option, Reply
+from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader, SimpleReply, pack_extents
+from imageio_daemon.nbdproto.options import BlockSizes, OptionHeader, OptionReply, pack_greeting
+from imageio_daemon.nbdurl import NbdAddress, parse
+from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
+
+
+@dataclass
+class Asked:
+    """A request, and the number of the connection that it came through."""
+
+    connection: int
+    header: RequestHeader
+    payload: bytes = b""
+
+    @property
+    def range(self) -> tuple[int, int]:
+        return self.header.offset, self.header.length
+
+
+@dataclass
+class FakeNbd:
+    """Serve `size` bytes of zeros. `answer`: makes the reply to a request, instead of the default one; None: none."""
+
+    socket: Path
+    size: int = 1 << 20
+    flags: int = FLAGS
+    sizes: BlockSizes | None = None
+    extended: bool = False
+    #: Connections that are greeted; the others hang.
+    greeted: int = 1000
+    answer: Callable[[Asked], Awaitable[bytes | None]] | None = None
+    asked: list[Asked] = field(default_factory=list)
+    connections: int = 0
+    refusal: Answers | None = None  # of GO
+    #: What connections after the first are told of the size.
+    later_size: int | None = None
+    #: Nothing is received after the negotiation until this is set.
+    hold: asyncio.Event | None = None
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    _server: asyncio.Server | None = None
+
+    @property
+    def address(self) -> NbdAddress:
+        return parse(f"nbd:unix:{self.socket}")
+
+    def commands(self, command: Command) -> list[Asked]:
+        return [asked for asked in self.asked if asked.header.command == command]
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.socket)
+
+    async def stop(self) -> None:
+        """Close all connections and listen no more."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+        self.socket.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = self.connections
+        self.connections += 1
+        self._writers.append(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            if number >= self.greeted:
+                await reader.read(1)
+            elif await self._negotiate(number, reader, writer):
+                if self.hold is not None:
+                    await self.hold.wait()
+                await self._transmit(number, reader, writer)
+        writer.close()
+
+    async def _negotiate(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        size = self.size if number == 0 or self.later_size is None else self.later_size
+        handlers: dict[int, Handler] = {
+            Option.EXTENDED_HEADERS: fixed(ACK if self.extended else UNSUP),
+            Option.STRUCTURED_REPLY: fixed(ACK),
+            Option.SET_META_CONTEXT: contexts(BASE_ALLOCATION),
+            Option.GO: export(size, self.flags, self.sizes) if self.refusal is None else fixed(self.refusal),
+        }
+        writer.write(pack_greeting(3))
+        await reader.readexactly(4)
+        while True:
+            header = OptionHeader.unpack(await reader.readexactly(16))
+            payload = await reader.readexactly(header.length)
+            answers = handlers.get(header.option, fixed(UNSUP))(payload)
+            for reply, data in answers:
+                writer.write(OptionReply(header.option, reply, len(data)).pack() + data)
+            if header.option == Option.ABORT:
+                return False
+            if header.option == Option.GO and answers[-1][0] == Reply.ACK:
+                return True
+
+    async def _transmit(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            data = await reader.readexactly(32 if self.extended else 28)
+            header = RequestHeader.unpack(data, extended=self.extended)
+            if header.command == Command.DISC:
+                self.asked.append(Asked(number, header))
+                return
+            if self.answer is not None and header.command == Command.WRITE and header.length > MOST_READ:
+                payload = b""  # what is answered before it was received
+            else:
+                payload = await reader.readexactly(header.length) if header.command == Command.WRITE else b""
+            asked = Asked(number, header, payload)
+            self.asked.append(asked)
+            reply = self.success(asked) if self.answer is None else await self.answer(asked)
+            if reply is not None:
+                writer.write(reply)
+            if header.command == Command.WRITE and len(payload) < header.length:
+                await reader.read()  # until the client is gone
+
+    def success(self, asked: Asked) -> bytes:
+        """Return the reply of a server that does what it is asked."""
+        header = asked.header
+        if header.command == Command.READ:
+            return self.chunk(asked, Chunk.OFFSET_DATA, header.offset.to_bytes(8) + bytes(header.length))
+        if header.command == Command.BLOCK_STATUS:
+            kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
+            return self.chunk(asked, kind, pack_extents(10, [(header.length, 3)], extended=self.extended))
+        return self.chunk(asked, Chunk.NONE, b"") if self.extended else SimpleReply(header.cookie, 0).pack()
+
+    def failure(self, asked: Asked, error: int) -> bytes:
+        """Return a reply that says no."""
+        payload = error.to_bytes(4) + b"\0\0"
+        return self.chunk(asked, Chunk.ERROR, payload)
+
+    def chunk(self, asked: Asked, kind: int, payload: bytes) -> bytes:
+        header = ChunkHeader(kind, DONE, asked.header.cookie, len(payload), asked.header.offset)
+        return header.pack(extended=self.extended) + payload
+
+
+#: A longer payload is left unread where the test makes the answers.
+MOST_READ = 8 << 20
+
+
+@contextlib.asynccontextmanager
+async def fake_nbd() -> AsyncIterator[FakeNbd]:
+    """Yield a server that is not started yet."""
+    with tempfile.TemporaryDirectory(prefix="nbd-") as directory:
+        server = FakeNbd(Path(directory) / "socket")
+        try:
+            yield server
+        finally:
+            await server.stop()
