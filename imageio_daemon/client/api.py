@@ -21,11 +21,13 @@ from .errors import Usage
 from .image import Image
 from .plan import Queue, units
 from .progress import Report
+from .qemu import QemuSource, QemuTarget, check_format
 from .sender import hash_unit
 from .session import Session, Settings
 from .source import FileSource, Source, StreamSource
 from .state import CHECKPOINT, SUFFIX
 from .stopping import Stop
+from .tar import find_member
 from .target import ExistingImage, NewFile, Stream, Target, is_existing_device
 from .upload import Upload, Uploaded
 
@@ -55,6 +57,8 @@ def upload(
     url: str,
     *,
     settings: Settings = DEFAULTS,
+    format: str | None = None,  # noqa: A002 - as the command and qemu call it
+    member: str | None = None,
     size: int | None = None,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
@@ -63,14 +67,16 @@ def upload(
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. What the target has behind the end stays as it is.
 
-    source: a raw file or block device, or a binary stream of `size` bytes. state: whether an interrupted upload
-    of a file can be continued by the same call; its state is in a file beside the source, or in the one named here.
+    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; without
+    it, what does not look like another format is raw. member: of a tar archive, such as an OVA. state: whether an
+    interrupted upload of a file can be continued by the same call; its state is in a file beside the source, or in the
+    one named here.
     checkpoint: seconds between two flushes, after which the state is renewed. verify: compare the checksum of what was
     read with the server's. progress: called some times a second.
 
     Raises ClientError.
     """
-    with contextlib.closing(_open_source(source, size)) as opened, Session(url, settings) as session:
+    with contextlib.closing(_open_source(source, format, member, size)) as opened, Session(url, settings) as session:
         job = Upload(
             opened,
             session,
@@ -87,20 +93,22 @@ def download(
     target: str | os.PathLike[str] | BinaryIO,
     *,
     settings: Settings = DEFAULTS,
+    format: str | None = None,  # noqa: A002
     dirty: bool = False,
     verify: bool = False,
     progress: Report | None = None,
 ) -> Downloaded:
     """Make target read as the image at url, on stable storage.
 
-    target: a raw file, which is replaced when all is there; a block device; or a binary stream. dirty: only what has
-    changed since the checkpoint that the server knows, in place, in a file or device with an older copy. verify:
-    compare the checksum of what was received with the server's. progress: called some times a second.
+    target: a file, which is replaced when all is there; a block device; or a binary stream. format: of a new file: raw,
+    or any that qemu can make. dirty: only what has changed since the checkpoint that the server knows, in place, in a
+    file or device with an older copy. verify: compare the checksum of what was received with the server's. progress:
+    called some times a second.
 
     Raises ClientError.
     """
     with Session(url, settings) as session:
-        opened = _open_target(target, in_place=dirty)
+        opened = _open_target(target, format, in_place=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
         except BaseException:
@@ -113,11 +121,16 @@ def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -
     return _ask(url, settings, lambda image, _: image.extents(context))
 
 
-def info(image: str | os.PathLike[str], *, settings: Settings = DEFAULTS) -> Info:
+def info(
+    image: str | os.PathLike[str],
+    *,
+    settings: Settings = DEFAULTS,
+    format: str | None = None,  # noqa: A002
+) -> Info:
     """Tell about an image: that of a URL, or a file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(FileSource(Path(image))) as source:
+    with contextlib.closing(_open_file(Path(image), format)) as source:
         return _with_extents(Info(source.size), list(source.extents()))
 
 
@@ -125,13 +138,14 @@ def checksum(
     image: str | os.PathLike[str],
     *,
     settings: Settings = DEFAULTS,
+    format: str | None = None,  # noqa: A002
     algorithm: str = DEFAULT_ALGORITHM,
     block_size: int = DEFAULT_BLOCK,
 ) -> str:
     """Return the digest of an image, computed by the server of a URL, or here for a file or device; see blockhash."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
-    with contextlib.closing(FileSource(Path(image))) as source:
+    with contextlib.closing(_open_file(Path(image), format)) as source:
         return asyncio.run(_hash(source, algorithm, block_size))
 
 
@@ -149,23 +163,41 @@ def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os
     return path.with_name(path.name + SUFFIX) if beside else None
 
 
-def _open_source(source: str | os.PathLike[str] | BinaryIO, size: int | None) -> Source:
+def _open_source(
+    source: str | os.PathLike[str] | BinaryIO, format_name: str | None, member: str | None, size: int | None
+) -> Source:
     if isinstance(source, str | os.PathLike):
         if size is not None:
             raise Usage("a size is for streams; a file has its own")
-        return FileSource(Path(source))
+        return _open_file(Path(source), format_name, member)
     if size is None:
         raise Usage("a stream needs --size: the server must know how much comes")
+    if member is not None or format_name not in (None, "raw"):
+        raise Usage("a stream is raw")
     return StreamSource(source, size)
 
 
-def _open_target(target: str | os.PathLike[str] | BinaryIO, *, in_place: bool) -> Target:
+def _open_file(path: Path, format_name: str | None, member: str | None = None) -> Source:
+    found = find_member(path, member) if member is not None else None
+    if format_name is None:
+        check_format(path, found.offset if found else 0)
+    if format_name in (None, "raw"):
+        return FileSource(path, offset=found.offset, size=found.size) if found else FileSource(path)
+    return QemuSource(path, format_name, found)
+
+
+def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, in_place: bool) -> Target:
+    is_raw = format_name in (None, "raw")
     if not isinstance(target, str | os.PathLike):
-        if in_place:
-            raise Usage("what has changed can be written to a file or device only")
+        if in_place or not is_raw:
+            raise Usage("a stream can't be written in another format, nor where something has changed")
         return Stream(target)
     path = Path(target)
-    return ExistingImage(path) if is_existing_device(path) or in_place else NewFile(path)
+    if is_existing_device(path) or in_place:
+        if not is_raw:
+            raise Usage("only raw images are written in place")
+        return ExistingImage(path)
+    return NewFile(path) if format_name in (None, "raw") else QemuTarget(path, format_name)
 
 
 def _ask(url: str, settings: Settings, question: Callable[[Image, Session], _T]) -> _T:

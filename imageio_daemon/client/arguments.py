@@ -2,6 +2,7 @@
 """The command line of imageio-client. docs/imageio-client.1 says the same; a test compares them."""
 
 import argparse
+import re
 from typing import TypeAlias
 
 from .. import __version__
@@ -68,10 +69,18 @@ def _add_connections(command: argparse.ArgumentParser) -> None:
     command.add_argument("--verify", action="store_true", help="compare the checksums of both sides at the end")
 
 
+def _add_format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--format", type=_format, metavar="NAME", help="format of IMAGE: raw (default), qcow2, vmdk, what qemu knows"
+    )
+
+
 def _add_upload(commands: _Commands) -> None:
     command = _command(commands, "upload", "Make the image at a URL read as a local one.")
     command.add_argument("image", metavar="IMAGE", help="a file or block device; - is standard input")
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    _add_format(command)
+    command.add_argument("--member", metavar="NAME", help="upload this member of the tar archive IMAGE, such as an OVA")
     command.add_argument("--size", type=size, metavar="BYTES", help="size of standard input; K, M, G, T may follow")
     state = command.add_mutually_exclusive_group()
     state.add_argument("--state", metavar="FILE", help="keep the state of the upload here, not beside IMAGE")
@@ -84,6 +93,7 @@ def _add_download(commands: _Commands) -> None:
     command = _command(commands, "download", "Make a local image read as the one at a URL.")
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     command.add_argument("image", metavar="IMAGE", help="a file to make, or a block device; - is standard output")
+    _add_format(command)
     command.add_argument("--dirty", action="store_true", help="only what has changed, into a copy that exists")
     _add_connections(command)
     _add_server(command)
@@ -92,6 +102,7 @@ def _add_download(commands: _Commands) -> None:
 def _add_questions(commands: _Commands) -> None:
     command = _command(commands, "info", "Tell about an image.")
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
+    _add_format(command)
     _add_server(command)
     command = _command(commands, "extents", "List what is data and what is zero.")
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
@@ -99,6 +110,7 @@ def _add_questions(commands: _Commands) -> None:
     _add_server(command)
     command = _command(commands, "checksum", "Print the checksum of an image.")
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
+    _add_format(command)
     command.add_argument("--algorithm", default=DEFAULT_ALGORITHM, metavar="NAME", help="default: %(default)s")
     command.add_argument("--block-size", type=size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s")
     _add_server(command)
@@ -150,6 +162,12 @@ def size(text: str) -> int:
     if not number.isdecimal() or unit not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes like 512, 64K or 10G")
     return int(number) * _UNITS[unit]
+
+
+def _format(text: str) -> str:
+    if not re.fullmatch("[a-z0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a format")
+    return text
 
 
 class _number:  # noqa: N801 - used as a function

@@ -102,6 +102,8 @@ def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
         source,
         options.url,
         settings=_settings(options),
+        format=options.format,
+        member=options.member,
         size=options.size,
         state=state,
         verify=options.verify,
@@ -123,6 +125,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
         options.url,
         target,
         settings=_settings(options),
+        format=options.format,
         dirty=options.dirty,
         verify=options.verify,
         progress=transfer.report,
@@ -131,7 +134,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
 
 
 def _info(options: argparse.Namespace, _: _Transfer) -> None:
-    told = dataclasses.asdict(api.info(options.image, settings=_settings(options)))
+    told = dataclasses.asdict(api.info(options.image, settings=_settings(options), format=options.format))
     told = {name: value for name, value in told.items() if value not in (None, ())}
     if options.json:
         print(json.dumps(told))
@@ -152,7 +155,11 @@ def _extents(options: argparse.Namespace, _: _Transfer) -> None:
 
 def _checksum(options: argparse.Namespace, _: _Transfer) -> None:
     digest = api.checksum(
-        options.image, settings=_settings(options), algorithm=options.algorithm, block_size=options.block_size
+        options.image,
+        settings=_settings(options),
+        format=options.format,
+        algorithm=options.algorithm,
+        block_size=options.block_size,
     )
     told = {"algorithm": options.algorithm, "block_size": options.block_size, "checksum": digest}
     print(json.dumps(told) if options.json else digest)
@@ -168,7 +175,7 @@ def _ticket_add(options: argparse.Namespace, tickets: Tickets) -> None:
     ticket: dict[str, Any] = {
         "uuid": options.id or str(uuid.uuid4()),
         "url": f"file://{Path(options.image).absolute()}" if is_path else options.image,
-        "size": api.info(options.image).size if options.size is None and is_path else options.size,
+        "size": api.info(options.image, format="raw").size if options.size is None and is_path else options.size,
         "timeout": options.timeout,
         "ops": ["read"] if options.read_only else ["read", "write"],
         "sparse": options.sparse,

@@ -49,7 +49,7 @@ class FileSource:
 
     def __init__(self, path: Path, *, offset: int = 0, size: int | None = None) -> None:
         self._path = path
-        self._fd = _open(path)
+        self._fd = open_image(path)
         try:
             end = os.lseek(self._fd, 0, os.SEEK_END)
             self._offset = offset
@@ -155,7 +155,17 @@ def identity(fd: int) -> dict[str, object]:
     return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime": status.st_mtime_ns}
 
 
-def _open(path: Path) -> int:
+def identity_of(path: Path) -> dict[str, object]:
+    """Return the identity of the file with this name. Raises LocalError."""
+    fd = open_image(path)
+    try:
+        return identity(fd)
+    finally:
+        os.close(fd)
+
+
+def open_image(path: Path) -> int:
+    """Open a regular file or block device for reading. Raises LocalError."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):

@@ -78,15 +78,7 @@ class NewFile:
         """Bring the file to stable storage and give it its name."""
         self._image.flush()
         self._image.close()
-        try:
-            self._part.replace(self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        except OSError as e:
-            raise LocalError(f"can't write {self._path}: {e.strerror}") from e
+        publish(self._part, self._path)
 
     def abandon(self) -> None:
         """Remove the file."""
@@ -184,3 +176,16 @@ def is_existing_device(path: Path) -> bool:
         if not stat.S_ISREG(mode):
             raise LocalError(f"{path} is not a regular file or block device")
     return False
+
+
+def publish(part: Path, path: Path) -> None:
+    """Give a complete file its name, for good. Raises LocalError."""
+    try:
+        part.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as e:
+        raise LocalError(f"can't write {path}: {e.strerror}") from e

@@ -2,6 +2,7 @@
 """Make a remote image read as a source."""
 
 import mmap
+import threading
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ class Upload:
         self._state: StateFile | None = None
         self._checkpoint = checkpoint
         self._confirmed = Confirmed([], checkpoint)
+        self._saving = threading.Lock()
         self._report = report
         self._counter = Counter()
         self._counter.total = source.size
@@ -122,9 +124,15 @@ class Upload:
                 self._save(image, self._state)
 
     def _save(self, image: Image, state: StateFile) -> None:
-        sent = self._confirmed.sent()
-        self._flush(image)
-        state.save(sent)
+        """Flush, and note what that confirms; unless another thread is doing it, for a flush may take long."""
+        if not self._saving.acquire(blocking=False):
+            return
+        try:
+            sent = self._confirmed.sent()
+            self._flush(image)
+            state.save(sent)
+        finally:
+            self._saving.release()
 
     def _flush(self, image: Image) -> None:
         try:

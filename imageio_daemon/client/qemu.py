@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in other formats than raw, read and written by qemu-nbd."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ..extents import Extent
+from ..units import MiB
+from .errors import LocalError, Usage
+from .nbdimage import NbdImage
+from .source import identity_of, open_image
+from .tar import Member
+from .target import publish
+
+#: Formats that begin in a way of their own, by offset and bytes.
+MAGIC = {
+    "qcow2": (0, b"QFI\xfb"),
+    "vmdk": (0, b"KDMV"),
+    "vhdx": (0, b"vhdxfile"),
+    "vpc": (0, b"conectix"),
+    "vdi": (64, b"\x7f\x10\xda\xbe"),
+}
+#: Connections that one image may have: one for each thread.
+SHARED = 64
+START_TIMEOUT = 30.0
+#: Longest time that the program takes to close an image after its last client has left.
+STOP_TIMEOUT = 600.0
+
+
+def check_format(path: Path, offset: int = 0) -> None:
+    """Raise Usage for what is taken as raw and looks like another format: nobody guesses what a guest wrote."""
+    fd = open_image(path)
+    try:
+        for name, (position, magic) in MAGIC.items():
+            if os.pread(fd, len(magic), offset + position) == magic:
+                raise Usage(f"{path} looks like {name}: say --format {name}, or --format raw for its bytes as they are")
+    finally:
+        os.close(fd)
+
+
+class QemuNbd:
+    """A qemu-nbd that serves one image on a socket of its own, until its last client leaves."""
+
+    def __init__(self, path: Path, format_name: str, *, member: Member | None = None, writable: bool = False) -> None:
+        self._path = path
+        self._directory = tempfile.mkdtemp(prefix="imageio-client-")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        socket = f"{self._directory}/nbd"
+        command = ["qemu-nbd", f"--socket={socket}", f"--shared={SHARED}"]
+        command += ["--discard=unmap"] if writable else ["--read-only"]
+        command += _image(path, format_name, member)
+        try:
+            # A process group of its own: Ctrl-C is for us.
+            self._process = subprocess.Popen(  # noqa: S603 - no shell
+                command, stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, process_group=0
+            )
+        except OSError as e:
+            self._clean()
+            raise LocalError(f"can't run qemu-nbd, which --format {format_name} needs: {e.strerror}") from e
+        try:
+            self._wait_for(socket)
+            self.image = NbdImage(str(path), socket)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._clean()
+            raise
+
+    def close(self) -> None:
+        """Let the program close the image, and wait for it. Raises LocalError if it fails."""
+        if self._process.returncode is not None:
+            return
+        self.image.close()
+        try:
+            status = self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        reason = self._said()
+        self._clean()
+        if status != 0:
+            raise LocalError(f"qemu-nbd failed with {self._path}: {reason}")
+
+    def _wait_for(self, socket: str) -> None:
+        deadline = time.monotonic() + START_TIMEOUT
+        while not os.path.exists(socket):
+            if self._process.poll() is not None:
+                raise LocalError(f"can't open {self._path}: {self._said()}")
+            if time.monotonic() > deadline:
+                raise LocalError(f"qemu-nbd does not start with {self._path}")
+            time.sleep(0.01)
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read(2000).decode(errors="replace")
+        return " ".join(text.split()) or "it does not tell why"
+
+    def _clean(self) -> None:
+        self._errors.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self._directory}/nbd")
+        os.rmdir(self._directory)
+
+
+class QemuSource:
+    """A source in another format."""
+
+    portion = 32 * MiB
+
+    def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:
+        self.identity: Mapping[str, object] = {
+            "format": format_name,
+            "member": list(member) if member else None,
+            "files": [identity_of(file) for file in ([path] if member else _chain(path, format_name))],
+        }
+        self._server = QemuNbd(path, format_name, member=member)
+        self.size = self._server.image.size
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents, in order and without gaps."""
+        return self._server.image.extents()
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._server.image.read(offset, buffer)
+
+    def stop(self) -> None:
+        """Do nothing: reads end by themselves."""
+
+    def close(self) -> None:
+        """End the program."""
+        self._server.close()
+
+
+class QemuTarget:
+    """A new image in another format, which takes its name only when it is complete; until then it is NAME.part."""
+
+    portion = 32 * MiB
+    reads_zero = True
+
+    def __init__(self, path: Path, format_name: str) -> None:
+        self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._format = format_name
+        self._server: QemuNbd | None = None
+
+    @property
+    def _image(self) -> NbdImage:
+        if self._server is None:
+            raise RuntimeError("not started")
+        return self._server.image
+
+    def start(self, size: int) -> None:
+        """Make the image and serve it."""
+        run_qemu_img("create", "-q", "-f", self._format, "--", str(self._part.absolute()), str(size))
+        self._server = QemuNbd(self._part, self._format, writable=True)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Do nothing: what was never written reads as zeros."""
+
+    def finish(self) -> None:
+        """Bring the image to stable storage and give it its name."""
+        self._image.flush()
+        if self._server is not None:
+            self._server.close()
+        publish(self._part, self._path)
+
+    def abandon(self) -> None:
+        """Remove the image."""
+        try:
+            if self._server is not None:
+                self._server.close()
+        finally:
+            self._part.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
+
+def run_qemu_img(*arguments: str) -> str:
+    """Run qemu-img and return what it printed. Raises LocalError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell
+            ["qemu-img", *arguments],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    except OSError as e:
+        raise LocalError(f"can't run qemu-img, which other formats than raw need: {e.strerror}") from e
+    if done.returncode != 0:
+        raise LocalError(f"qemu-img {arguments[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def _chain(path: Path, format_name: str) -> list[Path]:
+    """Return the files that an image is made of: it changes when one of them does."""
+    told = run_qemu_img(
+        "info", "--force-share", "--backing-chain", "--output=json", "-f", format_name, "--", str(path.absolute())
+    )
+    return [Path(layer["filename"]) for layer in json.loads(told)]
+
+
+def _image(path: Path, format_name: str, member: Member | None) -> list[str]:
+    # Absolute, because a relative name may look like a URL to qemu.
+    name = str(path.absolute())
+    if member is None:
+        return [f"--format={format_name}", "--", name]
+    part = {"driver": "raw", "offset": member.offset, "size": member.size, "file": {"driver": "file", "filename": name}}
+    return ["--", "json:" + json.dumps({"driver": format_name, "file": part})]
