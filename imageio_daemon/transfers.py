@@ -20,7 +20,7 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,8 +45,9 @@ CLOSE_TIMEOUT = 5.0
 class Transfer:
     """One ticket's state. Thread-safe.
 
-    after: cancelled transfers of the same image. Their last writes must come before our first one, and who removes this
-    ticket wants the image left alone, so opening and ending wait for them.
+    after: cancelled transfers of the same url. Their last writes must come before our first one, and who removes this
+    ticket wants the image left alone, so opening and ending wait for them. ending: all cancelled transfers; one of them
+    may have the same image by another name, which is known when it is open.
     """
 
     def __init__(
@@ -57,12 +58,14 @@ class Transfer:
         most_connections: int,
         clock: Clock,
         after: Sequence["Transfer"] = (),
+        ending: Collection["Transfer"] = (),
     ) -> None:
         self.ticket = ticket
         self._open_backend = open_backend
         self._most_connections = most_connections
         self._clock = clock
         self._after = after
+        self._ending = ending
         self._lock = threading.Lock()
         self._created = self._active_at = clock()
         self._expires = self._created + ticket.timeout
@@ -73,6 +76,8 @@ class Transfer:
         self._sums = _Sums()
         self._backend: Backend | None = None
         self._opening: concurrent.futures.Future[Backend] | None = None
+        self._identity: object = None  # of the image that is open
+        self._open_task: asyncio.Task[None] | None = None
         self._canceled = False
         #: Resolved after cancel, when nothing runs any more and the image is closed.
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -165,6 +170,10 @@ class Transfer:
         with self._lock:
             self._sums.zeroed[method] = self._sums.zeroed.get(method, 0) + length
 
+    def has_open(self, identity: object) -> bool:
+        """Tell whether the transfer's image is this one, too, by whatever name; None: nobody knows."""
+        return self._backend is not None and identity is not None and self._identity == identity
+
     @property
     def opened(self) -> Backend | None:
         """Return the image if it is open."""
@@ -181,8 +190,10 @@ class Transfer:
             opening = self._opening
             if opening is None:
                 opening = self._opening = concurrent.futures.Future()
-                self._spawn(self._open(opening))
-        return await asyncio.shield(asyncio.wrap_future(opening))
+                self._open_task = self._spawn(self._open(opening))
+        waiting = asyncio.wrap_future(opening)
+        waiting.add_done_callback(_look_at)
+        return await asyncio.shield(waiting)
 
     # The end
 
@@ -194,8 +205,11 @@ class Transfer:
             self._canceled = True
             running = list(self._operations)
             connections = [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
+            opening = self._open_task
             self._settle()
             self._spawn(self._end())
+        if opening is not None:
+            opening.get_loop().call_soon_threadsafe(opening.cancel)
         for op in running:
             op.cancel()
         for on_cancel in connections:
@@ -229,11 +243,20 @@ class Transfer:
         except TimeoutError:
             raise InUse(f"The ticket is still used by {len(self._operations)} requests") from None
 
+    def when_ended(self, callback: Callable[["Transfer"], None]) -> None:
+        """Call back, in any thread, when the transfer has ended."""
+        self._ended.add_done_callback(lambda _: callback(self))
+
     @property
     def in_use(self) -> bool:
         """Tell whether requests run or wait for the image, ours or those that come before."""
         running = bool(self._operations) or self._opening is not None
-        return running or not all(other._ended.done() for other in self._after)
+        return running or not all(other.has_ended for other in self._after)
+
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the transfer was cancelled, and nothing of it is left."""
+        return self._ended.done()
 
     @property
     def canceled(self) -> bool:
@@ -296,20 +319,22 @@ class Transfer:
         if self._canceled and not self._operations and self._opening is None and not self._quiet.done():
             self._quiet.set_result(None)
 
-    def _spawn(self, coroutine: Any) -> None:
+    def _spawn(self, coroutine: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
         try:
             await self._others_ended()
             backend = await self._open_backend(self.ticket)
+            await self._same_image_left(backend)
         except BaseException as e:
             with self._lock:
-                self._opening = None
+                self._opening = self._open_task = None
                 self._settle()
-            opening.set_exception(e)
+            opening.set_exception(Canceled(DENIED) if isinstance(e, asyncio.CancelledError) else e)
             if not isinstance(e, Error):
                 raise
             return
@@ -334,8 +359,9 @@ class Transfer:
 
     def _opened(self, backend: Backend, opening: "concurrent.futures.Future[Backend]") -> None:
         with self._lock:
+            self._identity = backend.info.identity
             self._backend = backend
-            self._opening = None
+            self._opening = self._open_task = None
             self._settle()
         opening.set_result(backend)
 
@@ -349,6 +375,17 @@ class Transfer:
         for other in self._after:
             await asyncio.shield(asyncio.wrap_future(other._ended))
         self._after = ()
+
+    async def _same_image_left(self, backend: Backend) -> None:
+        """Wait until no cancelled transfer has this image open. Closes it when the wait is cancelled."""
+        identity = backend.info.identity
+        try:
+            for other in list(self._ending):
+                if other.has_open(identity):
+                    await asyncio.shield(asyncio.wrap_future(other._ended))
+        except asyncio.CancelledError:
+            await backend.close()
+            raise
 
     async def _end(self) -> None:
         await asyncio.wrap_future(self._quiet)
@@ -375,6 +412,12 @@ class Transfer:
         )
 
 
+def _look_at(future: "asyncio.Future[Backend]") -> None:
+    """Mark an error as seen: who waited for it may have been cancelled."""
+    if not future.cancelled():
+        future.exception()
+
+
 class _Sums:
     """What a transfer did, for its line in the log."""
 
@@ -396,7 +439,7 @@ class TransferStore:
         self._clock = clock
         self._lock = threading.Lock()
         self._transfers: dict[str, Transfer] = {}
-        #: Replaced or removed without waiting, and not ended yet.
+        #: Cancelled, and not ended yet.
         self._ending: set[Transfer] = set()
 
     def add(self, ticket: Ticket) -> Transfer:
@@ -413,9 +456,11 @@ class TransferStore:
                 most_connections=self._most_connections,
                 clock=self._clock,
                 after=[other for other in self._ending if other.ticket.url == ticket.url],
+                ending=self._ending,
             )
+        transfer.when_ended(self._forget)
         if replaced is not None:
-            self._cancel_and_forget(replaced)
+            replaced.cancel()
         log.info(
             "ticket added",
             extra=logs.fields(
@@ -450,9 +495,12 @@ class TransferStore:
         Waits at most timeout seconds for its requests, then raises InUse, and the ticket stays, cancelled. 0: does not
         wait.
         """
-        transfer = self._transfers.get(ticket_id)
-        if transfer is None:
-            return
+        with self._lock:
+            transfer = self._transfers.get(ticket_id)
+            if transfer is None:
+                return
+            if not transfer.has_ended:
+                self._ending.add(transfer)
         transfer.cancel()
         if timeout == 0 and transfer.in_use:
             raise InUse("The ticket is still used")
@@ -468,7 +516,7 @@ class TransferStore:
             self._transfers.clear()
             self._ending.update(transfers)
         for transfer in transfers:
-            self._cancel_and_forget(transfer)
+            transfer.cancel()
 
     def release_expired(self) -> None:
         """Let go of what expired tickets hold and nobody uses; see Transfer."""
@@ -481,11 +529,6 @@ class TransferStore:
         for transfer in list(self._ending):
             await transfer.ended(None)
 
-    def _cancel_and_forget(self, transfer: Transfer) -> None:
-        transfer.cancel()
-        asyncio.get_running_loop().create_task(self._wait_ended(transfer))
-
-    async def _wait_ended(self, transfer: Transfer) -> None:
-        await transfer.ended(None)
+    def _forget(self, transfer: Transfer) -> None:
         with self._lock:
             self._ending.discard(transfer)

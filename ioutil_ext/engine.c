@@ -179,8 +179,8 @@ static int submit(struct iou_queue *queue, const struct op *request, uint64_t de
     return error;
 }
 
-int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags) {
-    struct op request = {.kind = IOU_OPEN, .flags = flags, .result.cookie = cookie};
+int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control) {
+    struct op request = {.kind = IOU_OPEN, .flags = flags, .control = control, .result.cookie = cookie};
     if (engine_is_foreign(queue->engine))
         return -ECHILD;
     if (op_check(&request) || !path || path[0] != '/')

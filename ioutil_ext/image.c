@@ -143,6 +143,7 @@ void iou_handle_info(iou_handle *handle, iou_info *info) {
     *info = (iou_info){
         .size = image->size,
         .device = image->device,
+        .inode = image->inode,
         .step = image->step,
         .type = image->type,
         .writable = handle->writable,

@@ -109,6 +109,7 @@ typedef struct {
 typedef struct {
     uint64_t size;   /* highest size seen; refreshed by open, IOU_STAT and by what grows the file */
     uint64_t device; /* st_dev of a file, st_rdev of a block device: what the thread quota is counted by */
+    uint64_t inode;  /* of a file, else 0: with type and device, which image it is */
     uint64_t step;   /* bytes that the next zeroing call will ask for */
     uint32_t type;   /* iou_type */
     uint32_t writable;
@@ -187,10 +188,10 @@ int iou_reap(iou_queue *queue, iou_completion *completions, uint32_t max);
 /*
  * Queue an open of path (absolute, at most 4095 bytes, copied). flags: IOU_WRITABLE, IOU_BUFFERED. Anything but a
  * regular file or a block device completes with ENOTBLK. It is counted for the device of the mount that the path lies
- * on, so that a hung mount does not stop opens elsewhere. -EINVAL, -ENAMETOOLONG, -ENOMEM, -ESHUTDOWN after stop,
- * -ECHILD in a forked child.
+ * on, so that a hung mount does not stop opens elsewhere. control may be NULL, see iou_submit(); an open that has begun
+ * is not canceled. -EINVAL, -ENAMETOOLONG, -ENOMEM, -ESHUTDOWN after stop, -ECHILD in a forked child.
  */
-int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags);
+int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control);
 
 /*
  * Queue an operation. The caller keeps buffer (length bytes; IOU_EXTENTS: buffer_size bytes) and control alive and

@@ -113,6 +113,7 @@ class BackendInfo:
     max_readers: int | None = None  # None: as many as the configuration allows
     max_writers: int | None = None
     can_fast_allocate: bool = False  # can_fast_zero, where the range stays provisioned
+    identity: object = None  # which image it is: equal for two backends of one; None: nobody knows
     reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
     reopenable: bool = False  # worth closing while nobody uses it, and nothing is forgotten by that after a flush
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, NotFast, StorageError, Unavailable
-from .base import ZeroMethod
+from .base import Operation, ZeroMethod
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,15 @@ class Engine:
         self._lock = threading.Lock()
         self._queues: dict[asyncio.AbstractEventLoop, _LoopQueue] = {}
 
-    def submit_open(self, path: str, *, writable: bool, buffered: bool = False) -> "asyncio.Future[Any]":
-        """Open an image; the future's result has the handle. Nobody may drop that handle without close."""
+    def submit_open(
+        self, path: str, *, writable: bool, buffered: bool = False, op: Operation | None = None
+    ) -> "asyncio.Future[Any]":
+        """Open an image; the future's result has the handle. Nobody may drop that handle without close.
+
+        op: cancelling it ends the open while it waits for a thread.
+        """
         flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_BUFFERED if buffered else 0)
-        return self._queue().submit_open(path, flags)
+        return self._queue().submit_open(path, flags, op)
 
     def submit(
         self,
@@ -203,10 +208,12 @@ class _LoopQueue:
         self._drained: asyncio.Future[None] | None = None
         loop.add_reader(lib.iou_queue_fd(self._queue), self._reap)
 
-    def submit_open(self, path: str, flags: int) -> "asyncio.Future[Any]":
-        pending = _Pending(self.loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, ())
+    def submit_open(self, path: str, flags: int, op: Operation | None) -> "asyncio.Future[Any]":
+        holders = () if op is None else (op,)
+        pending = _Pending(self.loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, holders)
         cookie = next(self._cookies)
-        code = lib.iou_submit_open(self._queue, cookie, path.encode(), flags)
+        control = ffi.NULL if op is None else op.control
+        code = lib.iou_submit_open(self._queue, cookie, path.encode(), flags, control)
         return self._submitted(code, cookie, pending)
 
     def submit(

@@ -5,12 +5,12 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.daemon import Daemon, MakeDaemon, ticket
 from tests.support.http_client import encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
@@ -124,6 +124,40 @@ def test_removal_answers_409_in_time_and_succeeds_later(own: Daemon, image: Imag
         eventually(lambda: own.control("DELETE", f"/tickets/{image.ticket}").status == 204, "the ticket is removed")
         assert not own.has_open(image.path)
         assert connection.status_or_end() in (403, None)
+
+
+def test_a_ticket_whose_image_waits_to_be_opened_is_removed_at_once(filesystem: Path, make_daemon: MakeDaemon) -> None:
+    own = make_daemon(backend_file={"io_threads": 4})  # of which a device gets one
+    images = make_image(own, filesystem)
+    image, waiting = images(), images()
+    with own.connect("unix") as connection, own.connect("tls") as second:
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"], "the write waits")
+            second.send(encode_request("GET", waiting.url))
+            eventually(lambda: own.status(waiting.ticket)["active"], "the request has begun")
+            own.remove(waiting.ticket)
+            assert second.receive().status == 403
+        assert connection.receive().status == 200
+    own.stop()
+
+
+def test_a_new_ticket_waits_for_the_same_file_by_another_name(own: Daemon, image: Image, filesystem: Path) -> None:
+    link = filesystem / "link"
+    link.symlink_to(image.path)
+    content = pattern(4096, seed=2)
+    with own.connect("unix") as first, ExitStack() as cleanup:
+        with frozen(filesystem):
+            first.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
+            own.put_ticket({**ticket(link, MiB), "uuid": image.ticket})
+            second = cleanup.enter_context(own.connect("unix"))
+            second.send(encode_request("PUT", image.url, None, content))
+            eventually(lambda: own.status(image.ticket)["active"], "the second write has begun")
+            assert second.is_silent(timeout=1.5)
+            assert own.status(image.ticket)["storage_wait"] == 0, "the storage was not asked yet"
+        assert second.receive().status == 200
+    assert image.read(0, 4096) == content
 
 
 def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, filesystem: Path) -> None:

@@ -195,9 +195,10 @@ class Queue:
     def fd(self) -> int:
         return int(lib.iou_queue_fd(self.queue))
 
-    def submit_open(self, path: Path | str, flags: int = lib.IOU_WRITABLE) -> int:
-        cookie = self._register(())
-        _succeed(lib.iou_submit_open(self.queue, cookie, os.fsencode(path), flags))
+    def submit_open(self, path: Path | str, flags: int = lib.IOU_WRITABLE, *, control: Control | None = None) -> int:
+        cookie = self._register((control,))
+        counter = ffi.NULL if control is None else control.memory
+        _succeed(lib.iou_submit_open(self.queue, cookie, os.fsencode(path), flags, counter))
         return cookie
 
     def submit(

@@ -258,7 +258,7 @@ def test_a_forked_child_is_refused_and_the_parent_goes_on(image: Path) -> None:
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            opening = lib.iou_submit_open(queue.queue, 99, str(image).encode(), 0)
+            opening = lib.iou_submit_open(queue.queue, 99, str(image).encode(), 0, ffi.NULL)
             reading = lib.iou_submit(queue.queue, 99, handle, lib.IOU_STAT, 0, 0, 0, ffi.NULL, 0, ffi.NULL)
             os._exit(0 if (opening, reading) == (-errno.ECHILD, -errno.ECHILD) else 1)
         _, status = os.waitpid(child, 0)

@@ -114,7 +114,7 @@ def test_changing_through_a_read_only_handle_is_refused(image: Path, kind: int) 
 def test_a_senseless_path_is_refused(path: bytes, number: int) -> None:
     with running_engine() as engine:
         queue = engine.queue()
-        assert lib.iou_submit_open(queue.queue, 1, path, 0) == -number
+        assert lib.iou_submit_open(queue.queue, 1, path, 0, ffi.NULL) == -number
 
 
 def test_the_longest_path_is_taken() -> None:
@@ -130,7 +130,7 @@ def test_the_longest_path_is_taken() -> None:
 def test_flags_that_open_does_not_know_are_refused(image: Path, flags: int) -> None:
     with running_engine() as engine:
         queue = engine.queue()
-        assert lib.iou_submit_open(queue.queue, 1, str(image).encode(), flags) == -errno.EINVAL
+        assert lib.iou_submit_open(queue.queue, 1, str(image).encode(), flags, ffi.NULL) == -errno.EINVAL
 
 
 @pytest.mark.parametrize("kind", [lib.IOU_WRITE, lib.IOU_ZERO, lib.IOU_TRIM, lib.IOU_READ])

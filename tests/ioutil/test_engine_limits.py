@@ -83,6 +83,25 @@ def test_an_open_on_a_hung_mount_does_not_stop_opens_elsewhere(
         queue.close_handle(hung)
 
 
+def test_an_open_that_waits_for_a_thread_can_be_canceled(image: Path, gate: Gate) -> None:
+    with gated_engine(gate) as engine:
+        queue = engine.queue()
+        hung = queue.open(image)
+        gate.hold(image)
+        reads = submit_reads(queue, hung, 2)
+        gate.wait_for(2)
+        control = Control()
+        canceled, other = queue.submit_open(image, control=control), queue.submit_open(image)
+        control.cancel()
+        assert engine.cancel_queued() == 1
+        result = queue.wait(canceled)
+        assert (result.error, result.handle) == (errno.ECANCELED, ffi.NULL)
+        gate.release()
+        queue.close_handle(queue.wait(other).handle)
+        assert all(queue.wait(cookie).error == 0 for cookie in reads)
+        queue.close_handle(hung)
+
+
 def test_hung_opens_take_only_a_quarter(image: Path, other_device_image: Path) -> None:
     open_gate = threading.Event()
     entered = threading.Semaphore(0)

@@ -19,6 +19,7 @@ class MemoryBackend:
         self.flushes = 0
         self.closed = False
         self.reopenable = False
+        self.identity: object = None
 
     @property
     def info(self) -> BackendInfo:
@@ -29,6 +30,7 @@ class MemoryBackend:
             can_fast_zero=True,
             has_dirty=False,
             reopenable=self.reopenable,
+            identity=self.identity,
         )
 
     @property

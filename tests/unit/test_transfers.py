@@ -226,17 +226,13 @@ async def test_removal_without_timeout_does_not_hang_with_the_close(
     await store.remove("secret", 60)
 
 
-async def test_removal_while_the_image_is_being_opened_closes_it(
-    store: TransferStore, transfer: Transfer, opener: Opener
-) -> None:
+async def test_removal_ends_the_opening_of_the_image(store: TransferStore, transfer: Transfer, opener: Opener) -> None:
     opener.gate.clear()
     opening = asyncio.create_task(transfer.backend())
-    await asyncio.sleep(0)
-    removing = asyncio.create_task(store.remove("secret", 60))
-    await asyncio.sleep(0)
-    opener.gate.set()
-    await asyncio.gather(opening, removing)
-    assert opener.memory.closed
+    await turns()
+    await store.remove("secret", 60)
+    with pytest.raises(Canceled):
+        await opening
 
 
 async def test_cancelled_transfer_starts_no_request(store: TransferStore, transfer: Transfer) -> None:
@@ -294,6 +290,39 @@ async def test_last_write_of_a_replaced_ticket_comes_before_the_first_of_the_new
     unfinished.release()
     await opening
     assert opener.opened == 2
+    await store.close()
+
+
+@pytest.fixture
+def known_image(opener: Opener) -> None:
+    """Let the backend say which image it is."""
+    opener.memory.identity = (65024, 17)
+
+
+async def test_new_ticket_waits_for_the_same_image_by_another_name(
+    known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
+) -> None:
+    store.clear()
+    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    await turns()
+    assert opener.opened == 2
+    assert not opening.done()
+    unfinished.release()
+    await opening
+    await store.close()
+
+
+async def test_removal_while_another_ticket_has_the_image_closes_it(
+    known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
+) -> None:
+    store.clear()
+    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    await turns()
+    await store.remove("secret", 60)
+    with pytest.raises(Canceled):
+        await opening
+    assert opener.memory.closed
+    unfinished.release()
     await store.close()
 
 

@@ -49,7 +49,7 @@ iou_completion reap_one(iou_queue *queue) {
 }
 
 iou_handle *open_image(iou_queue *queue, const char *path, uint32_t flags) {
-    CHECK(iou_submit_open(queue, 1, path, flags) == 0);
+    CHECK(iou_submit_open(queue, 1, path, flags, NULL) == 0);
     iou_completion completion = reap_one(queue);
     CHECK(completion.error == 0 && completion.handle);
     return completion.handle;

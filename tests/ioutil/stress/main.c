@@ -19,7 +19,7 @@ static void test_fork(void) {
     if (child == 0) {
         iou_completion completion;
         bool refused = iou_submit(queue, 0, handle, IOU_STAT, 0, 0, 0, NULL, 0, NULL) == -ECHILD &&
-                       iou_submit_open(queue, 0, path, 0) == -ECHILD && iou_engine_stop(engine, 0) == -ECHILD &&
+                       iou_submit_open(queue, 0, path, 0, NULL) == -ECHILD && iou_engine_stop(engine, 0) == -ECHILD &&
                        iou_execute(handle, IOU_STAT, 0, 0, 0, NULL, 0, NULL, &completion) == -ECHILD;
         _exit(refused && iou_execute(NULL, IOU_OPEN, 0, 0, 0, path, 0, NULL, &completion) == 0 ? 0 : 1);
     }
