@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
 
-.PHONY: help setup demo run test soak test-oldest lint format sanitize bench clean
+.PHONY: help setup demo run test soak test-oldest lint format sanitize bench bench-nbd clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -46,6 +46,10 @@ sanitize: setup ## Stress the C engine under the address, undefined-behaviour an
 bench: setup ## Measure transfers beside ovirt-imageio, 40 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.transfer $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 10 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.nbd $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 clean: ## Remove everything that was built
 	rm -rf .venv .venv-oldest .cache build dist *.egg-info ioutil_ext/_ioutil.c ioutil_ext/_ioutil.*.so

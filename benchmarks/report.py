@@ -99,8 +99,8 @@ def document(machine: Mapping[str, str], how: str, results: Sequence[Measured]) 
     return "\n\n".join(part for part in parts if part)
 
 
-def write_into(path: Path, text: str) -> None:
+def write_into(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace what stands between the two marks of a document."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    before, _, rest = path.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

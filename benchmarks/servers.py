@@ -123,7 +123,7 @@ class Server:
             raise BenchmarkError(f"{self.name} does not tell its port")
         return f"tls:{match[1]}"
 
-    def add_ticket(self, image: Path, size: int) -> str:
+    def add_ticket(self, image: Path, size: int, *, sparse: bool = False) -> str:
         """Let clients read and write an image, and return the ticket's id."""
         ticket = {
             "uuid": secrets.token_hex(16),
@@ -131,6 +131,7 @@ class Server:
             "size": size,
             "timeout": 3600,
             "ops": ["read", "write"],
+            "sparse": sparse,
         }
         with Connection(connect_unix(str(self.directory / "control"), timeout=START_TIMEOUT)) as connection:
             answer = connection.request("PUT", f"/tickets/{ticket['uuid']}", None, json.dumps(ticket).encode())

@@ -11,6 +11,7 @@ from imageio_daemon.errors import NotFast, NotFound, OutOfRange, StorageError, U
 from imageio_daemon.extents import Extent
 from imageio_daemon.frontends.nbd.reads import HOLE, PIECE
 from imageio_daemon.frontends.nbd.session import MAX_REQUESTS
+from imageio_daemon.frontends.nbd.share import MAX_BYTES
 from imageio_daemon.nbdproto.constants import MAX_EXTENTS, MAX_PAYLOAD, Chunk, Command, CommandFlag, ErrorNumber
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.tickets import Access
@@ -398,11 +399,11 @@ async def test_client_that_does_not_read_takes_bounded_memory(world: World) -> N
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     world.memory.content[:] = os.urandom(SIZE)
     sent = [client.send(READ, 0, MiB) for _ in range(300)]
-    await world.until(lambda: world.backend.calls.count("pread") > 60)
+    await world.until(lambda: world.backend.calls.count("pread") >= MAX_BYTES // MiB)
     other = await world.go()
     for _ in range(5):
         await other.request(READ, 0, 4096)
-    assert world.pool.lent <= 65 * MiB
+    assert world.pool.lent <= MAX_BYTES + MiB
     client.writer.transport.resume_reading()  # type: ignore[attr-defined]
     results = await client.receive_all()
     assert len(results) == len(sent)

@@ -49,7 +49,7 @@ def contexts(name: bytes, *queries: bytes) -> bytes:
 def told(number: int, flags: int) -> bytes:
     """Return what INFO and GO answer."""
     export = reply(number, 3, pack(">HQH", 0, SIZE, flags))
-    return export + reply(number, 3, pack(">HIII", 3, 1, 256 * 1024, 32 << 20)) + reply(number, 1)
+    return export + reply(number, 3, pack(">HIII", 3, 1, 1 << 20, 32 << 20)) + reply(number, 1)
 
 
 def refused(number: int, kind: int, text: bytes) -> bytes:
