@@ -88,7 +88,7 @@ class Daemon:
             acceptors = await self._start(loops)
             for ticket in self._tickets:
                 self._store.add(ticket)
-            self._notify("READY=1")
+            self._notify(f"READY=1\nSTATUS={self._status()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watch = asyncio.create_task(self._watch())
             await stop.wait()
@@ -235,6 +235,11 @@ class Daemon:
             remove_unix(self._nbd_address)
         if self._config.control.enable and self._config.control.transport == "unix":
             remove_unix(self._control_address)
+
+    def _status(self) -> str:
+        """Return where everything is served, for `systemctl status`: with port 0, whatever the log level."""
+        places = ((service, _address(sock).values()) for service, sock in self._sockets)
+        return ", ".join(f"{service} on {' port '.join(map(str, place))}" for service, place in places)
 
     def _notify(self, state: str) -> None:
         if self._config.daemon.systemd_enable:

@@ -2,6 +2,7 @@
 """What the log tells, and what it never tells."""
 
 import json
+import socket
 
 import pytest
 
@@ -113,6 +114,21 @@ def test_a_download_is_told_when_it_ends(daemon: Daemon, client: Connection, new
     assert daemon.log.find(r": request .*method=GET .*/images/", start=start) is None
     assert client.receive().status == 200
     daemon.log.wait_for(r": request .*method=GET resource=/images/\{\} status=200", start=start)
+
+
+def test_the_service_manager_is_told_the_port(
+    make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.settimeout(10)
+        address = tmp_path_factory.mktemp("manager") / "notify"
+        manager.bind(str(address))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(address))
+        daemon = make_daemon(daemon={"systemd_enable": True})
+        ready, status = manager.recv(4096).decode().split("\n")
+    assert ready == "READY=1"
+    assert f"remote on :: port {daemon.port}," in status
+    assert f"control on {daemon.control_socket}" in status
 
 
 def test_requests_are_told_at_debug_only(make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:
