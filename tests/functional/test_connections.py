@@ -81,9 +81,9 @@ def test_a_refused_ticket_gives_no_time(impatient: Daemon, service_name: str) ->
 
 
 def test_use_keeps_a_connection(impatient: Daemon, images: MakeImage, service_name: str) -> None:
-    image = images()
+    image = images(inactivity_timeout=2)
     with impatient.connect(service_name) as connection:
-        deadline = time.monotonic() + 2.5
+        deadline = time.monotonic() + 4
         while time.monotonic() < deadline:
             assert connection.patch(image.url, {"op": "flush"}).status == 200
             assert connection.is_silent(0.3)
@@ -98,27 +98,27 @@ def test_a_body_that_stops_is_closed(impatient: Daemon, images: MakeImage, servi
         eventually(lambda: not impatient.status(image.ticket)["active"], "the request has ended")
 
 
-def test_a_slow_body_that_goes_on_is_served(impatient: Daemon, images: MakeImage, service_name: str) -> None:
-    image = images()
-    content = pattern(3000, seed=8)
+def test_a_body_of_ten_bytes_a_second_is_served(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images(inactivity_timeout=2)
+    content = pattern(40, seed=8)
     with impatient.connect(service_name) as connection:
-        connection.send(encode_request("PUT", image.url, {"Content-Length": "3000"}, b""))
-        for at in range(0, 3000, 100):
-            connection.send(content[at : at + 100])
-            assert connection.is_silent(0.1) or at == 2900
+        connection.send(encode_request("PUT", image.url, {"Content-Length": "40"}, b""))
+        for at in range(40):
+            connection.send(content[at : at + 1])
+            assert connection.is_silent(0.1) or at == 39
         assert connection.receive().status == 200
-    assert image.read(0, 3000) == content
+    assert image.read(0, 40) == content
 
 
-def test_a_body_that_trickles_is_closed(impatient: Daemon, images: MakeImage, service_name: str) -> None:
-    image = images()
+def test_a_body_of_one_byte_a_second_is_closed(impatient: Daemon, images: MakeImage, service_name: str) -> None:
+    image = images(inactivity_timeout=2)
     with impatient.connect(service_name) as connection:
         connection.send(encode_request("PUT", image.url, {"Content-Length": "1000000"}, b""))
-        for _ in range(100):
-            if not connection.send_while_accepted(b"x") or not connection.is_silent(0.1):
+        for _ in range(20):
+            if not connection.send_while_accepted(b"x") or not connection.is_silent(1):
                 break
         else:
-            pytest.fail("a client that sends ten bytes a second is served for ten seconds")
+            pytest.fail("a client that sends one byte a second is served for twenty seconds")
         eventually(lambda: not impatient.status(image.ticket)["active"], "the request has ended")
 
 
