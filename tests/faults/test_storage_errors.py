@@ -46,6 +46,17 @@ def test_a_write_of_an_edge_to_a_full_file_system(client: Connection, full_image
     check_failed(client.put_at(full_image.url, 1001, b"hello").status, daemon, start, "ENOSPC")
 
 
+def test_a_file_that_could_not_grow_holds_zeros_up_to_the_end_of_the_request(
+    client: Connection, new_image: MakeImage, full_filesystem: Path, daemon: Daemon
+) -> None:
+    """It is not made shorter again: another connection may have written there meanwhile."""
+    image, start = new_image(path=full_filesystem, ticket_size=8 * MiB), daemon.log.end()
+    check_failed(client.put_at(image.url, MiB, pattern(MiB)).status, daemon, start, "ENOSPC")
+    content = image.content()
+    assert len(content) <= 2 * MiB
+    assert not any(content)
+
+
 def test_the_connection_stays_usable_after_a_failed_write(client: Connection, full_image: Image) -> None:
     assert client.put(full_image.url, pattern(4096)).status == 500
     answer = client.get(full_image.url)
