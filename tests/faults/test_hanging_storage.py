@@ -46,7 +46,8 @@ def filesystem(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def own(filesystem: Path, make_daemon: MakeDaemon) -> Daemon:
     # After the file system: the daemon ends before it is unmounted.
-    return make_daemon(daemon={"inactivity_timeout": 1, "shutdown_timeout": 2}, control={"remove_timeout": 1})
+    config = {"loops": 2, "inactivity_timeout": 1, "shutdown_timeout": 2}
+    return make_daemon(daemon=config, control={"remove_timeout": 1})
 
 
 @pytest.fixture

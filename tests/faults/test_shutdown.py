@@ -14,7 +14,7 @@ from tests.support.polling import eventually
 
 @pytest.fixture
 def own(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(daemon={"shutdown_timeout": 3})
+    return make_daemon(daemon={"loops": 2, "shutdown_timeout": 3})
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Certificates, Daemon
+from tests.support.daemon import Certificates, Daemon, Section
 from tests.support.images import pattern
 from tests.support.polling import eventually
 
@@ -27,7 +27,8 @@ Run = Callable[..., str]
 @pytest.fixture(scope="module")
 def nbd_daemon(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     socket = Path("/tmp") / f"nbd-{uuid.uuid4().hex[:8]}"
-    config = {"nbd": {"enable": True, "host": "localhost", "port": 0, "socket": socket, "list": True}}
+    nbd = {"enable": True, "host": "localhost", "port": 0, "socket": socket, "list": True}
+    config: dict[str, Section] = {"daemon": {"loops": 2}, "nbd": nbd}
     with Daemon(certificates, config) as daemon:
         yield daemon
 
