@@ -18,7 +18,7 @@ from .config import Config
 from .frontends.http.app import control_server, images_server
 from .frontends.limit import ConnectionLimit
 from .frontends.nbd.server import nbd_servers
-from .loops import Acceptor, Endpoint, Server, ServingLoop, default_count, serving_loops
+from .loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
 from .operations import Buffers
 from .sockets import listen_localhost, listen_tcp, listen_unix, remove_unix
 from .storage.base import Backend
@@ -85,7 +85,7 @@ class Daemon:
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
         )
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
-            acceptors = await self._start(loops)
+            listening = await self._start(loops)
             for ticket in self._tickets:
                 self._store.add(ticket)
             self._notify(f"READY=1\nSTATUS={self._status()}")
@@ -95,7 +95,7 @@ class Daemon:
             watch.cancel()
             log.info("stopping")
             self._notify("STOPPING=1")
-            return await self._stop(acceptors, loops)
+            return await self._stop(listening, loops)
 
     # Start
 
@@ -127,19 +127,20 @@ class Daemon:
             privileges.give(self._nbd_address, identity)
         privileges.drop(identity)
 
-    async def _start(self, loops: Sequence[ServingLoop]) -> list[Acceptor]:
+    async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
         """Serve on all loops; the control service on the first, which accepts, so that nothing is between."""
         endpoints: dict[str, list[Endpoint]] = {}
         for loop, servers in zip(loops, self._make_servers(len(loops)), strict=True):
             await loop.start(set(servers.values()))
             for service, server in servers.items():
                 endpoints.setdefault(service, []).append(Endpoint(loop, server))
-        acceptors = []
+        listening = []
         for service, sock in self._sockets:
             # TLS of NBD starts on demand.
-            acceptors.append(Acceptor(sock, endpoints[service], self._tls if service == "remote" else None))
+            secure = self._tls if service == "remote" else None
+            listening.append(await listen(sock, endpoints[service], secure))
             log.info("listening", extra=logs.fields(service=service, **_address(sock)))
-        return acceptors
+        return listening
 
     def _make_servers(self, loops: int) -> list[dict[str, Server]]:
         """Return the servers of each loop, by service."""
@@ -207,12 +208,12 @@ class Daemon:
 
     # The end
 
-    async def _stop(self, acceptors: Sequence[Acceptor], loops: Sequence[ServingLoop]) -> int:
+    async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
         timeout = self._config.daemon.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
         self._remove_sockets()  # as long as they are ours: after close() another daemon may take the paths
-        for acceptor in acceptors:
-            acceptor.close()
+        for listener in listening:
+            listener.close()
         try:
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(*(loop.stop(timeout) for loop in loops))

@@ -166,6 +166,27 @@ class Endpoint(NamedTuple):
     server: Server
 
 
+class Listener(Protocol):
+    """What accepts the connections of a listening socket."""
+
+    def close(self) -> None:
+        """Accept no more."""
+        ...
+
+
+async def listen(sock: socket.socket, endpoints: Sequence[Endpoint], secure: tls.ServerTls | None) -> Listener:
+    """Accept connections on this loop, the first one's.
+
+    Where nothing has to be chosen, neither a loop nor a TLS context, the loop does it by itself: that takes 0.05 ms of
+    processor time for each connection, an Acceptor 0.075.
+    """
+    if len(endpoints) > 1 or secure is not None:
+        return Acceptor(sock, endpoints, secure)
+    server = endpoints[0].server
+    # It listens again, with 100 if it is not told.
+    return await asyncio.get_running_loop().create_server(server.connection, sock=sock, backlog=BACKLOG)
+
+
 class Acceptor:
     """Accept the connections of a listening socket, each for the endpoint whose loop has the fewest.
 
