@@ -21,8 +21,9 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 test: setup ## Run all tests (ARGS="-k name": some of them)
 	$(PYTHON) -m pytest $(ARGS)
 
-soak: setup ## Campaigns of minutes: memory under load and over time, storage against a model, long fuzzing
+soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, all through a proxy
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/ioutil/test_model.py $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
 	@scripts/setup --oldest

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that look at a running daemon from outside."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
+from tests.support.proxied import ProxiedDaemon
 from tests.support.services import Connect, Service
 
 pytest_plugins = ["tests.support.realstorage"]
@@ -21,9 +23,29 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.fixture(scope="session", params=["fast_lane", "aiohttp_lane"])
+#: The tests of images run through a proxy, too, but 8 minutes are too long for each run of all tests: there the
+#: conformance suite has its backend.
+PROXIED = {f"test_{name}" for name in ("get", "put", "patch", "extents", "checksum", "options", "errors", "storage")}
+WAYS = ["fast_lane", "aiohttp_lane", *(["proxy"] if os.environ.get("IMAGEIO_TEST_LONG") else [])]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the proxy out where a test is not about images."""
+    items[:] = [item for item in items if item.path.stem in PROXIED or not _through_proxy(item)]
+
+
+def _through_proxy(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("shared_daemon") == "proxy"
+
+
+@pytest.fixture(scope="session", params=WAYS)
 def shared_daemon(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
     """One daemon for all tests that do not need their own; with each way to serve requests, and number of loops."""
+    if request.param == "proxy":
+        with ProxiedDaemon(certificates) as daemon:
+            yield daemon
+        return
     fast = request.param == "fast_lane"
     config: dict[str, Section] = {"daemon": {"loops": 2 if fast else 1}, "remote": {"fast_lane": str(fast).lower()}}
     with Daemon(certificates, config) as daemon:

@@ -140,19 +140,30 @@ async def test_a_write_with_fua_flushes(open_scripted: OpenScripted, server: Scr
     assert server.heads[-1].startswith(f"PUT /images/{SECRET}?flush=y HTTP/1.1")
 
 
-async def test_zeroing_goes_in_steps_and_flushes_at_the_end(
-    open_scripted: OpenScripted, server: ScriptedServer
+def zeroed(server: ScriptedServer) -> list[tuple[int, int, bool]]:
+    asked = [json.loads(body) for body in server.bodies if body]
+    return [(each["offset"], each["size"], each["flush"]) for each in asked]
+
+
+async def test_zeroing_goes_in_steps_and_flushes_last(
+    open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(http, "QUICK", 60)
     backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200))
     op = Operation()
-    assert await backend.zero(op, 5, 2 * GiB + 1, allocate=False, fua=True) is ZeroMethod.REMOTE
-    asked = [json.loads(body) for body in server.bodies[-3:]]
-    assert [(each["offset"], each["size"], each["flush"]) for each in asked] == [
-        (5, GiB, False),
-        (5 + GiB, GiB, False),
-        (5 + 2 * GiB, 1, True),
-    ]
-    assert op.done == 2 * GiB + 1
+    assert await backend.zero(op, 5, 4 * GiB, allocate=False, fua=True) is ZeroMethod.REMOTE
+    assert zeroed(server) == [(5, GiB, False), (5 + GiB, 2 * GiB, False), (5 + 3 * GiB, GiB, True)]
+    assert op.done == 4 * GiB
+
+
+async def test_steps_of_zeroing_become_smaller_on_slow_storage(
+    open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "QUICK", -1)
+    monkeypatch.setattr(http, "SLOW", -1)
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
+    await backend.zero(Operation(), 0, GiB + GiB // 2, allocate=False)
+    assert zeroed(server) == [(0, GiB, False), (GiB, GiB // 2, False)]
 
 
 async def test_connections_are_used_again(open_scripted: OpenScripted, server: ScriptedServer) -> None:
@@ -177,13 +188,9 @@ async def test_no_more_connections_are_announced_than_the_configuration_has(open
     assert (backend.info.max_readers, backend.info.max_writers) == (3, 3)
 
 
-async def test_the_size_is_asked_for_again_when_it_is_old(
-    open_scripted: OpenScripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_size_is_asked_for_again(open_scripted: OpenScripted) -> None:
     backend = await open_scripted(options(), first_byte(100), first_byte(200))
-    await backend.refresh(Operation())
     assert backend.info.size == 100
-    monkeypatch.setattr(http, "SIZE_AGE", -1)
     await backend.refresh(Operation())
     assert backend.info.size == 200
 
