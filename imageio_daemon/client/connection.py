@@ -24,9 +24,9 @@ DATA_TIMEOUT = 60.0
 WORK_TIMEOUT = 3600.0
 
 EXPLANATIONS = {
-    403: "the ticket does not allow this, or it is unknown or expired: ask for a new ticket",
-    404: "not found: is this the URL of an image?",
-    416: "the image does not fit into the target",
+    403: ("the ticket does not allow this", "it may have expired, ask for a new one"),
+    404: ("not found", "is this the URL of an image?"),
+    416: ("the image does not fit into the target", "make the target larger"),
 }
 
 
@@ -79,7 +79,7 @@ class Connection:
     def open(self, path: str, headers: Mapping[str, str]) -> "Body":
         """Send a GET for a range and return the answer before its body. Raises as request() does."""
         with self.translated():
-            return Body(self, self._exchange("GET", path, headers, None, DATA_TIMEOUT, (206,)))
+            return Body(self, self._exchange("GET", path, headers, None, DATA_TIMEOUT, (200, 206)))
 
     def _exchange(
         self,
@@ -161,7 +161,8 @@ class Body:
             while filled < len(buffer):
                 count = self._response.readinto(buffer[filled:])
                 if count == 0:
-                    raise Temporary(f"{self._connection.endpoint.peer} cut the transfer off in the middle of a range")
+                    peer, left = self._connection.endpoint.peer, self._response.length
+                    raise Temporary(f"{peer} cut the transfer off, {left} bytes before the end of a range")
                 filled += count
 
     def end(self) -> None:
@@ -182,10 +183,11 @@ class _HTTPConnection(http.client.HTTPConnection):
 
 
 def _failure(peer: str, method: str, status: int, reason: str) -> Exception:
-    what = f"({method}: {status} {reason})"
+    what = f"({method}: {status} {reason.strip()})"
     if status >= 500:
         explanation = "the server is busy" if status == 503 else "the server failed"
-        return Temporary(f"{explanation}: see the log of {peer} {what}", status)
+        return Temporary(f"{explanation} {what}: see the log of {peer}", status)
     if status >= 400:
-        return Refused(f"{EXPLANATIONS.get(status, 'the server refuses the request')} {what}", status)
+        explanation, hint = EXPLANATIONS.get(status, ("the server refuses the request", "see the log of the server"))
+        return Refused(f"{explanation} {what}: {hint}", status)
     return ServerFailed(f"{peer} does not speak the images API {what}")

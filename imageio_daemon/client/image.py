@@ -122,7 +122,7 @@ class Image:
         query = "" if context == "zero" else f"?context={context}"
         answer = self._json("GET", f"{self._path}/extents{query}")
         try:
-            extents = [_extent(item) for item in answer]
+            extents = _extents(answer)
         except (KeyError, TypeError, ValueError) as e:
             raise ServerFailed(f"{self._peer} sent malformed extents") from e
         end = 0
@@ -200,7 +200,9 @@ class Image:
         self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
 
 
-def _abilities(answer: dict[str, Any]) -> Abilities:
+def _abilities(answer: Any) -> Abilities:
+    if not isinstance(answer, dict):
+        raise TypeError("no object")
     unix_socket = answer.get("unix_socket")
     if unix_socket is not None and not isinstance(unix_socket, str):
         raise TypeError("unix_socket")
@@ -211,6 +213,12 @@ def _abilities(answer: dict[str, Any]) -> Abilities:
         unix_socket,
         answer.get("zero_state") == "zero",
     )
+
+
+def _extents(answer: Any) -> list[Extent]:
+    if not isinstance(answer, list):
+        raise TypeError("no list")
+    return [_extent(item) for item in answer]
 
 
 def _extent(item: dict[str, Any]) -> Extent:

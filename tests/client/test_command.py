@@ -120,7 +120,9 @@ def test_missing_control_socket_is_told() -> None:
 
 
 def test_unknown_ticket_is_refused(daemon: Daemon, source: Path) -> None:
-    run("upload", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket")).failed_with("new ticket .*403", 3)
+    run("upload", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket")).failed_with(
+        "does not allow this .*403", 3
+    )
 
 
 def test_server_that_is_not_there_is_told(source: Path) -> None:

@@ -214,7 +214,7 @@ def test_image_shorter_than_its_size_is_told(daemon: Daemon, new_image: MakeImag
 def test_unreadable_image_is_told(daemon: Daemon, unreadable_device: Path, new_image: MakeImage) -> None:
     target = new_image(size=8 * MiB)
     run("upload", "--cafile", daemon.cafile, unreadable_device, daemon.url(target.ticket)).failed_with(
-        "can't read the image at byte [0-9]+: Input/output error"
+        "can't read /dev/[a-z0-9]+ at byte [0-9]+: Input/output error"
     )
 
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples of docs/client.md do what the page says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import errors
+from tests.docs.test_images_api import as_pattern, sections
+from tests.support.daemon import PROJECT, Daemon
+from tests.support.images import MakeImage, MiB, pattern
+
+PAGE = PROJECT / "docs" / "client.md"
+SECTIONS = sections(PAGE.read_text())
+UPLOAD = SECTIONS["Upload"]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A directory with the image of the page, and the command in its PATH."""
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(pattern(2 * MiB))
+    os.truncate(disk, 1024 * MiB)
+    program = tmp_path / "bin" / "imageio-client"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imageio_daemon.client.cli "$@"\n')
+    program.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_examples(daemon: Daemon, work: Path, heading: str) -> None:
+    setup = UPLOAD[:2] if heading == "Tickets" else UPLOAD[:3]
+    examples = SECTIONS[heading] if heading == "Upload" else [*setup, *SECTIONS[heading]]
+    script = "".join(f"{example.command}\nprintf '<end of %s>' {example.line}\n" for example in examples)
+    environment = os.environ | {
+        "CONTROL": daemon.control_socket,
+        "IMAGES": f"https://localhost:{daemon.port}/images",
+        "CA": str(daemon.cafile),
+        "PATH": f"{work}/bin:{os.environ['PATH']}",
+        "PYTHONPATH": str(PROJECT),
+    }
+    result = subprocess.run(
+        ["bash", "-u"],
+        input=script,
+        text=True,
+        cwd=work,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=100,
+        check=True,
+    )
+    printed = result.stdout
+    for example in examples:
+        output, end, printed = printed.partition(f"<end of {example.line}>")
+        assert end, f"{PAGE.name}:{example.line} did not run"
+        assert re.fullmatch(as_pattern(example.output), output, re.DOTALL), (
+            f"{PAGE.name}:{example.line}: {example.command}\nprinted\n{output}\nand not\n{example.output}"
+        )
+
+
+def test_program_of_the_page(daemon: Daemon, work: Path, new_image: MakeImage) -> None:
+    program = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
+    target = new_image(size=1024 * MiB, sparse=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, daemon.url(target.ticket), str(daemon.cafile)],
+        cwd=work,
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert result.stdout.endswith(" bytes sent over 4 connections\n")
+    assert target.read(0, 2 * MiB) == pattern(2 * MiB)
+
+
+def test_page_has_all_statuses() -> None:
+    told = {int(status) for status in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ClientError)]
+    assert told == {0, 130} | {kind.status for kind in kinds}
