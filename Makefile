@@ -44,9 +44,14 @@ format: setup ## Format Python and C sources
 sanitize: setup ## Stress the C engine under the address, undefined-behaviour and thread sanitizers
 	tests/ioutil/stress/run
 
-bench: setup ## Measure transfers beside ovirt-imageio, 40 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases)
+bench: setup ## Measure beside ovirt-imageio, 40 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases; ONLY=qcow2)
 	@benchmarks/setup
+ifneq ($(ONLY),qcow2)
 	@$(PYTHON) -m benchmarks.transfer $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+endif
+ifneq ($(filter $(or $(ONLY),$(QUICK),qcow2),qcow2),)
+	@$(PYTHON) -m benchmarks.qcow2 $(if $(filter qcow2,$(ONLY)),$(ARGS))
+endif
 
 bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 10 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup

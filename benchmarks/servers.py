@@ -123,21 +123,28 @@ class Server:
             raise BenchmarkError(f"{self.name} does not tell its port")
         return f"tls:{match[1]}"
 
-    def add_ticket(self, image: Path, size: int, *, sparse: bool = False) -> str:
-        """Let clients read and write an image, and return the ticket's id."""
+    def add_ticket(self, image: Path | str, size: int, **fields: object) -> str:
+        """Let clients read and write an image, a path or a url, and return the ticket's id."""
         ticket = {
             "uuid": secrets.token_hex(16),
-            "url": f"file://{image}",
+            "url": f"file://{image}" if isinstance(image, Path) else image,
             "size": size,
             "timeout": 3600,
             "ops": ["read", "write"],
-            "sparse": sparse,
+            **fields,
         }
-        with Connection(connect_unix(str(self.directory / "control"), timeout=START_TIMEOUT)) as connection:
-            answer = connection.request("PUT", f"/tickets/{ticket['uuid']}", None, json.dumps(ticket).encode())
-        if answer.status != 200:
-            raise BenchmarkError(f"{self.name} refused the ticket: {answer}")
+        self._control("PUT", str(ticket["uuid"]), json.dumps(ticket).encode())
         return str(ticket["uuid"])
+
+    def remove_ticket(self, ticket_id: str) -> None:
+        """Let the server close the image."""
+        self._control("DELETE", ticket_id)
+
+    def _control(self, method: str, ticket_id: str, body: bytes | None = None) -> None:
+        with Connection(connect_unix(str(self.directory / "control"), timeout=START_TIMEOUT)) as connection:
+            answer = connection.request(method, f"/tickets/{ticket_id}", None, body)
+        if answer.status not in (200, 204):
+            raise BenchmarkError(f"{self.name} refused {method} of a ticket: {answer}")
 
     def reset_peak_memory(self) -> None:
         """Let the peak start anew at what is in use now: proc(5), clear_refs."""

@@ -24,9 +24,9 @@ from .nbdsession import Piece, Session, same_image
 
 log = logging.getLogger(__name__)
 
-#: Bytes of one READ or WRITE. Several are in flight for each operation, so that the server's storage works on one
-#: while it receives the next.
-REQUEST = 1 * MiB
+#: Bytes of one READ or WRITE. Uploading 1.1 GiB into qcow2 on 4 connections cost the two processes 2.17 CPU seconds
+#: with 1 MiB and 1.92 with 4 MiB.
+REQUEST = 4 * MiB
 #: Requests of zeros that are written where the server cannot zero, at a time.
 ZERO_WRITES = 4
 
