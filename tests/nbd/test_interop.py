@@ -16,6 +16,7 @@ import pytest
 from tests.support.daemon import Certificates, Daemon, Section
 from tests.support.images import pattern
 from tests.support.polling import eventually
+from tests.support.realstorage import Storage
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -63,7 +64,9 @@ def export(nbd_daemon: Daemon, way: str, tmp_path: Path, certificates: Certifica
 def make_export(
     daemon: Daemon, path: Path, way: str, directory: Path, certificates: Certificates, **fields: object
 ) -> Export:
-    ticket = daemon.add_ticket(path, path.stat().st_size, **{"sparse": True, **fields})
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)  # of a device, too
+    ticket = daemon.add_ticket(path, size, **{"sparse": True, **fields})
     if way == "unix":
         match = daemon.log.find(r"service=nbd-local address=(\S+)")
         assert match is not None
@@ -326,6 +329,36 @@ def test_qcow2_is_created_filled_and_checked_on_the_export(export: Export, tmp_p
     qemu(inner, "qemu-io", "", "-c", "write -P 9 1000 3M", "-c", "write -P 8 10M 4k", "-c", "flush", "IMAGE")
     qemu(inner, "qemu-io", "", "-c", "read -P 9 1000 3M", "-c", "read -P 8 10M 4k", "-c", "read -P 0 12M 4M", "IMAGE")
     assert "No errors" in qemu(inner, "qemu-img", "check", "IMAGE")
+
+
+# Every storage
+
+
+def test_copies_are_identical_on_every_storage(
+    nbd_daemon: Daemon, storage: Storage, tmp_path: Path, certificates: Certificates
+) -> None:
+    need("nbdcopy", "nbdinfo", "qemu-img", "qemu-io")
+    size = 12 * MiB
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.write(pattern(5 * MiB, 4))
+        file.truncate(size - 3 * MiB)
+        file.seek(size - 3 * MiB)
+        file.write(pattern(3 * MiB, 5))
+    export = make_export(nbd_daemon, storage.make(size), "unix", tmp_path, certificates)
+    for connections in (1, 4):
+        run("nbdcopy", "--flush", f"--connections={connections}", source, export.uri)
+        copy = tmp_path / f"copy-{connections}"
+        run("nbdcopy", f"--connections={connections}", export.uri, copy)
+        assert copy.read_bytes() == source.read_bytes()
+    qemu(export, "qemu-img", "compare", "IMAGE", f"driver=raw,file.driver=file,file.filename={source}")
+    qemu(export, "qemu-io", "", "-c", "write -z 1M 2M", "-c", "write -z -u 100 70000", "-c", "discard 4M 1M", "IMAGE")
+    qemu(export, "qemu-io", "", "-c", "read -P 0 1M 2M", "-c", "read -P 0 100 70000", "IMAGE")
+    qemu(export, "qemu-img", "bench", "-w", "-c", 200, "-d", 16, "-s", 4096, "--pattern=7", "IMAGE")
+    qemu(export, "qemu-io", "", "-c", f"read -P 7 0 {800 * KiB}", "IMAGE")
+    mapped = json.loads(run("nbdinfo", "--map", "--json", export.uri))
+    assert sum(extent["length"] for extent in mapped) == size
+    nbd_daemon.remove(export.ticket)
 
 
 # The daemon around it
