@@ -30,7 +30,7 @@ async def merged(extents: AsyncIterator[Extent]) -> AsyncGenerator[Extent, None]
     async for extent in extents:
         if pending is None:
             pending = extent
-        elif pending[2:] == extent[2:] and pending.end == extent.start:
+        elif pending.zero is extent.zero and pending[3:] == extent[3:] and pending.end == extent.start:
             pending = pending._replace(length=pending.length + extent.length)
         else:
             yield pending

@@ -2,7 +2,7 @@
 """Messages of the transmission, pack beside unpack. All numbers are big-endian."""
 
 from collections.abc import Iterator
-from struct import Struct
+from struct import Struct, pack
 from typing import NamedTuple, Self
 
 from .constants import (
@@ -154,7 +154,8 @@ def pack_extents(context_id: int, extents: list[tuple[int, int]], *, extended: b
         head, form = CONTEXT_COUNT.pack(context_id, len(extents)), EXTENDED_EXTENT
     else:
         head, form = CONTEXT.pack(context_id), COMPACT_EXTENT
-    return head + b"".join([form.pack(length, status) for length, status in extents])
+    numbers = [number for extent in extents for number in extent]
+    return head + pack(f">{len(numbers)}{form.format[-1]}", *numbers)
 
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:

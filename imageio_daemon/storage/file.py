@@ -128,10 +128,13 @@ class FileBackend:
             )
             if not result.records:
                 raise StorageError(errno.ENODATA, f"extents {self._path}", "fstat", f"offset={offset} length={length}")
-            for record in records[0 : result.records]:
-                yield Extent(record.start, record.length, zero=bool(record.hole))
-                length -= record.length
-                offset += record.length
+            # As plain numbers: an attribute of a record costs as much as all the rest of an extent.
+            numbers = memoryview(ffi.buffer(records, result.records * _EXTENT_SIZE)).cast("Q").tolist()
+            for start, size, hole in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+                yield Extent(start, size, hole == 1)
+            told = start + size - offset
+            length -= told
+            offset += told
 
     def interrupt(self) -> None:
         """End operations that were cancelled and wait for a thread."""
