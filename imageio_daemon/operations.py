@@ -229,12 +229,17 @@ async def extents_in(transfer: Transfer, context: Context, offset: int, length: 
 
 def readable_size(transfer: Transfer, backend: Backend) -> int:
     """Return the bytes that can be read: a ticket larger than the image serves what the image has."""
-    return min(transfer.ticket.size, backend.info.size)
+    size = backend.info.size
+    transfer.covered = size >= transfer.ticket.size
+    return min(transfer.ticket.size, size)
 
 
 def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
     """Raise OutOfRange unless the image holds the bytes, or grows."""
+    if transfer.covered:
+        return  # who calls has compared the range with the ticket
     info = backend.info
+    transfer.covered = info.size >= transfer.ticket.size
     if not info.can_grow and offset + length > info.size:
         size = readable_size(transfer, backend)
         raise OutOfRange(f"Requested range {offset}..{offset + length} is outside of the image's {size} bytes", size)

@@ -47,28 +47,27 @@ class Single:
     def write(self, piece: Slice, *, flush: bool) -> None:
         """Write the piece; flush: then put the image on stable storage."""
         self._flush = flush
-        self._start(lambda: self._backend.pwrite(self._op, piece, self._op.offset))
+        self._start(self._backend.pwrite, piece, self._op.offset)
 
     def read(self, piece: Slice) -> None:
         """Fill the piece."""
-        self._start(lambda: self._backend.pread(self._op, piece, self._op.offset))
+        self._start(self._backend.pread, piece, self._op.offset)
 
     def zero(self, *, flush: bool, fast_only: bool) -> None:
         """Make the range read as zeros by the fastest way that the ticket allows. fast_only: or fail with NotFast."""
         self._flush = flush
         self._zeroing = True
         allocate = not self._transfer.ticket.sparse
-        op = self._op
-        self._start(lambda: self._backend.zero(op, op.offset, op.length, allocate=allocate, fast_only=fast_only))
+        self._start(self._backend.zero, self._op.offset, self._op.length, allocate=allocate, fast_only=fast_only)
 
     def abandon(self) -> None:
         """Let go: nobody waits for the end any more."""
         self._ended = None
         self._let_go()
 
-    def _start(self, call: Callable[[], Awaitable[object]]) -> None:
+    def _start(self, call: Callable[..., Awaitable[object]], *arguments: object, **options: object) -> None:
         try:
-            self._pending = asyncio.ensure_future(call())
+            self._pending = asyncio.ensure_future(call(self._op, *arguments, **options))
         except Error as e:
             self._loop.call_soon(self._end, e)
         else:
@@ -86,7 +85,7 @@ class Single:
             self._transfer.zeroed(method if isinstance(method, ZeroMethod) else ZeroMethod.NONE, self._op.length)
         if error is None and self._flush:
             self._flush = False
-            self._start(lambda: self._backend.flush(self._op))
+            self._start(self._backend.flush)
         elif error is None and self._lasts and self._ended is not None:
             self._pending = None
             self._ended(None)

@@ -75,6 +75,8 @@ class Transfer:
         self._transferred = RangeSet()
         self._sums = _Sums()
         self._backend: Backend | None = None
+        #: The image has all bytes of the ticket, as far as is known: images only grow.
+        self.covered = False
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._identity: object = None  # of the image that is open
         self._open_task: asyncio.Task[None] | None = None

@@ -369,9 +369,9 @@ class Connection(asyncio.BufferedProtocol):
             self._serve_fast(head, int(head.fields.get("content-length", "0")))
         else:
             self._to_handler(data)
-        ahead = bytes(self._received_ahead)
-        self._received_ahead.clear()
-        if ahead:
+        if self._received_ahead:
+            ahead = bytes(self._received_ahead)
+            self._received_ahead.clear()
             self._received_ahead += self._pass_body(ahead)
         if not self._received_ahead:
             self.release_reading("ahead")

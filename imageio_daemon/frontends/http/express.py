@@ -5,13 +5,12 @@ Most requests of a transfer are such ones, and a task costs more than their work
 before its body came, goes to the fast lane, which finds and answers the reason once more: refusals are written once.
 """
 
-import contextlib
 import re
 import time
 from typing import Protocol
 
 from ...buffers import PAGE, Buffer
-from ...errors import Error, StorageError
+from ...errors import Error
 from ...operations import Buffers, readable_size
 from ...single import Single
 from ...storage.base import Backend
@@ -77,13 +76,15 @@ class Express:
         name, flush = target.groups()
         length = int(head.fields.get("content-length", "0"))
         short: Short | None = None
-        with contextlib.suppress(Error):  # it is found again, and answered, by the handlers
+        try:
             if head.method == "PUT":
                 short = self._put(head, line, name, length, flush=flush != "n")
             elif head.method == "GET" and not length and flush is None:
                 short = self._get(head, line, name)
             elif head.method == "PATCH" and 0 < length <= MAX_PATCH and flush is None:
                 short = ShortPatch(self, head, line, name, length)
+        except Error:
+            return None  # it is found again, and answered, by the handlers
         return short
 
     def attach(self, name: str, line: ExpressLine, access: Access) -> tuple[Transfer, Backend] | None:
@@ -117,9 +118,9 @@ class Express:
         if (found := self.attach(name, line, Access.READ)) is None:
             return None
         transfer, backend = found
-        size = readable_size(transfer, backend)
-        # A size below the ticket's may be an old one.
-        if size < transfer.ticket.size or wanted.last >= size:
+        size = transfer.ticket.size
+        # What is known of a smaller image may be old.
+        if not transfer.covered and readable_size(transfer, backend) < size:
             return None
         offset, length = wanted.resolve(size, size)
         start = PAGE + offset % PAGE
@@ -235,11 +236,11 @@ class ShortPut(Short):
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes that did not come into the target; return those behind the body."""
-        target = self.target
-        if target is None:
+        buffer = self._buffer
+        if buffer is None or not self.body.left:
             return data
-        count = min(len(target), len(data))
-        target[:count] = data[:count]
+        count = min(self.body.left, len(data))
+        buffer.view[self._place : self._place + count] = data if count == len(data) else data[:count]
         self.updated(count)
         return data[count:]
 
@@ -303,10 +304,7 @@ class ShortGet(Short):
             return
         if error is not None or buffer is None:
             self._release()
-            if isinstance(error, StorageError):
-                self._line.hand_over(self._head, b"")  # the image may have become shorter: it is looked at again
-            else:
-                super()._ended(error)
+            super()._ended(error)
             return
         self._sending = True
         self._close = self._line.must_close
