@@ -44,7 +44,7 @@ format: setup ## Format Python and C sources
 sanitize: setup ## Stress the C engine under the address, undefined-behaviour and thread sanitizers
 	tests/ioutil/stress/run
 
-bench: setup ## Measure beside ovirt-imageio, 40 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases; ONLY=qcow2)
+bench: setup ## Measure beside ovirt-imageio, 30 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases; ONLY=qcow2)
 	@benchmarks/setup
 ifneq ($(ONLY),qcow2)
 	@$(PYTHON) -m benchmarks.transfer $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
