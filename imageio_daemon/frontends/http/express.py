@@ -31,6 +31,7 @@ _FIELDS = frozenset(
         "accept-encoding",
         "authorization",
         "cache-control",
+        "connection",
         "content-length",
         "content-range",
         "content-type",
@@ -69,6 +70,8 @@ class Express:
     def take(self, head: Head, line: ExpressLine) -> "Short | None":
         """Return the request at work, or None: somebody else shall serve it. Then nothing has happened."""
         if head.version != "1.1" or not head.fields.keys() <= _FIELDS:
+            return None
+        if head.fields.get("connection", "keep-alive") != "keep-alive":
             return None
         target = _TARGET.fullmatch(head.target)
         if target is None:
