@@ -27,6 +27,17 @@ def images(impatient: Daemon, tmp_path: Path) -> MakeImage:
     return make_image(impatient, tmp_path)
 
 
+@pytest.fixture
+def narrow(make_daemon: MakeDaemon) -> Daemon:
+    """A daemon whose tickets may have eight connections."""
+    return make_daemon(daemon={"max_connections": 2})
+
+
+@pytest.fixture
+def narrow_images(narrow: Daemon, tmp_path: Path) -> MakeImage:
+    return make_image(narrow, tmp_path)
+
+
 def closed_after(connection: Connection, seconds: float) -> None:
     """Check that the server closes the connection, not much before and not long after this time."""
     started = time.monotonic()
@@ -159,10 +170,10 @@ def test_tls_without_a_handshake_is_closed(daemon: Daemon) -> None:
 
 
 def test_a_ticket_has_four_times_as_many_connections_as_it_tells(
-    impatient: Daemon, images: MakeImage, service_name: str
+    narrow: Daemon, narrow_images: MakeImage, service_name: str
 ) -> None:
-    image = images(inactivity_timeout=60)
-    connections = [impatient.connect(service_name) for _ in range(9)]
+    image = narrow_images()
+    connections = [narrow.connect(service_name) for _ in range(9)]
     try:
         for connection in connections[:8]:
             assert connection.get(image.url).status == 200
@@ -173,21 +184,21 @@ def test_a_ticket_has_four_times_as_many_connections_as_it_tells(
         # Those that are in are not disturbed, and one that leaves makes room.
         assert connections[0].get(image.url).status == 200
         connections[1].close()
-        eventually(lambda: impatient.status(image.ticket)["connections"] == 7, "the connection is gone")
-        with impatient.connect(service_name) as another:
+        eventually(lambda: narrow.status(image.ticket)["connections"] == 7, "the connection is gone")
+        with narrow.connect(service_name) as another:
             assert another.get(image.url).status == 200
     finally:
         for connection in connections:
             connection.close()
 
 
-def test_the_limit_is_for_one_ticket(impatient: Daemon, images: MakeImage) -> None:
-    first, second = images(inactivity_timeout=60), images()
-    connections = [impatient.connect("unix") for _ in range(8)]
+def test_the_limit_is_for_one_ticket(narrow: Daemon, narrow_images: MakeImage) -> None:
+    first, second = narrow_images(), narrow_images()
+    connections = [narrow.connect("unix") for _ in range(8)]
     try:
         for connection in connections:
             assert connection.get(first.url).status == 200
-        with impatient.connect("unix") as another:
+        with narrow.connect("unix") as another:
             assert another.get(second.url).status == 200
     finally:
         for connection in connections:

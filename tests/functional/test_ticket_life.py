@@ -51,11 +51,16 @@ def test_an_expired_ticket_still_has_a_status(image: Image, daemon: Daemon) -> N
     assert daemon.status(image.ticket)["expires"] <= now()
 
 
-@pytest.mark.parametrize("request_", ["GET", "OPTIONS", "PUT", "PATCH"])
+@pytest.mark.parametrize(
+    "request_", ["GET", "HEAD", "OPTIONS", "PUT", "PATCH", "GET /extents", "GET /checksum", "GET ?again"]
+)
 def test_a_completed_request_renews(client: Connection, image: Image, daemon: Daemon, request_: str) -> None:
+    method, _, rest = request_.partition(" ")
+    body = {"PUT": b"x", "PATCH": b'{"op": "flush"}'}.get(method)
+    if rest == "?again":
+        assert client.get(image.url).status == 200
     daemon.extend(image.ticket, 20)
-    body = {"PUT": b"x", "PATCH": b'{"op": "flush"}'}.get(request_)
-    assert client.request(request_, image.url, None, body).status == 200
+    assert client.request(method, f"{image.url}{rest}", None, body).status == 200
     eventually(lambda: daemon.status(image.ticket)["expires"] > now() + 250, "the ticket is renewed")
 
 
