@@ -39,6 +39,9 @@ START_TIMEOUT = 30.0
 #: More than the shutdown_timeout of a daemon under test.
 STOP_TIMEOUT = 20.0
 
+#: The most event loops that a daemon has if it is not told how many.
+MOST_LOOPS = 4
+
 #: What the log of a healthy daemon never holds.
 _ACCIDENTS = re.compile(r"Traceback \(most recent|never retrieved|never awaited|was destroyed|ResourceWarning|Fatal")
 
@@ -414,7 +417,20 @@ class Baseline:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._use_all_loops()
         self._descriptors = daemon.descriptors()
+
+    def _use_all_loops(self) -> None:
+        """Have every loop do storage I/O: each opens what it needs for that when it does so first, and keeps it."""
+        path = self._daemon.directory / "baseline"
+        path.write_bytes(bytes(4096))
+        ticket_id = self._daemon.add_ticket(path, 4096, inactivity_timeout=60)
+        with contextlib.ExitStack() as cleanup:
+            for _ in range(MOST_LOOPS):  # a new connection goes to the loop that has the fewest
+                connection = cleanup.enter_context(self._daemon.connect("unix"))
+                assert connection.get(f"/images/{ticket_id}").status == 200
+        eventually(lambda: self._daemon.status(ticket_id)["connections"] == 0, "nobody is connected")
+        self._daemon.remove(ticket_id)
 
     def check(self) -> None:
         """Wait until every descriptor that was opened since is closed."""
