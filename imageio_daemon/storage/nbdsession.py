@@ -4,6 +4,7 @@
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from .. import logs
@@ -54,18 +55,23 @@ class Session:
     async def open(cls, address: NbdAddress, options: Options, wanted: int) -> "Session":
         """Make at most `wanted` connections; at least one. Raises ServerGone."""
         first = await Connection.connect(address, options)
+        opened = [first]
         later = options._replace(greeting_timeout=min(GREETING_TIMEOUT, options.greeting_timeout))
-        others = await asyncio.gather(
-            *(Connection.connect(address, later) for _ in range(wanted - 1)), return_exceptions=True
-        )
-        connections = [first]
-        for other in others:
-            if isinstance(other, Connection) and other.agreed == first.agreed and not other.lost.done():
-                connections.append(other)
-            elif isinstance(other, Connection):
-                await other.close()
-            elif not isinstance(other, ServerGone):
-                raise other
+
+        async def open_another() -> None:
+            with suppress(ServerGone):
+                opened.append(await Connection.connect(address, later))
+
+        try:
+            await asyncio.gather(*(open_another() for _ in range(wanted - 1)))
+        except BaseException:
+            for connection in opened:
+                connection.abort(ServerGone(str(address), "nobody waits for it any more"))
+            raise
+        connections = [c for c in opened if c is first or (c.agreed == first.agreed and not c.lost.done())]
+        for connection in opened:
+            if connection not in connections:
+                await connection.close()
         agreed = first.agreed
         log.info(
             "connected to an NBD server",

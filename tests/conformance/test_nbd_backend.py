@@ -118,6 +118,16 @@ async def test_connections_that_are_not_greeted_are_done_without(
     assert {asked.connection for asked in server.asked} == {0}
 
 
+async def test_an_open_that_is_cancelled_leaves_no_connection(server: FakeNbd, open_nbd: Open) -> None:
+    server.greeted = 2
+    opening = asyncio.ensure_future(open_nbd(server, connections=3))
+    await eventually_async(lambda: server.connections == 3)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    await eventually_async(lambda: server.ended == 3)
+
+
 async def test_qemu_nbd_that_serves_one_connection_is_served_by_one(
     open_nbd: Open, pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ class FakeNbd:
     answer: Callable[[Asked], Awaitable[bytes | None]] | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    ended: int = 0  # connections
     refusal: Answers | None = None  # of GO
     #: What connections after the first are told of the size.
     later_size: int | None = None
@@ -80,6 +81,7 @@ class FakeNbd:
                 if self.hold is not None:
                     await self.hold.wait()
                 await self._transmit(number, reader, writer)
+        self.ended += 1
         writer.close()
 
     async def _negotiate(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
