@@ -149,7 +149,7 @@ def test_memory_does_not_grow_with_tickets_and_connections(own: Daemon, tmp_path
 
 def test_an_image_of_many_extents_costs_little_memory(own: Daemon, images: MakeImage) -> None:
     count = 300_000
-    image = images(size=8 * 1024**4)
+    image = images(size=8 * 1024**4, timeout=86400)  # to make the extents takes longer than a ticket usually lives
     with image.path.open("r+b") as file:
         for number in range(count):
             os.pwrite(file.fileno(), b"x", number * 16 * MiB)
