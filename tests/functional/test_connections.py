@@ -19,7 +19,7 @@ from tests.support.polling import eventually
 @pytest.fixture
 def impatient(make_daemon: MakeDaemon) -> Daemon:
     """A daemon that closes idle connections after a second."""
-    return make_daemon(daemon={"inactivity_timeout": 1, "max_connections": 2})
+    return make_daemon(daemon={"loops": 2, "inactivity_timeout": 1, "max_connections": 2})
 
 
 @pytest.fixture
