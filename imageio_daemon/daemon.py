@@ -28,6 +28,7 @@ from .storage.http import HttpBackend
 from .storage.managed import Image, ManagedBackend
 from .storage.nbd import NbdBackend
 from .storage.nbdconnection import Options
+from .storage.qemunbd import remove_leftovers
 from .tickets import Access, Ticket
 from .transfers import TransferStore
 
@@ -72,6 +73,7 @@ class Daemon:
         nbd = config.backend_nbd
         self._nbd_tls = tls.client_context(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
         self._sockets = self._open_sockets()
+        remove_leftovers(config.daemon.run_dir)  # with its sockets open nobody else uses the directory
         self._drop_privileges()
 
     async def main(self) -> int:
@@ -179,7 +181,7 @@ class Daemon:
         if nbd is not None:
             return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
         if ticket.format != "raw":
-            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths)
+            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap)
             run_dir = self._config.daemon.run_dir
             return await ManagedBackend.start(
                 image, options, run_dir=run_dir, connections=config.connections, writable=writable

@@ -18,6 +18,8 @@ MAX_ID = 255
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
+#: Longest name of a bitmap, in bytes: the limit of qcow2.
+MAX_BITMAP = 1023
 
 _FILE_URL = "file://"
 #: What an image file may be. It is never guessed: a guest decides what a raw image begins with.
@@ -43,6 +45,7 @@ class Ticket:
     `size` in bytes: nothing at or past it may be touched. `timeout` in seconds: how long it lives without use.
     `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
     `format`: of a file; `backing_chain`: with the files below it, not its top layer alone.
+    `bitmap`: that of it which tells what is dirty.
     """
 
     ticket_id: str = field(repr=False)  # the secret itself: whoever knows it has the access
@@ -57,6 +60,7 @@ class Ticket:
     dirty: bool = False
     format: str = "raw"
     backing_chain: bool = True
+    bitmap: str | None = None
 
     @classmethod
     def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
@@ -82,6 +86,7 @@ class Ticket:
             dirty=_optional(data, "dirty", bool, False),
             format=_format(_optional(data, "format", str, "raw"), url),
             backing_chain=_optional(data, "backing_chain", bool, True),
+            bitmap=_bitmap(_optional(data, "bitmap", str, None)),
         )
 
     @property
@@ -183,6 +188,12 @@ def _format(value: str, url: str) -> str:
     if value != "raw" and not url.startswith(_FILE_URL):
         raise InvalidRequest("Invalid ticket: 'format' is for file urls; other servers know theirs")
     return value
+
+
+def _bitmap(value: str | None) -> str | None:
+    if value is not None and (not value or _CONTROL.search(value)):
+        raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
+    return None if value is None else _text(value, "bitmap", MAX_BITMAP)
 
 
 def _filename(value: str | None) -> str | None:

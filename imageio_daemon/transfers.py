@@ -296,6 +296,8 @@ class Transfer:
         if ticket.format != "raw":
             status["format"] = ticket.format
             status["backing_chain"] = ticket.backing_chain
+        if ticket.bitmap is not None:
+            status["bitmap"] = ticket.bitmap
         if ticket.filename is not None:
             status["filename"] = ticket.filename
         return status

@@ -15,13 +15,15 @@ from .qemunbd import QemuNbd, in_thread
 class Image(NamedTuple):
     """An image file and how it is to be opened.
 
-    backing_chain: with the files below it. allowed: directories in which the files that it names may be.
+    backing_chain: with the files below it. allowed: directories in which the files that it names may be. bitmap: what
+    tells of changes.
     """
 
     path: str
     format: str
     backing_chain: bool
     allowed: Sequence[str]
+    bitmap: str | None = None
 
 
 class ManagedBackend(NbdBackend):
@@ -37,7 +39,9 @@ class ManagedBackend(NbdBackend):
         found = await in_thread(
             lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
         )
-        server = await QemuNbd.start(found, image.path, run_dir=run_dir, writable=writable, connections=connections)
+        server = await QemuNbd.start(
+            found, image.path, run_dir=run_dir, writable=writable, connections=connections, bitmap=image.bitmap
+        )
         try:
             backend = await cls.open(server.address, options, connections=connections, writable=writable)
         except BaseException:

@@ -30,6 +30,7 @@ POLL = 0.01
 #: How much of what it says is kept, in bytes: the last.
 MAX_MESSAGES = 4096
 
+DIRECTORY = "qemu-nbd-"
 SOCKET = "socket"
 PID_FILE = "pid"
 
@@ -54,13 +55,17 @@ class QemuNbd:
         self._ended: Future[str] = start_thread(lambda: self._follow(command))
 
     @classmethod
-    async def start(cls, chain: Chain, image: str, *, run_dir: str, writable: bool, connections: int) -> "QemuNbd":
-        """Start it and wait until it serves. image: the name of the image for logs.
+    async def start(
+        cls, chain: Chain, image: str, *, run_dir: str, writable: bool, connections: int, bitmap: str | None = None
+    ) -> "QemuNbd":
+        """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
 
         Raises StorageError: the program is missing, does not start in time, or ends at once and says why.
         """
         directory = await in_thread(lambda: _prepare(run_dir))
-        server = cls(_command(chain, directory, writable=writable, connections=connections), directory, image)
+        server = cls(
+            _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
+        )
         try:
             await server._serving()
         except BaseException:
@@ -165,18 +170,25 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     return await asyncio.wrap_future(start_thread(function))
 
 
+def remove_leftovers(run_dir: str) -> None:
+    """Remove what the servers of a daemon that was killed have left in its run directory. Blocks."""
+    for name in os.listdir(run_dir):
+        if name.startswith(DIRECTORY):
+            shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
+
+
 def _prepare(run_dir: str) -> str:
     """Return a new directory that only we can look into. Raises StorageError."""
     for program in ("qemu-nbd", "setpriv"):
         if shutil.which(program) is None:
             raise StorageError(errno.ENOENT, "start qemu-nbd", program, "(is qemu-utils installed?)")
     try:
-        return tempfile.mkdtemp(prefix="qemu-nbd-", dir=run_dir)
+        return tempfile.mkdtemp(prefix=DIRECTORY, dir=run_dir)
     except OSError as e:
         raise StorageError(e.errno or errno.EIO, "start qemu-nbd", "mkdtemp", f"({run_dir})") from None
 
 
-def _command(chain: Chain, directory: str, *, writable: bool, connections: int) -> Sequence[str]:
+def _command(chain: Chain, directory: str, *, writable: bool, connections: int, bitmap: str | None) -> Sequence[str]:
     node = {**chain.node, "discard": "unmap", "detect-zeroes": "off", "read-only": not writable}
     return [
         *("setpriv", "--pdeathsig", "TERM", "--", "qemu-nbd"),
@@ -189,6 +201,7 @@ def _command(chain: Chain, directory: str, *, writable: bool, connections: int) 
         "--detect-zeroes=off",
         "--allocation-depth",
         *(() if writable else ("--read-only",)),
+        *(() if bitmap is None else (f"--bitmap={bitmap}",)),
         # Never an option, never a path to be probed: all is said in here, the format of each file too.
         "json:" + json.dumps(node),
     ]

@@ -36,7 +36,8 @@ async def server(image: Path, run_dir: Path) -> AsyncIterator[QemuNbd]:
 
 
 def pid(server: QemuNbd) -> int:
-    return int((Path(server.address.socket).parent / "pid").read_text())
+    assert server._process is not None
+    return server._process.pid
 
 
 def flags_of(process: int, opened: Path) -> int:

@@ -195,6 +195,34 @@ def test_the_top_layer_alone(client: Connection, daemon: Daemon, images: Path, t
     ]
 
 
+def test_what_changed_since_a_bitmap_is_told(client: Connection, daemon: Daemon, images: Path) -> None:
+    image = create(images / "bitmap.qcow2")
+    qemu_img("bitmap", "--add", "-f", "qcow2", image, "since-monday")
+    subprocess.check_call(["qemu-io", "-f", "qcow2", "-c", "write -q -P 7 2M 1M", image])
+    fields = {"format": "qcow2", "dirty": True, "bitmap": "since-monday", "ops": ["read"]}
+    ticket = daemon.add_ticket(image, SIZE, **fields)
+    extents = client.get(f"/images/{ticket}/extents?context=dirty").json()
+    assert [(each["start"], each["length"]) for each in extents if each["dirty"]] == [(2 * MiB, MiB)]
+    assert daemon.status(ticket)["bitmap"] == "since-monday"
+
+
+def test_a_bitmap_that_is_not_there_is_an_error(client: Connection, daemon: Daemon, images: Path) -> None:
+    ticket = daemon.add_ticket(create(images / "none.qcow2"), SIZE, format="qcow2", dirty=True, bitmap="none")
+    assert client.get(f"/images/{ticket}/extents?context=dirty").status == 500
+    daemon.log.wait_for("none.qcow2.*qemu-nbd: .*Bitmap 'none'")
+
+
+def test_what_a_killed_daemon_left_is_removed_at_the_next_start(make_daemon: MakeDaemon, images: Path) -> None:
+    daemon = make_daemon()
+    ticket = daemon.add_ticket(create(images / "left.qcow2"), SIZE, format="qcow2")
+    with daemon.connect("tls") as client:
+        assert client.get(f"/images/{ticket}").status == 200
+    daemon.kill()
+    assert list(daemon.directory.glob("qemu-nbd-*"))
+    daemon.restart()
+    assert not list(daemon.directory.glob("qemu-nbd-*"))
+
+
 def test_a_raw_image_that_begins_like_qcow2_stays_raw(
     client: Connection, daemon: Daemon, images: Path, tmp_path: Path
 ) -> None:
@@ -296,8 +324,9 @@ def test_the_disk_is_full(daemon: Daemon, small_filesystem: Path) -> None:
     image = create(small_filesystem / "image.qcow2", size=64 * MiB)
     ticket = daemon.add_ticket(image, 64 * MiB, format="qcow2")
     with daemon.connect("tls") as client:
-        assert client.put(f"/images/{ticket}", pattern(16 * MiB)).status == 500
+        assert client.put(f"/images/{ticket}", pattern(MiB)).status == 200
+        assert client.put_at(f"/images/{ticket}", MiB, pattern(16 * MiB)).status == 500
     with daemon.connect("tls") as client:
-        assert client.get(f"/images/{ticket}", {"Range": "bytes=0-4095"}).body == pattern(4096)
+        assert client.get(f"/images/{ticket}", {"Range": f"bytes=0-{MiB - 1}"}).body == pattern(MiB)
     daemon.log.wait_for("ENOSPC")
     daemon.remove(ticket)

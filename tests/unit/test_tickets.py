@@ -59,6 +59,7 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         ("dirty", "yes"),
         ("format", None),
         ("backing_chain", 1),
+        ("bitmap", None),
     ],
 )
 def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
@@ -221,3 +222,9 @@ def test_unknown_format_is_refused(name: str) -> None:
 def test_format_of_another_servers_image_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="format"):
         ticket(url=url, format="qcow2")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "x" * 1024])
+def test_name_of_a_bitmap_that_cannot_be_one_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="bitmap"):
+        ticket(format="qcow2", dirty=True, bitmap=name)
