@@ -3,8 +3,8 @@
 
 python -m benchmarks.qcow2 [--rounds N] [--size GIB] [--data MIB] [--directory DIR] [--output DIR]
 
-The same client sends the same requests to both servers: PUT of 4 MiB of data at most, PATCH zero of each hole, on 4
-connections to the unix socket, and a flush at the end. `make bench ONLY=qcow2` runs this.
+The same client sends the same requests to both servers: PUT of 4 MiB of data at most, PATCH zero of each hole, on 1 or
+4 connections to the unix socket, and a flush at the end. `make bench ONLY=qcow2` runs this.
 """
 
 import argparse
@@ -28,12 +28,12 @@ from benchmarks import machine
 from benchmarks.cases import GiB, MiB
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
-from benchmarks.servers import PROGRAMS, PROJECT, THEIRS, Server, running
+from benchmarks.servers import OURS, PROGRAMS, PROJECT, THEIRS, Server, running
 from tests.support.daemon import Certificates
 from tests.support.http_client import Connection, connect_unix
 from tests.support.nbdservers import make_qcow2, qemu_nbd
 
-CONNECTIONS = 4
+CONNECTIONS = (1, 4)
 PIECE = 4 * MiB
 CONVERT = "qemu-img convert"
 #: qemu-nbd as production runs it; without direct I/O where the file system has none.
@@ -97,7 +97,9 @@ def _run(options: argparse.Namespace) -> None:
             stack.enter_context(running(program, certificates, run_directory / program.name)) for program in PROGRAMS
         ]
         ways: dict[str, Callable[[Path], Upload]] = {
-            server.name: partial(_upload, server, source, parts, direct) for server in servers
+            _way(server.name, connections): partial(_upload, server, source, parts, direct, connections)
+            for connections in CONNECTIONS
+            for server in servers
         }
         ways[CONVERT] = partial(_convert, source, direct)
         results: dict[str, list[Upload]] = {name: [] for name in ways}
@@ -111,6 +113,10 @@ def _run(options: argparse.Namespace) -> None:
                 print(f"{number + 1}/{options.rounds} {name}: {results[name][-1].seconds:.2f} s", file=sys.stderr)
         data = sum(part.length for part in parts if part.data)
         _write(options.output, results, data, len(parts), warning)
+
+
+def _way(program: str, connections: int) -> str:
+    return f"{program}, {connections} connection{'s' if connections > 1 else ''}"
 
 
 def _make_source(directory: Path, size: int, data: int) -> Path:
@@ -156,14 +162,16 @@ def _takes_direct_io(directory: Path) -> bool:
     return True
 
 
-def _upload(server: Server, source: Path, parts: Sequence[Part], options: Sequence[str], target: Path) -> Upload:
+def _upload(
+    server: Server, source: Path, parts: Sequence[Part], options: Sequence[str], connections: int, target: Path
+) -> Upload:
     size = source.stat().st_size
     with qemu_nbd(target, "qcow2", *options) as nbd:
         assert nbd.process is not None
         ticket = server.add_ticket(nbd.url, size, sparse=True, ops=["write"])
         server_cpu, nbd_cpu = _cpu(server.pid), _cpu(nbd.process.pid)
         started = time.monotonic()
-        _send_all(server, f"/images/{ticket}", source, parts)
+        _send_all(server, f"/images/{ticket}", source, parts, connections)
         seconds = time.monotonic() - started
         used = Upload(seconds, _cpu(server.pid) - server_cpu, _cpu(nbd.process.pid) - nbd_cpu)
         server.remove_ticket(ticket)
@@ -172,13 +180,13 @@ def _upload(server: Server, source: Path, parts: Sequence[Part], options: Sequen
     return used
 
 
-def _send_all(server: Server, url: str, source: Path, parts: Sequence[Part]) -> None:
+def _send_all(server: Server, url: str, source: Path, parts: Sequence[Part], connections: int) -> None:
     todo: queue.SimpleQueue[Part] = queue.SimpleQueue()
     for part in parts:
         todo.put(part)
     failures: list[Exception] = []
     threads = [
-        threading.Thread(target=_send_some, args=(server, url, source, todo, failures)) for _ in range(CONNECTIONS)
+        threading.Thread(target=_send_some, args=(server, url, source, todo, failures)) for _ in range(connections)
     ]
     for thread in threads:
         thread.start()
@@ -252,24 +260,17 @@ def _children_cpu() -> float:
 
 
 def _write(output: Path, results: dict[str, list[Upload]], data: int, parts: int, warning: str | None) -> None:
-    theirs = statistics.median(upload.seconds for upload in results[THEIRS.name])
     rows = []
     for name, uploads in results.items():
         seconds, cpu, nbd = (statistics.median(column) for column in zip(*uploads, strict=True))
-        rows.append(
-            (
-                name,
-                f"{seconds:.2f}",
-                f"{data / MiB / seconds:.0f}",
-                f"{theirs / seconds:.2f}",
-                f"{cpu:.2f}",
-                f"{nbd:.2f}",
-            )
-        )
+        rival = name.replace(OURS.name, THEIRS.name) if name != CONVERT else _way(THEIRS.name, CONNECTIONS[-1])
+        ratio = statistics.median(upload.seconds for upload in results[rival]) / seconds
+        rate = data / MiB / seconds
+        rows.append((name, f"{seconds:.2f}", f"{rate:.0f}", f"{ratio:.2f}", f"{cpu:.2f}", f"{nbd:.2f}"))
     header = ("into qcow2 through qemu-nbd", "s", "MiB/s of data", f"speed / {THEIRS.name}", "CPU s", "qemu-nbd CPU s")
     rounds = len(next(iter(results.values())))
     text = (
-        f"{data // MiB} MiB of data in {parts} parts, {CONNECTIONS} connections, {rounds} rounds in turns, medians; "
+        f"{data // MiB} MiB of data in {parts} parts, {rounds} rounds in turns, medians; "
         f"to reach: {GOAL} times the speed of {THEIRS.name}.\n\n{table(header, rows)}"
     )
     if warning:
