@@ -16,7 +16,8 @@ DATA_FILE_BIT = 4
 
 
 def create(path: Path, image_format: str, *options: str, size: str = "8M") -> Path:
-    subprocess.check_call(["qemu-img", "create", "-q", "-f", image_format, *options, path, size])
+    # A data file of that name is made in the working directory.
+    subprocess.check_call(["qemu-img", "create", "-q", "-f", image_format, *options, path, size], cwd=path.parent)
     return path
 
 
