@@ -104,9 +104,10 @@ def _run(options: argparse.Namespace) -> None:
         ways[CONVERT] = partial(_convert, source, direct)
         results: dict[str, list[Upload]] = {name: [] for name in ways}
         for number in range(options.rounds):
-            for name, way in ways.items():
+            names = list(ways)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
                 target = make_qcow2(directory / "target.qcow2", source.stat().st_size)
-                results[name].append(way(target))
+                results[name].append(ways[name](target))
                 if number == 0:
                     _check(source, target)
                 target.unlink()

@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 #: Bytes handed to the transport at once under TLS: it encrypts all of it before it sends any. In the clear it sends
 #: from the memory itself.
 MOST_ENCRYPTED = 1 * MiB
-#: Memory of the kernel for what the server has not received yet. With the usual 208 KiB a WRITE of 4 MiB takes the loop
-#: 20 turns. The kernel may allow less.
-SEND_BUFFER = 2 * MiB
 #: Memory for the negotiation's replies.
 _NEGOTIATION = 16 * KiB
 #: Characters of a server's text that are logged.
@@ -281,9 +278,9 @@ class Connection(asyncio.BufferedProtocol):
         # uvloop's transports are not below asyncio's classes.
         self._take_transport(cast(asyncio.Transport, transport))
         sock = transport.get_extra_info("socket")
-        if sock is not None and self._address.socket:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        elif sock is not None:  # TCP finds its sizes itself
+        # A unix socket keeps its 208 KiB: with 4 MiB an upload on one connection took 1.35 instead of 1.14 s. Memory of
+        # the kernel that is used again at once is still in the processor's cache.
+        if sock is not None and not self._address.socket:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
