@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
 
-.PHONY: help setup demo run test soak test-oldest lint format sanitize bench bench-nbd clean
+.PHONY: help setup demo run test soak test-oldest lint format sanitize bench bench-client bench-nbd clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -52,6 +52,10 @@ endif
 ifneq ($(filter $(or $(ONLY),$(QUICK),qcow2),qcow2),)
 	@$(PYTHON) -m benchmarks.qcow2 $(if $(filter qcow2,$(ONLY)),$(ARGS))
 endif
+
+bench-client: setup ## Measure imageio-client beside ovirt-imageio's client, qemu-img and dd, 2 minutes
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.client $(ARGS)
 
 bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 10 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup

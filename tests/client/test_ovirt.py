@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client with another server of the same protocol: ovirt-imageio, if benchmarks/setup has installed it."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.servers import OVIRT_IMAGEIO, THEIRS, Server, running
+from imageio_daemon.client import Refused, Settings, checksum, download, info, upload
+from tests.client.conftest import SIZE
+from tests.client.proxy import Proxy
+from tests.support.daemon import Certificates
+from tests.support.images import pattern
+
+pytestmark = pytest.mark.skipif(
+    not OVIRT_IMAGEIO.exists(), reason="ovirt-imageio is not installed: benchmarks/setup does it"
+)
+
+
+@pytest.fixture(scope="module")
+def server(certificates: Certificates) -> Iterator[Server]:
+    """Run the other server."""
+    # Not below pytest's directory: the path of a unix socket may have 107 bytes.
+    directory = tempfile.mkdtemp(prefix="ovirt-")
+    try:
+        with running(THEIRS, certificates, Path(directory) / "server") as started:
+            yield started
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(params=[True, False], ids=["unix", "tls"])
+def foreign(request: pytest.FixtureRequest, certificates: Certificates) -> Settings:
+    """Reach it by its unix socket, and by TLS."""
+    return Settings(cafile=str(certificates.cafile), local=request.param)
+
+
+@pytest.fixture
+def source(source: Path) -> Path:
+    """An image of whole blocks: that server rounds the size of others up."""
+    os.truncate(source, SIZE)
+    return source
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """An image that is as large as the source and full of other data."""
+    path = tmp_path / "target"
+    path.write_bytes(b"\xff" * (SIZE))
+    return path
+
+
+def port_of(server: Server) -> int:
+    return int(server.address("tls").partition(":")[2])
+
+
+def url(server: Server, image: Path) -> str:
+    return f"https://localhost:{port_of(server)}/images/{server.add_ticket(image, SIZE)}"
+
+
+def test_image_goes_up_and_down(server: Server, foreign: Settings, source: Path, target: Path, tmp_path: Path) -> None:
+    there = url(server, target)
+    done = upload(source, there, settings=foreign, verify=True)
+    assert done.local is foreign.local
+    assert target.read_bytes() == source.read_bytes()
+    download(there, tmp_path / "copy", settings=foreign, verify=True)
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_questions_are_answered(server: Server, foreign: Settings, source: Path) -> None:
+    there = url(server, source)
+    assert info(there, settings=foreign).size == SIZE
+    assert checksum(there, settings=foreign) == checksum(source)
+
+
+def test_broken_connections_are_made_anew(
+    server: Server, certificates: Certificates, source: Path, target: Path
+) -> None:
+    budgets = iter([100_000, 2_000_000, 3_000_000])
+    ticket = server.add_ticket(target, SIZE)
+    with Proxy(port_of(server), lambda: next(budgets, 2**40)) as proxy:
+        settings = Settings(cafile=str(certificates.cafile), local=False, connections=1)
+        upload(source, f"https://localhost:{proxy.port}/images/{ticket}", settings=settings)
+    assert target.read_bytes() == source.read_bytes()
+    assert proxy.broken >= 2
+
+
+def test_refusals_are_told(server: Server, foreign: Settings, tmp_path: Path, target: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(pattern(SIZE + 1))
+    with pytest.raises(Refused, match="does not fit"):
+        upload(large, url(server, target), settings=foreign)
