@@ -14,6 +14,7 @@ from ..nbdproto.clientreplies import ClientReplies, ClientRequest
 from ..nbdproto.constants import Command, ErrorNumber
 from ..nbdproto.messages import BadMagic
 from ..nbdurl import NbdAddress
+from ..transports import pause_when_anything_waits
 from ..units import KiB, MiB
 from .base import Operation
 
@@ -174,8 +175,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_transport(self, transport: asyncio.Transport) -> None:
         self._open_transport = transport
-        # Paused as soon as anything waits, resumed when nothing does: then all that was written has left our memory.
-        transport.set_write_buffer_limits(high=1, low=0)
+        # When writing resumes, all that was written has left our memory.
+        pause_when_anything_waits(transport)
 
     def _hang_up(self) -> None:
         """End a connection that did not come about, with the goodbye that the negotiation may have left."""

@@ -16,6 +16,7 @@ from typing import cast
 from ... import logs
 from ...errors import Error, InvalidRequest, PeerGone, Truncated
 from ...transfers import Transfer
+from ...transports import pause_when_anything_waits
 from ...units import KiB, MiB
 from ..watchdog import Watchdog, unsent
 from . import errors, fastlane
@@ -112,10 +113,9 @@ class Connection(asyncio.BufferedProtocol):
         """Begin to serve, or refuse when there are too many."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._transport = transport
-        # Writing is paused until the transport holds nothing more, so that drained() can tell. 0 and 0 would never
-        # resume under TLS (uvloop 0.23).
-        transport.set_write_buffer_limits(high=1, low=0)
         self._tls = transport.get_extra_info("sslcontext") is not None
+        # Writing is paused until the transport holds nothing more, so that drained() can tell.
+        pause_when_anything_waits(transport)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.peer = f"{peer[0]}:{peer[1]}"

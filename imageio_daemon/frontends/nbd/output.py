@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ...buffers import Buffer
+from ...transports import pause_when_anything_waits
 from ...units import MiB
 from .share import Share
 
@@ -24,9 +25,8 @@ class Output:
     pausing are set so that it pauses as soon as anything is left and resumes when nothing is.
     """
 
-    def __init__(self, transport: asyncio.Transport, share: Share, on_sent: Callable[[], None], *, tls: bool) -> None:
-        # Under TLS the transport pauses at `high`, otherwise above it.
-        transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
+    def __init__(self, transport: asyncio.Transport, share: Share, on_sent: Callable[[], None]) -> None:
+        pause_when_anything_waits(transport)
         self._transport = transport
         self._share = share
         self._on_sent = on_sent

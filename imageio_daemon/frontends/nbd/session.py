@@ -47,7 +47,7 @@ class Session(asyncio.BufferedProtocol):
         self._tls = tls
         self._on_lost = on_lost
         self._share = Share(buffers.pool)
-        self._output = Output(transport, self._share, self._progress, tls=tls)
+        self._output = Output(transport, self._share, self._progress)
         self._commands = Commands(
             attachment.transfer,
             backend,
