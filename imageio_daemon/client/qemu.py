@@ -14,7 +14,7 @@ from ..extents import Extent
 from ..units import MiB
 from .errors import LocalError, Usage
 from .nbdimage import NbdImage
-from .source import identity_of, open_image
+from .source import changed, identity_of, open_image
 from .tar import Member
 from .target import publish
 
@@ -114,10 +114,11 @@ class QemuSource:
     portion = 32 * MiB
 
     def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:
+        self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
         self.identity: Mapping[str, object] = {
             "format": format_name,
             "member": list(member) if member else None,
-            "files": [identity_of(file) for file in ([path] if member else _chain(path, format_name))],
+            "files": list(self._files.values()),
         }
         self._server = QemuNbd(path, format_name, member=member)
         self.size = self._server.image.size
@@ -129,6 +130,12 @@ class QemuSource:
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
         self._server.image.read(offset, buffer)
+
+    def check(self) -> None:
+        """Compare sizes and times of change of all files."""
+        for file, opened in self._files.items():
+            if identity_of(file) != opened:
+                raise changed(file)
 
     def stop(self) -> None:
         """Do nothing: reads end by themselves."""

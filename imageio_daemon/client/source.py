@@ -35,6 +35,9 @@ class Source(Protocol):
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer. Raises LocalError."""
 
+    def check(self) -> None:
+        """Raise LocalError if it is known to have changed since it was opened."""
+
     def stop(self) -> None:
         """Let reads that wait raise Stopped."""
 
@@ -54,7 +57,8 @@ class FileSource:
             end = os.lseek(self._fd, 0, os.SEEK_END)
             self._offset = offset
             self.size = end - offset if size is None else size
-            self.identity = identity(self._fd) | {"offset": offset, "length": self.size}
+            self._opened = identity(self._fd)
+            self.identity = self._opened | {"offset": offset, "length": self.size}
         except OSError as e:
             os.close(self._fd)
             raise LocalError(f"can't read {path}: {e.strerror}") from e
@@ -82,11 +86,13 @@ class FileSource:
                     f"can't read {self._path} at byte {position}: {e.strerror} (qemu-img or ddrescue can save the rest)"
                 ) from e
             if count == 0:
-                raise LocalError(
-                    f"{self._path} became shorter during the upload: it ends at byte {position}. "
-                    "Upload anew when nobody writes to it"
-                )
+                raise self._shorter(position)
             filled += count
+
+    def check(self) -> None:
+        """Compare size and time of change."""
+        if identity(self._fd) != self._opened:
+            raise changed(self._path)
 
     def stop(self) -> None:
         """Do nothing: reads of a file end by themselves."""
@@ -99,11 +105,20 @@ class FileSource:
         try:
             return os.lseek(self._fd, offset, whence)
         except OSError as e:
-            if e.errno == errno.ENXIO:  # no data from here on
+            if e.errno == errno.ENXIO:  # no data from here on, or no file any more
+                end = os.lseek(self._fd, 0, os.SEEK_END)
+                if end < self._offset + self.size:
+                    raise self._shorter(end) from e
                 return self._offset + self.size
             if e.errno == errno.EINVAL:  # block devices don't know their holes
                 return offset if whence == os.SEEK_DATA else self._offset + self.size
             raise LocalError(f"can't find the holes of {self._path}: {e.strerror}") from e
+
+    def _shorter(self, end: int) -> LocalError:
+        return LocalError(
+            f"{self._path} became shorter during the upload: it ends at byte {end}. "
+            "Upload anew when nobody writes to it"
+        )
 
 
 class StreamSource:
@@ -135,6 +150,9 @@ class StreamSource:
             if offset + len(buffer) == self.size and self._readinto(memoryview(bytearray(1))):
                 raise LocalError(f"the input is longer than the {self.size} bytes that --size says")
 
+    def check(self) -> None:
+        """Do nothing: a stream is read once."""
+
     def stop(self) -> None:
         """Wake those who wait for their turn."""
         self._turns.stop()
@@ -153,6 +171,11 @@ def identity(fd: int) -> dict[str, object]:
     """Return what changes when an open file is changed or replaced."""
     status = os.fstat(fd)
     return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime": status.st_mtime_ns}
+
+
+def changed(path: Path) -> LocalError:
+    """Return the error for a source that somebody wrote to: what was sent is neither the old nor the new content."""
+    return LocalError(f"{path} was changed during the upload: upload anew when nobody writes to it")
 
 
 def identity_of(path: Path) -> dict[str, object]:

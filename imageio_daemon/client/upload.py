@@ -10,7 +10,7 @@ from pathlib import Path
 from ..units import MiB
 from . import workers
 from .digest import Digest
-from .errors import ChecksumMismatch, FlushFailed, Refused
+from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused
 from .image import Image
 from .plan import Queue, units
 from .progress import Counter, Progress, Report
@@ -142,10 +142,11 @@ class Upload:
             raise
 
     def _finish(self, image: Image) -> str | None:
-        self._flush(image)
         try:
+            self._source.check()
+            self._flush(image)
             checksum = self._verify(image, self._digest) if self._digest else None
-        except ChecksumMismatch:
+        except (ChecksumMismatch, LocalError):
             self._forget()
             raise
         self._forget()

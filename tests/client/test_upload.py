@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploads by the library, against the daemon."""
 
+import contextlib
 import io
 import os
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import ChecksumMismatch, LocalError, Progress, Refused, ServerFailed, Settings, Usage, upload
+from imageio_daemon.client.qemu import run_qemu_img
+from imageio_daemon.client.source import FileSource
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -200,3 +203,28 @@ def test_source_that_became_shorter_is_told(daemon: Daemon, tls: Settings, new_i
     # Claims 4096 bytes, has a few.
     with pytest.raises(LocalError, match="became shorter"):
         upload("/sys/kernel/uevent_seqnum", daemon.url(new_image(size=4 * KiB).ticket), settings=tls)
+
+
+def test_sparse_source_that_became_shorter_is_told(source: Path) -> None:
+    opened = FileSource(source)
+    with contextlib.closing(opened):
+        extents = opened.extents()
+        next(extents)
+        os.truncate(source, 2 * MiB)
+        with pytest.raises(LocalError, match=f"became shorter during the upload: it ends at byte {2 * MiB}"):
+            list(extents)
+
+
+@pytest.mark.parametrize("format_name", ["raw", "qcow2"])
+def test_source_that_was_changed_is_told(
+    daemon: Daemon, tls: Settings, tmp_path: Path, new_image: MakeImage, format_name: str
+) -> None:
+    source = tmp_path / "source"
+    run_qemu_img("create", "-q", "-f", format_name, str(source), "1M")
+
+    def change(_: Progress) -> None:
+        os.utime(source, ns=(1, 1))
+
+    with pytest.raises(LocalError, match="source was changed during the upload: upload anew"):
+        upload(source, daemon.url(new_image(size=MiB).ticket), settings=tls, format=format_name, progress=change)
+    assert not list(tmp_path.glob("*.imageio-upload"))
