@@ -45,18 +45,23 @@ class Connection:
         self.endpoint = endpoint
         self._stop = stop
         self._http: _HTTPConnection | None = None
+        self._socket: socket.socket | None = None  # http.client forgets it after "Connection: close"
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
         if self._http is not None:
-            if self._http.sock is not None:
-                self._stop.discard(self._http.sock)
             self._http.close()
             self._http = None
+        if self._socket is not None:
+            self._stop.discard(self._socket)
+            self._socket.close()
+            self._socket = None
 
     def is_same_host(self) -> bool:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
-        return is_same_host(self._connected().sock)
+        with self.translated():
+            _, sock = self._connected()
+            return is_same_host(sock)
 
     def request(
         self,
@@ -90,8 +95,8 @@ class Connection:
         timeout: float,
         expected: tuple[int, ...],
     ) -> http.client.HTTPResponse:
-        http_connection = self._connected()
-        http_connection.sock.settimeout(DATA_TIMEOUT)
+        http_connection, sock = self._connected()
+        sock.settimeout(DATA_TIMEOUT)
         try:
             http_connection.request(method, path, body, headers)
         except TimeoutError:
@@ -100,7 +105,7 @@ class Connection:
             # A server that refuses a request answers before it has read the body, and then stops reading: whatever
             # went wrong while we sent, the answer tells why.
             pass
-        http_connection.sock.settimeout(timeout)
+        sock.settimeout(timeout)
         response = http_connection.getresponse()
         if response.status in expected:
             return response
@@ -108,17 +113,20 @@ class Connection:
         self.close()
         raise _failure(self.endpoint.peer, method, response.status, reason)
 
-    def _connected(self) -> "_HTTPConnection":
-        if self._http is None:
-            self._stop.check()
-            sock = self._connect()
-            try:
-                self._stop.add(sock)
-            except Stopped:
-                sock.close()
-                raise
-            self._http = _HTTPConnection(self.endpoint, sock)
-        return self._http
+    def _connected(self) -> "tuple[_HTTPConnection, socket.socket]":
+        if self._http is not None and self._socket is not None and self._http.sock is not None:
+            return self._http, self._socket
+        self.close()  # what the server has announced to close
+        self._stop.check()
+        sock = self._connect()
+        try:
+            self._stop.add(sock)
+        except Stopped:
+            sock.close()
+            raise
+        self._socket = sock
+        self._http = _HTTPConnection(self.endpoint, sock)
+        return self._http, self._socket
 
     def _connect(self) -> socket.socket:
         peer = self.endpoint.peer
@@ -174,7 +182,7 @@ class Body:
 class _HTTPConnection(http.client.HTTPConnection):
     """HTTP over a socket that is connected."""
 
-    sock: socket.socket
+    sock: socket.socket | None
     auto_open = 0
 
     def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:

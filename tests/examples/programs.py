@@ -79,6 +79,8 @@ def features(*names: str) -> bytes:
 class ScriptedServer:
     """A server that gives one client the answers of a list, whatever it asks, and then closes the connection.
 
+    An answer with "Connection: close" ends its connection, and the next answer is for the next one.
+
     early: the last answer comes before the body of the request was read. hang: the connection stays open at the end
     and nothing is answered any more.
     """
@@ -109,13 +111,22 @@ class ScriptedServer:
         self._listener.close()
 
     def _serve(self) -> None:
+        answers = list(self._answers)
+        self._serve_connection(answers)
+        while answers:
+            self._serve_connection(answers)
+
+    def _serve_connection(self, answers: list[bytes]) -> None:
         connection, _ = self._listener.accept()
         with connection, connection.makefile("rb") as stream:
-            for number, raw in enumerate(self._answers, 1):
+            while answers:
                 length = self._read_head(stream)
-                if not (self._early and number == len(self._answers)):
+                if not (self._early and len(answers) == 1):
                     self.bodies.append(stream.read(length))
+                raw = answers.pop(0)
                 connection.sendall(raw)
+                if answers and b"\r\nConnection: close\r\n" in raw:
+                    return
             self.done.set()
             if self._early:
                 connection.shutdown(socket.SHUT_WR)
