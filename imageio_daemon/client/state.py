@@ -46,7 +46,7 @@ class StateFile:
             raise LocalError(f"can't read {self.path}: {e.strerror}") from e
         try:
             content = json.loads(text if len(text) <= MAX_FILE else b"")
-            done = [(int(start), int(end)) for start, end in content.pop("done")]
+            done = [_range(start, end) for start, end in content.pop("done")]
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise StateMismatch(f"{self.path} is not the state of an upload: remove it to start anew") from e
         for part in ("version", "source", "target"):
@@ -72,6 +72,12 @@ class StateFile:
         """Remove the file, if there is one."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+
+def _range(start: object, end: object) -> tuple[int, int]:
+    if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        raise ValueError("not a range")
+    return start, end
 
 
 class Confirmed:

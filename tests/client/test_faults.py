@@ -18,6 +18,7 @@ from imageio_daemon.client import (
     Temporary,
     Uploaded,
     download,
+    info,
     upload,
 )
 from imageio_daemon.client.source import FileSource
@@ -139,9 +140,42 @@ def test_changed_source_is_refused(interrupted: tuple[str, Image], full: Path, o
         upload(full, interrupted[0], settings=one)
 
 
+@pytest.mark.parametrize("position", [0, 8 * MiB - 1])
+def test_target_that_lost_what_was_sent_is_refused(
+    interrupted: tuple[str, Image], full: Path, one: Settings, position: int
+) -> None:
+    url, target = interrupted
+    with target.path.open("r+b") as f:
+        f.seek(position)
+        f.write(bytes(1))
+    with pytest.raises(StateMismatch, match="the target has something else there: remove the file"):
+        upload(full, url, settings=one)
+
+
+def test_new_target_of_the_same_url_gets_all(
+    daemon: Daemon, full: Path, one: Settings, new_image: MakeImage, tmp_path: Path
+) -> None:
+    target = new_image(size=12 * MiB, sparse=True)
+    budgets = iter([9 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = proxied(proxy, target)
+        with pytest.raises(Temporary):
+            upload(full, url, settings=one, checkpoint=0)
+        ticket = {
+            name: daemon.status(target.ticket)[name] for name in ("uuid", "url", "size", "timeout", "ops", "sparse")
+        }
+        daemon.remove(target.ticket)
+        os.truncate(target.path, 0)
+        os.truncate(target.path, 12 * MiB)
+        daemon.put_ticket(ticket)
+        assert upload(full, url, settings=one).progress.skipped == 0
+    assert target.content() == full.read_bytes()
+
+
 def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
     url, target = interrupted
     with target.path.open("r+b") as f:
+        f.seek(MiB)
         f.write(b"somebody else")
     with pytest.raises(ChecksumMismatch, match="upload anew"):
         upload(full, url, settings=one, verify=True)
@@ -149,7 +183,7 @@ def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: 
     assert target.content() == full.read_bytes()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": 3}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": [[2, 1]]}', '{"done": 3}'])
 def test_file_that_is_no_state_is_refused(
     daemon: Daemon, full: Path, new_image: MakeImage, tmp_path: Path, content: str
 ) -> None:
@@ -166,6 +200,12 @@ def test_failed_flush_starts_anew(full: Path) -> None:
     with ScriptedServer(*script) as server, pytest.raises(FlushFailed, match="may be lost: upload anew"):
         upload(full, server.url, settings=settings, checkpoint=0)
     assert not full.with_name("source.imageio-upload").exists()
+
+
+def test_server_that_closes_after_each_answer_is_connected_again() -> None:
+    last = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/7")
+    with ScriptedServer(answer("200 OK", {"features": []}, "Connection: close"), last) as server:
+        assert info(server.url, settings=Settings(retries=0)).size == 7
 
 
 def test_4xx_is_not_repeated(full: Path) -> None:
