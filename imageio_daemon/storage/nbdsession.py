@@ -188,4 +188,9 @@ class Session:
 
 def same_image(before: Agreed, now: Agreed) -> bool:
     """Tell whether a server that was connected to again has what it had."""
-    return (before.size, before.can(ExportFlag.READ_ONLY)) == (now.size, now.can(ExportFlag.READ_ONLY))
+    # Without a bitmap that was there, what has changed would be told as if it had not.
+    return _identity(before) == _identity(now)
+
+
+def _identity(agreed: Agreed) -> tuple[int, bool, list[str]]:
+    return agreed.size, agreed.can(ExportFlag.READ_ONLY), agreed.bitmaps

@@ -14,7 +14,15 @@ import pytest
 from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
 from imageio_daemon.extents import Extent, merged
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag, Reply
+from imageio_daemon.nbdproto.constants import (
+    BASE_ALLOCATION,
+    DIRTY_BITMAP,
+    Command,
+    CommandFlag,
+    ErrorNumber,
+    ExportFlag,
+    Reply,
+)
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.nbdurl import parse
 from imageio_daemon.storage import nbd, nbdsession
@@ -430,6 +438,17 @@ async def test_a_server_that_comes_back_with_another_size_is_refused(
             await read(backend, pool, 0, 10)
     server.size //= 2
     assert await read(backend, pool, 0, 10) == bytes(10)
+
+
+async def test_a_server_that_comes_back_without_its_bitmaps_is_refused(server: FakeNbd, open_nbd: Open) -> None:
+    server.contexts = (BASE_ALLOCATION, f"{DIRTY_BITMAP}b")
+    backend = await open_nbd(server, options=OPTIONS._replace(dirty=True))
+    await server.stop()
+    server.contexts = (BASE_ALLOCATION,)
+    await server.start()
+    await eventually_async(lambda: not backend._session.alive)
+    with pytest.raises(ServerGone, match="another image"):
+        await told(backend, 0, MiB, Context.DIRTY)
 
 
 @pytest.mark.parametrize("flushed", [True, False])

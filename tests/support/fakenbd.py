@@ -36,6 +36,8 @@ class FakeNbd:
     size: int = 1 << 20
     flags: int = FLAGS
     sizes: BlockSizes | None = None
+    #: Contexts that it tells extents in, by ids from 10 on.
+    contexts: tuple[str, ...] = (BASE_ALLOCATION,)
     extended: bool = False
     #: Connections that are greeted; the others hang.
     greeted: int = 1000
@@ -89,7 +91,8 @@ class FakeNbd:
         handlers: dict[int, Handler] = {
             Option.EXTENDED_HEADERS: fixed(ACK if self.extended else UNSUP),
             Option.STRUCTURED_REPLY: fixed(ACK),
-            Option.SET_META_CONTEXT: contexts(BASE_ALLOCATION),
+            Option.LIST_META_CONTEXT: contexts(*self.contexts),
+            Option.SET_META_CONTEXT: contexts(*self.contexts),
             Option.GO: export(size, self.flags, self.sizes) if self.refusal is None else fixed(self.refusal),
         }
         writer.write(pack_greeting(3))
