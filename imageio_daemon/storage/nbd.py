@@ -5,7 +5,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from itertools import islice
 from typing import Self
 
@@ -184,7 +184,7 @@ class NbdBackend:
         session = await self._begin(op, offset, len(view))
         blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
         flags = _fua(session) if fua else 0
-        async with self._writing(session, blocks):
+        async with self._writing(session, blocks), self._failing_flushes(flags):
             calls = await self._patched(session, op, blocks, view, flags)
             for piece, memory in self._whole_blocks(session, blocks, view, offset):
                 calls.append(Call(op, Command.WRITE, *piece, flags, payload=memory, counts=piece.length))
@@ -198,7 +198,7 @@ class NbdBackend:
         if flags & CommandFlag.FAST_ZERO and (blocks.edges or not session.agreed.can(ExportFlag.SEND_FAST_ZERO)):
             raise NotFast("The storage cannot do this without data I/O")
         fua_flag = _fua(session) if fua else 0
-        async with self._writing(session, blocks):
+        async with self._writing(session, blocks), self._failing_flushes(fua_flag):
             await session.change(await self._patched(session, op, blocks, None, fua_flag))
             method = await self._zero_blocks(session, op, blocks, flags | fua_flag)
         if fua and not fua_flag:
@@ -239,12 +239,19 @@ class NbdBackend:
         _require_running(op)
         if self._flush_failure is not None:
             raise self._flush_failure.with_traceback(None)
-        try:
+        async with self._failing_flushes(CommandFlag.FUA):
             await session.flush(op)
+
+    @asynccontextmanager
+    async def _failing_flushes(self, flags: int) -> AsyncIterator[None]:
+        """Let each later flush fail when what runs has failed and has FUA: other writes' data may be what was lost."""
+        try:
+            yield
         except ServerGone:
             raise  # whether something is lost is known when it is back
         except StorageError as e:
-            self._flush_failure = e
+            if flags & CommandFlag.FUA and self._flush_failure is None:
+                self._flush_failure = e
             raise
 
     async def _status(self, op: Operation, offset: int, length: int, context: Context) -> Iterator[Extent]:

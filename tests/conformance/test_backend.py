@@ -29,12 +29,14 @@ RANGES = [
 ]
 
 
-async def write(backend: Backend, pool: BufferPool, offset: int, data: bytes, *, phase: int = 0) -> None:
+async def write(
+    backend: Backend, pool: BufferPool, offset: int, data: bytes, *, phase: int = 0, fua: bool = False
+) -> None:
     buffer = await pool.acquire(phase + len(data) or 1)
     try:
         piece = buffer.slice(phase, phase + len(data))
         piece.view[:] = data
-        await backend.pwrite(Operation(), piece, offset)
+        await backend.pwrite(Operation(), piece, offset, fua=fua)
     finally:
         buffer.release()
 

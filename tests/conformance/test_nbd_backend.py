@@ -323,6 +323,27 @@ async def test_a_failed_flush_fails_for_ever(server: FakeNbd, open_nbd: Open) ->
         await backend.flush(Operation())
 
 
+@pytest.mark.parametrize("command", [Command.WRITE, Command.WRITE_ZEROES])
+@pytest.mark.parametrize("fua", [True, False])
+async def test_flushing_fails_for_ever_after_a_failed_change_with_fua_only(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, command: Command, fua: bool
+) -> None:
+    backend = await open_nbd(server)
+    answering(server, command, ErrorNumber.EIO)
+    calls: dict[Command, Callable[[], Awaitable[object]]] = {
+        Command.WRITE: lambda: write(backend, pool, 0, b"x", fua=fua),
+        Command.WRITE_ZEROES: lambda: backend.zero(Operation(), 0, 4096, allocate=True, fua=fua),
+    }
+    with pytest.raises(StorageError):
+        await calls[command]()
+    server.answer = None
+    if fua:
+        with pytest.raises(StorageError, match=command.name):
+            await backend.flush(Operation())
+    else:
+        await backend.flush(Operation())
+
+
 async def test_a_range_outside_of_the_image_is_refused_without_asking(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:
