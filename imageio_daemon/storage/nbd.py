@@ -47,6 +47,7 @@ class NbdBackend:
         self._home = Home()
         self._exclusion = Exclusion()
         self._connecting = asyncio.Lock()
+        self._unreachable: ServerGone | None = None  # why it was not connected to the last time
         self._flush_failure: StorageError | None = None
 
     @classmethod
@@ -85,7 +86,7 @@ class NbdBackend:
 
     def refresh(self, op: Operation) -> Awaitable[object]:
         """Make sure that the server is there. An export's size does not change."""
-        return self._home.run(self._current(), op)
+        return self._home.run(self._current(op), op)
 
     def pread(self, op: Operation, piece: Slice, offset: int) -> Awaitable[object]:
         """Fill the piece with the bytes at offset."""
@@ -136,11 +137,23 @@ class NbdBackend:
 
     # On the home loop: connections
 
-    async def _current(self) -> Session:
-        """Return a session that works. Raises ServerGone."""
+    async def _current(self, op: Operation) -> Session:
+        """Return a session that works. Raises ServerGone, Canceled.
+
+        Who waits while another operation connects in vain fails with it: a server that does not answer costs all of
+        them one timeout, not each of them one after the other.
+        """
+        before = self._unreachable
         async with self._connecting:
+            _require_running(op)
             if not self._session.alive:
-                await self._reconnect()
+                if self._unreachable is not None and self._unreachable is not before:
+                    raise self._unreachable.with_traceback(None)
+                try:
+                    await self._reconnect()
+                except ServerGone as e:
+                    self._unreachable = e
+                    raise
         return self._session
 
     async def _reconnect(self) -> None:
@@ -156,8 +169,7 @@ class NbdBackend:
         self._session, self._agreed = now, now.agreed
 
     async def _begin(self, op: Operation, offset: int, length: int) -> Session:
-        session = await self._current()
-        _require_running(op)
+        session = await self._current(op)
         if offset + length > self._agreed.size:
             raise OutOfRange(f"{offset}..{offset + length} is outside of the image's bytes", self._agreed.size)
         return session
@@ -235,8 +247,7 @@ class NbdBackend:
                 await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
 
     async def _flush(self, op: Operation) -> None:
-        session = await self._current()
-        _require_running(op)
+        session = await self._current(op)
         if self._flush_failure is not None:
             raise self._flush_failure.with_traceback(None)
         async with self._failing_flushes(CommandFlag.FUA):

@@ -446,6 +446,33 @@ async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_conn
     await backend.flush(Operation())  # nothing was changed, so nothing is lost
 
 
+async def test_all_that_wait_for_one_connection_fail_with_it(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    backend = await open_nbd(server, options=OPTIONS._replace(timeout=0.2))
+    await server.stop()
+    await eventually_async(lambda: not backend._session.alive)
+    server.greeted = 0
+    await server.start()
+    reads = [read(backend, pool, i * 4096, 4096) for i in range(10)]
+    results = await asyncio.gather(*reads, return_exceptions=True)
+    assert all(isinstance(result, ServerGone) for result in results)
+    assert server.connections == 2  # the first one and one attempt
+    with pytest.raises(ServerGone):
+        await read(backend, pool, 0, 10)
+    assert server.connections == 3
+
+
+async def test_an_operation_that_was_cancelled_does_not_connect(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    await server.stop()
+    await server.start()
+    await eventually_async(lambda: not backend._session.alive)
+    op = Operation()
+    op.cancel()
+    with pytest.raises(Canceled):
+        await backend.flush(op)
+    assert server.connections == 1
+
+
 async def test_a_server_that_comes_back_with_another_size_is_refused(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:
