@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from ..transports import keep_alive
 from .errors import LocalError, Usage
 
 #: Longest time to wait for a connection, seconds.
@@ -68,11 +69,7 @@ class Endpoint:
         sock = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT)
         with _closing_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            # A peer that vanished without a word is noticed in 60 s, also while it owes a long answer.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+            keep_alive(sock)  # it may owe a long answer
             return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
 
 

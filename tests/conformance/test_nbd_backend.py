@@ -4,6 +4,7 @@
 import asyncio
 import errno
 import os
+import socket
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -427,6 +428,17 @@ async def test_dirty_extents_are_those_of_the_bitmap(open_nbd: Open, tmp_path: P
 # Servers that leave
 
 
+async def test_a_server_that_vanishes_is_noticed(server: FakeNbd, open_nbd: Open) -> None:
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    backend = await open_nbd(f"nbd:127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    sock = backend._session._connections[0]._transport.get_extra_info("socket")
+    tcp = socket.IPPROTO_TCP
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert [sock.getsockopt(tcp, option) for option in options] == [30, 10, 3, 120_000]
+    listener.close()
+
+
 async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_connects_again(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:
@@ -447,7 +459,8 @@ async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_conn
 
 
 async def test_all_that_wait_for_one_connection_fail_with_it(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
-    backend = await open_nbd(server, options=OPTIONS._replace(timeout=0.2))
+    backend = await open_nbd(server)
+    backend._options = OPTIONS._replace(timeout=0.2)
     await server.stop()
     await eventually_async(lambda: not backend._session.alive)
     server.greeted = 0

@@ -61,7 +61,7 @@ class FakeNbd:
         return [asked for asked in self.asked if asked.header.command == command]
 
     async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self.socket)
+        self._server = await asyncio.start_unix_server(self.serve, self.socket)
 
     async def stop(self) -> None:
         """Close all connections and listen no more."""
@@ -72,7 +72,7 @@ class FakeNbd:
         self._writers.clear()
         self.socket.unlink(missing_ok=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = self.connections
         self.connections += 1
         self._writers.append(writer)

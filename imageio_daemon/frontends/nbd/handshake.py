@@ -3,7 +3,6 @@
 
 import asyncio
 import logging
-import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
 from ...operations import Buffers
 from ...transfers import DENIED, TransferStore
+from ...transports import keep_alive
 from ...units import KiB, MiB
 from . import exports
 from .exports import Attachment
@@ -100,7 +100,7 @@ class Handshake(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         # A mounted disk may be idle for hours: only the kernel can tell that its client is gone.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(transport.get_extra_info("socket"))
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def get_buffer(self, sizehint: int) -> bytearray:
