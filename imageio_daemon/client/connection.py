@@ -57,6 +57,11 @@ class Connection:
             self._socket.close()
             self._socket = None
 
+    def connect(self) -> None:
+        """Connect, if it is not. Raises Temporary, ServerFailed, Stopped."""
+        with self.translated():
+            self._connected()
+
     def is_same_host(self) -> bool:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
         with self.translated():

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from ..extents import Extent
 from .address import Endpoint, ImageUrl
-from .connection import WORK_TIMEOUT, Connection
+from .connection import WORK_TIMEOUT, Answer, Connection
 from .errors import FlushFailed, ServerFailed, Temporary
+from .lives import Lives
 from .stopping import Stop
 
 log = logging.getLogger(__name__)
@@ -34,13 +35,17 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a server tells of an image: the answer to OPTIONS. `reads_zero`: all of the image reads as zeros."""
+    """What a server tells of an image: the answer to OPTIONS.
+
+    `reads_zero`: all of the image reads as zeros. `instance`: the name of the process.
+    """
 
     features: frozenset[str]
     max_readers: int = 1
     max_writers: int = 1
     unix_socket: str | None = None
     reads_zero: bool = False
+    instance: str | None = None
 
 
 class Image:
@@ -49,11 +54,13 @@ class Image:
     Each method raises Refused, Temporary (after the last try), ServerFailed or Stopped.
     """
 
-    def __init__(self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int) -> None:
+    def __init__(self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int, lives: Lives) -> None:
         self._path = url.path
         self._peer = endpoint.peer
         self._stop = stop
         self._retries = retries
+        self._lives = lives
+        self._lost = False  # the connection was, and nobody has looked yet whether the server is still the same
         self._max_zero = FIRST_ZERO
         self.connection = Connection(endpoint, stop)
 
@@ -61,13 +68,13 @@ class Image:
         """Close the connection."""
         self.connection.close()
 
+    def connect(self) -> None:
+        """Connect, so that whatever is connected later is known to come after a loss."""
+        self._repeated(self.connection.connect)
+
     def abilities(self) -> Abilities:
         """Ask what can be done with the image."""
-        answer = self._json("OPTIONS", self._path)
-        try:
-            return _abilities(answer)
-        except (KeyError, TypeError, ValueError) as e:
-            raise ServerFailed(f"{self._peer} does not speak the images API") from e
+        return self._abilities(self._repeated(self._options))
 
     def size(self) -> int:
         """Ask for the size of the image, by its first byte: the answer to a range names the size of the whole."""
@@ -120,7 +127,7 @@ class Image:
     def extents(self, context: str = "zero") -> list[Extent]:
         """List the extents of the whole image, in order and without gaps."""
         query = "" if context == "zero" else f"?context={context}"
-        answer = self._json("GET", f"{self._path}/extents{query}")
+        answer = self._json(f"{self._path}/extents{query}")
         try:
             extents = _extents(answer)
         except (KeyError, TypeError, ValueError) as e:
@@ -134,7 +141,7 @@ class Image:
 
     def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
         """Let the server compute the digest of the image; see blockhash."""
-        answer = self._json("GET", f"{self._path}/checksum?algorithm={algorithm}&block_size={block_size}")
+        answer = self._json(f"{self._path}/checksum?algorithm={algorithm}&block_size={block_size}")
         if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
             raise ServerFailed(f"{self._peer} sent a malformed checksum")
         return answer
@@ -145,6 +152,7 @@ class Image:
         tries = 0
         while offset < end:
             try:
+                self._recognise()
                 for piece in self._read_once(offset, end - offset, buffer):
                     offset += len(piece)
                     tries = 0
@@ -176,16 +184,28 @@ class Image:
         body = json.dumps(operation).encode()
         self.connection.request("PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT)
 
-    def _json(self, method: str, path: str) -> Any:
-        body = self._repeated(lambda: self.connection.request(method, path, timeout=WORK_TIMEOUT)).body
+    def _options(self) -> Answer:
+        return self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)
+
+    def _abilities(self, answer: Answer) -> Abilities:
         try:
-            return json.loads(body)
+            return _abilities(self._parse("OPTIONS", answer))
+        except (KeyError, TypeError, ValueError) as e:
+            raise ServerFailed(f"{self._peer} does not speak the images API") from e
+
+    def _json(self, path: str) -> Any:
+        return self._parse("GET", self._repeated(lambda: self.connection.request("GET", path, timeout=WORK_TIMEOUT)))
+
+    def _parse(self, method: str, answer: Answer) -> Any:
+        try:
+            return json.loads(answer.body)
         except (ValueError, RecursionError) as e:
             raise ServerFailed(f"{self._peer} answered {method} with something that is not JSON") from e
 
     def _repeated(self, send: Callable[[], _T]) -> _T:
         for tries in itertools.count():
             try:
+                self._recognise()
                 return send()
             except Temporary as e:
                 if tries >= self._retries:
@@ -193,8 +213,21 @@ class Image:
                 self._wait(tries, e)
         raise AssertionError("unreachable")
 
+    def _recognise(self) -> None:
+        """Connect after a loss, and note whether the server is another one now."""
+        if not self._lost:
+            return
+        instance = None
+        if self._lives.instance is None:
+            self.connection.connect()
+        else:
+            instance = self._abilities(self._options()).instance
+        self._lives.reconnected(instance)
+        self._lost = False
+
     def _wait(self, tries: int, error: Temporary) -> None:
         """Wait before the next try."""
+        self._lost = True
         delay = min(FIRST_DELAY * 2**tries, MAX_DELAY)
         log.info("%s; again in %.1f s", error, delay)
         self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
@@ -212,6 +245,7 @@ def _abilities(answer: Any) -> Abilities:
         max(1, int(answer.get("max_writers", 1))),
         unix_socket,
         answer.get("zero_state") == "zero",
+        instance if isinstance(instance := answer.get("instance"), str) else None,
     )
 
 

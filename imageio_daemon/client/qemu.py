@@ -111,6 +111,7 @@ class QemuNbd:
 class QemuSource:
     """A source in another format."""
 
+    is_stream = False
     portion = 32 * MiB
 
     def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:

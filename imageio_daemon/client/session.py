@@ -9,6 +9,7 @@ from typing import Self
 from .address import Endpoint, ImageUrl, tls_context, unix_address
 from .errors import ClientError
 from .image import Abilities, Image
+from .lives import Lives
 from .stopping import Stop
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Session:
     def __init__(self, url: str, settings: Settings) -> None:
         self.url = ImageUrl.parse(url)
         self.stop = Stop()
+        self.lives = Lives()
         self._settings = settings
         self._images: list[Image] = []
         self._endpoint = self._first_endpoint()
@@ -68,13 +70,14 @@ class Session:
         """Connect, learn what the server can do, and return the first connection."""
         image = self.connect()
         self.abilities = image.abilities()
+        self.lives.instance = self.abilities.instance
         if self._settings.local and not self.is_local and self.abilities.unix_socket:
             return self._local(image, self.abilities.unix_socket) or image
         return image
 
     def connect(self) -> Image:
         """Return one more connection; it is opened by its first request."""
-        image = Image(self.url, self._endpoint, self.stop, self._settings.retries)
+        image = Image(self.url, self._endpoint, self.stop, self._settings.retries, self.lives)
         self._images.append(image)
         return image
 
@@ -98,7 +101,7 @@ class Session:
             return None
         size = image.size()
         endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address)
-        candidate = Image(self.url, endpoint, self.stop, retries=0)
+        candidate = Image(self.url, endpoint, self.stop, retries=0, lives=self.lives)
         with contextlib.suppress(ClientError):
             if candidate.abilities() == self.abilities and candidate.size() == size:
                 image.close()

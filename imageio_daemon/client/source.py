@@ -15,7 +15,9 @@ from .ordered import Turns
 
 
 class Source(Protocol):
-    """An image that is read by several threads."""
+    """An image that is read by several threads. `is_stream`: each byte only once, in order."""
+
+    is_stream: bool
 
     @property
     def size(self) -> int:
@@ -48,6 +50,7 @@ class Source(Protocol):
 class FileSource:
     """A raw image in a file or block device, or in a part of one."""
 
+    is_stream = False
     portion = 32 * MiB
 
     def __init__(self, path: Path, *, offset: int = 0, size: int | None = None) -> None:
@@ -124,6 +127,7 @@ class FileSource:
 class StreamSource:
     """An image that comes byte after byte, of a size that is known."""
 
+    is_stream = True
     portion = 4 * MiB
     identity = None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..ranges import RangeSet
 from .address import ImageUrl
 from .errors import LocalError, StateMismatch
+from .plan import Unit
 
 VERSION = 1
 SUFFIX = ".imageio-upload"
@@ -81,32 +82,55 @@ def _range(start: object, end: object) -> tuple[int, int]:
 
 
 class Confirmed:
-    """Follow what was sent and what was flushed since. Thread-safe."""
+    """Follow what was sent and what was flushed since, by one life of the server; see Lives. Thread-safe."""
 
     def __init__(self, done: list[tuple[int, int]], interval: float = CHECKPOINT) -> None:
         self._lock = threading.Lock()
         # Exact: a range that is joined with its neighbour would never be sent.
-        self._sent = RangeSet(limit=MAX_FILE)
+        self._safe = RangeSet(limit=MAX_FILE)
         for start, end in done:
-            self._sent.add(start, end)
+            self._safe.add(start, end)
+        self._sent: list[tuple[Unit, int]] = []
+        self._lost: list[Unit] = []
         self._interval = interval
         self._next = time.monotonic() + interval
 
-    def has(self, start: int, end: int) -> bool:
-        """Tell whether a range needs not be sent."""
+    def has(self, unit: Unit) -> bool:
+        """Tell whether a unit needs not be sent."""
         with self._lock:
-            return self._sent.size_with([(start, end)]) == self._sent.size()
+            return self._safe.size_with([(unit.start, unit.end)]) == self._safe.size()
 
-    def add(self, start: int, end: int) -> bool:
-        """Add a range that was sent, and tell whether it is time for a checkpoint, to one thread at a time."""
+    def add(self, unit: Unit, life: int) -> bool:
+        """Add a unit whose sending began in this life, and tell one thread at a time that a checkpoint is due."""
         with self._lock:
-            self._sent.add(start, end)
+            self._sent.append((unit, life))
             if time.monotonic() < self._next:
                 return False
             self._next = time.monotonic() + self._interval
             return True
 
-    def sent(self) -> list[tuple[int, int]]:
-        """Return what was sent so far: after the next flush it is confirmed."""
+    def take_sent(self) -> list[tuple[Unit, int]]:
+        """Return what was sent since the last call, before a flush that shall confirm it."""
         with self._lock:
-            return self._sent.pieces()
+            sent, self._sent = self._sent, []
+            return sent
+
+    def flushed(self, sent: list[tuple[Unit, int]], life: int) -> None:
+        """Take what was sent before a flush, and the life after it: what began in another may be lost."""
+        with self._lock:
+            for unit, began in sent:
+                if began == life:
+                    self._safe.add(unit.start, unit.end)
+                else:
+                    self._lost.append(unit)
+
+    def take_lost(self) -> list[Unit]:
+        """Return what has to be sent again, once."""
+        with self._lock:
+            lost, self._lost = self._lost, []
+            return lost
+
+    def safe(self) -> list[tuple[int, int]]:
+        """Return the ranges that are on stable storage."""
+        with self._lock:
+            return self._safe.pieces()

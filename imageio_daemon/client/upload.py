@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a remote image read as a source."""
 
+import logging
 import mmap
 import threading
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from ..units import KiB, MiB
 from . import workers
 from .digest import Digest
-from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StateMismatch
+from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused, ServerFailed, StateMismatch, Temporary
 from .image import Image
 from .plan import Queue, units
 from .progress import Counter, Progress, Report
@@ -19,9 +20,13 @@ from .session import Session
 from .source import Source
 from .state import CHECKPOINT, Confirmed, StateFile
 
+log = logging.getLogger(__name__)
+
 #: The longest request. Processor seconds for a GiB over TLS, client + server: 1.40 + 2.42 at 1 MiB, 1.28 + 1.73 at
 #: 4 MiB, 1.17 + 1.63 at 8 MiB. Each connection has a buffer of this size.
 BUFFER_SIZE = 8 * MiB
+#: How often is sent again what may be lost. Each time all connections have to last until the flush.
+ROUNDS = 4
 #: Bytes at both ends of each range that an interrupted upload has sent, which are compared before it is continued.
 SAMPLE = 4 * KiB
 
@@ -78,10 +83,28 @@ class Upload:
         count = self._session.connections(self._session.abilities.max_writers)
         queue = Queue(units(self._source.extents(), self._source.portion))
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        await workers.run([partial(self._work, image, queue) for image in images], stop, self._tick)
+        await workers.run([image.connect for image in images], stop)
+        await workers.run([partial(self._work, image, queue, self._counter) for image in images], stop, self._tick)
+        await self._send_what_was_lost(images)
         (checksum,) = await workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Uploaded(self.progress, count, self._session.is_local, checksum)
+
+    async def _send_what_was_lost(self, images: list[Image]) -> None:
+        """Flush, and send again what a server that was started anew may have lost, until a flush confirms all."""
+        stop = self._session.stop
+        for left in reversed(range(ROUNDS)):
+            await workers.run([partial(self._confirm, images[0])], stop, self._tick)
+            lost = self._confirmed.take_lost()
+            if not lost:
+                return
+            if not left:
+                break
+            log.info("connections to %s were lost: sending again what it may have lost", self._session.peer)
+            queue = Queue(iter(lost))
+            # Its bytes are counted already.
+            await workers.run([partial(self._work, image, queue, Counter()) for image in images], stop, self._tick)
+        raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
 
     def _tick(self) -> None:
         if self._report is not None:
@@ -134,29 +157,41 @@ class Upload:
             for _ in image.zero(self._source.size - 1, 1):
                 pass
 
-    def _work(self, image: Image, queue: Queue) -> None:
+    def _work(self, image: Image, queue: Queue, counter: Counter) -> None:
         buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))
         skip_zeros = self._session.abilities.reads_zero
-        sender = Sender(self._source, image, buffer, self._counter, skip_zeros=skip_zeros)
+        sender = Sender(self._source, image, buffer, counter, skip_zeros=skip_zeros)
         for unit in queue:
             digest = self._digest.part(unit.start) if self._digest else None
-            if self._confirmed.has(unit.start, unit.end):
+            if self._confirmed.has(unit):
                 sender.skip(unit, digest)
                 continue
+            life = self._session.lives.count
             sender.send(unit, digest)
-            if self._confirmed.add(unit.start, unit.end) and self._state:
-                self._save(image, self._state)
+            if self._confirmed.add(unit, life):
+                self._save(image)
 
-    def _save(self, image: Image, state: StateFile) -> None:
+    def _save(self, image: Image) -> None:
         """Flush, and note what that confirms; unless another thread is doing it, for a flush may take long."""
         if not self._saving.acquire(blocking=False):
             return
         try:
-            sent = self._confirmed.sent()
-            self._flush(image)
-            state.save(sent)
+            self._confirm(image)
+            if self._state:
+                self._state.save(self._confirmed.safe())
         finally:
             self._saving.release()
+
+    def _confirm(self, image: Image) -> None:
+        """Flush, and find out whether the server that was flushed is the one that all was sent to."""
+        sent = self._confirmed.take_sent()
+        self._flush(image)
+        self._confirmed.flushed(sent, life := self._session.lives.count)
+        if self._source.is_stream and any(began != life for _, began in sent):
+            raise ServerFailed(
+                f"connections to {self._session.peer} were lost, what was written may be lost, and the input can't be "
+                "read again: upload anew"
+            )
 
     def _flush(self, image: Image) -> None:
         try:
@@ -168,7 +203,6 @@ class Upload:
     def _finish(self, image: Image) -> str | None:
         try:
             self._source.check()
-            self._flush(image)
             checksum = self._verify(image, self._digest) if self._digest else None
         except (ChecksumMismatch, LocalError):
             self._forget()

@@ -13,6 +13,7 @@ from imageio_daemon.client import (
     ChecksumMismatch,
     FlushFailed,
     Refused,
+    ServerFailed,
     Settings,
     StateMismatch,
     Temporary,
@@ -212,3 +213,64 @@ def test_4xx_is_not_repeated(full: Path) -> None:
     with ScriptedServer(answer("403 Forbidden", "no")) as server, pytest.raises(Refused, match="403"):
         upload(full, server.url, settings=Settings(retries=5))
     assert len(server.requests) == 1
+
+
+# Servers that may have lost what was written before a connection broke
+
+OK, LOST = answer("200 OK"), b""
+
+
+def abilities(instance: str | None) -> bytes:
+    """Make the answer to OPTIONS of a process with this name."""
+    return answer("200 OK", {"features": ["flush", "zero"]} | ({"instance": instance} if instance else {}))
+
+
+def requests_of_upload(source: Path, *answers: bytes) -> str:
+    """Upload to a server that answers so, and return the first letters of the requests after the first two."""
+    with ScriptedServer(*answers) as server:
+        upload(source, server.url, settings=Settings(retries=1, connections=1), state=False)
+    return " ".join(request.partition("/")[0].strip() for request in server.requests[2:])
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """A source that takes one request."""
+    source = tmp_path / "source"
+    source.write_bytes(pattern(MiB))
+    return source
+
+
+def test_what_an_unknown_server_may_have_lost_is_sent_again(short: Path) -> None:
+    script = [abilities(None), OK, LOST, OK, OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT PUT PATCH PUT PATCH"
+
+
+def test_server_that_was_started_anew_gets_all_again(short: Path) -> None:
+    script = [abilities("a"), OK, LOST, abilities("b"), OK, OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH PUT PATCH"
+
+
+def test_server_that_is_still_the_same_has_lost_nothing(short: Path) -> None:
+    script = [abilities("a"), OK, LOST, abilities("a"), OK, OK]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH"
+
+
+def test_server_that_is_lost_at_the_flush_gets_all_again(short: Path) -> None:
+    script = [abilities("a"), OK, OK, LOST, abilities("b"), OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT PATCH OPTIONS PATCH PUT PATCH"
+
+
+def test_stream_that_may_be_lost_is_told(short: Path) -> None:
+    script = [abilities(None), OK, LOST, OK, OK]
+    settings = Settings(retries=1, connections=1)
+    with (
+        ScriptedServer(*script) as server,
+        short.open("rb") as stream,
+        pytest.raises(ServerFailed, match="upload anew"),
+    ):
+        upload(stream, server.url, settings=settings, size=MiB)
+
+
+def test_connections_that_are_always_lost_end_the_upload(short: Path) -> None:
+    with pytest.raises(Temporary, match="too often to know what is on stable storage"):
+        requests_of_upload(short, abilities(None), OK, *[LOST, OK, OK] * 4)

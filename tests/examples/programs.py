@@ -79,7 +79,7 @@ def features(*names: str) -> bytes:
 class ScriptedServer:
     """A server that gives one client the answers of a list, whatever it asks, and then closes the connection.
 
-    An answer with "Connection: close" ends its connection, and the next answer is for the next one.
+    An answer with "Connection: close", and an empty one, end their connection: the next answer is for the next one.
 
     early: the last answer comes before the body of the request was read. hang: the connection stays open at the end
     and nothing is answered any more.
@@ -125,7 +125,7 @@ class ScriptedServer:
                     self.bodies.append(stream.read(length))
                 raw = answers.pop(0)
                 connection.sendall(raw)
-                if answers and b"\r\nConnection: close\r\n" in raw:
+                if answers and (not raw or b"\r\nConnection: close\r\n" in raw):
                     return
             self.done.set()
             if self._early:

@@ -42,6 +42,19 @@ def test_max_connections_decides_how_many(make_daemon: MakeDaemon, tmp_path: Pat
     assert (options["max_readers"], options["max_writers"]) == (3, 3)
 
 
+def test_all_services_of_a_process_tell_the_same_instance(
+    daemon: Daemon, new_image: MakeImage, make_daemon: MakeDaemon
+) -> None:
+    def instance(daemon: Daemon, service: str, url: str) -> str:
+        with daemon.connect(service) as connection:
+            told: str = connection.request("OPTIONS", url).json()["instance"]
+            return told
+
+    here = {instance(daemon, service, url) for service in ("tls", "unix") for url in (new_image().url, "/images/*")}
+    assert len(here) == 1
+    assert instance(make_daemon(), "tls", "/images/*") not in here
+
+
 def test_the_unix_socket_it_tells_serves_the_image(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image()
     address = client.request("OPTIONS", image.url).json()["unix_socket"]

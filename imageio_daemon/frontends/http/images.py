@@ -5,6 +5,7 @@ Parsing comes first, so that a request's own text is judged alike whoever sends 
 """
 
 import json
+import secrets
 
 from ... import operations
 from ...errors import InvalidRequest, UnsupportedEncoding
@@ -23,6 +24,9 @@ CORS_METHODS = ("OPTIONS", "GET", "PUT")
 
 READ_FEATURES = ("checksum", "extents")
 WRITE_FEATURES = ("flush", "zero")
+
+#: The name of this process: a client that was cut off sees whether what it wrote and did not flush can be lost.
+INSTANCE = secrets.token_hex(8)
 
 #: The name of no image: what the server can do at all.
 ANY = "*"
@@ -114,7 +118,8 @@ class Images:
         return Response()
 
     def _capabilities(self, *, writable: bool, image: dict[str, object]) -> Response:
-        answer: dict[str, object] = {"features": [*READ_FEATURES, *(WRITE_FEATURES if writable else ())], **image}
+        features = [*READ_FEATURES, *(WRITE_FEATURES if writable else ())]
+        answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket
         allow = READ_METHODS + (WRITE_METHODS if writable else ())
