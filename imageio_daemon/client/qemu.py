@@ -14,9 +14,9 @@ from ..extents import Extent
 from ..units import MiB
 from .errors import LocalError, Usage
 from .nbdimage import NbdImage
+from .part import PartFile
 from .source import changed, identity_of, open_image
 from .tar import Member
-from .target import publish
 
 #: Formats that begin in a way of their own, by offset and bytes.
 MAGIC = {
@@ -153,8 +153,7 @@ class QemuTarget:
     reads_zero = True
 
     def __init__(self, path: Path, format_name: str) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
+        self._part = PartFile(path)
         self._format = format_name
         self._server: QemuNbd | None = None
 
@@ -166,8 +165,8 @@ class QemuTarget:
 
     def start(self, size: int) -> None:
         """Make the image and serve it."""
-        run_qemu_img("create", "-q", "-f", self._format, "--", str(self._part.absolute()), str(size))
-        self._server = QemuNbd(self._part, self._format, writable=True)
+        run_qemu_img("create", "-q", "-f", self._format, "--", str(self._part.path.absolute()), str(size))
+        self._server = QemuNbd(self._part.path, self._format, writable=True)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
@@ -181,7 +180,7 @@ class QemuTarget:
         self._image.flush()
         if self._server is not None:
             self._server.close()
-        publish(self._part, self._path)
+        self._part.publish()
 
     def abandon(self) -> None:
         """Remove the image."""
@@ -189,7 +188,7 @@ class QemuTarget:
             if self._server is not None:
                 self._server.close()
         finally:
-            self._part.unlink(missing_ok=True)
+            self._part.remove()
 
     def stop(self) -> None:
         """Do nothing: writes end by themselves."""

@@ -11,6 +11,7 @@ from ..units import MiB
 from .errors import LocalError
 from .localimage import LocalImage
 from .ordered import Turns
+from .part import PartFile
 
 _ZEROS = bytes(1 * MiB)
 
@@ -52,20 +53,16 @@ class NewFile:
     reads_zero = True
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
+        self._part = PartFile(path)
         try:
-            os.close(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
-        except OSError as e:
-            raise LocalError(f"can't write {self._part}: {e.strerror}") from e
-        self._image = LocalImage(self._part)
+            self._image = LocalImage(self._part.path)
+        except LocalError:
+            self._part.remove()
+            raise
 
     def start(self, size: int) -> None:
         """Give the file its size."""
-        try:
-            os.truncate(self._part, size)
-        except OSError as e:
-            raise LocalError(f"can't write {self._part}: {e.strerror}") from e
+        self._part.truncate(size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
@@ -78,12 +75,12 @@ class NewFile:
         """Bring the file to stable storage and give it its name."""
         self._image.flush()
         self._image.close()
-        publish(self._part, self._path)
+        self._part.publish()
 
     def abandon(self) -> None:
         """Remove the file."""
         self._image.close()
-        self._part.unlink(missing_ok=True)
+        self._part.remove()
 
     def stop(self) -> None:
         """Do nothing: writes end by themselves."""
@@ -176,16 +173,3 @@ def is_existing_device(path: Path) -> bool:
         if not stat.S_ISREG(mode):
             raise LocalError(f"{path} is not a regular file or block device")
     return False
-
-
-def publish(part: Path, path: Path) -> None:
-    """Give a complete file its name, for good. Raises LocalError."""
-    try:
-        part.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as e:
-        raise LocalError(f"can't write {path}: {e.strerror}") from e

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import LocalError, Refused, Settings, checksum, download, extents, info
+from imageio_daemon.client.target import NewFile
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -95,6 +96,33 @@ def test_dirty_extents_of_a_file_are_not_known(tls: Settings, url: str, copy: Pa
     with pytest.raises(Refused, match="does not know what has changed: download all"):
         download(url, copy, settings=tls, dirty=True)
     assert copy.exists()
+
+
+@pytest.mark.parametrize("format_name", ["raw", "qcow2"])
+def test_two_downloads_dont_write_one_file(tls: Settings, url: str, source: Path, copy: Path, format_name: str) -> None:
+    first = NewFile(copy)
+    with pytest.raises(LocalError, match=r"copy.raw.part is being written by another download"):
+        download(url, copy, settings=tls, format=format_name)
+    first.start(3)
+    first.write(0, memoryview(b"one"))
+    first.finish()
+    assert copy.read_bytes() == b"one"
+
+
+def test_file_that_cant_take_its_name_is_told_and_removed(copy: Path) -> None:
+    new = NewFile(copy)
+    copy.mkdir()
+    with pytest.raises(LocalError, match=r"can't write .*copy.raw: Is a directory"):
+        new.finish()
+    new.abandon()
+    assert os.listdir(copy.parent) == [copy.name]
+
+
+def test_part_of_a_killed_download_is_replaced(tls: Settings, url: str, source: Path, copy: Path) -> None:
+    copy.with_name("copy.raw.part").write_bytes(pattern(2 * SIZE))
+    download(url, copy, settings=tls)
+    assert copy.read_bytes() == source.read_bytes()
+    assert os.listdir(copy.parent) == [copy.name]
 
 
 def test_failure_leaves_no_file(daemon: Daemon, tls: Settings, copy: Path) -> None:
