@@ -29,6 +29,9 @@ MOST_BY_DEFAULT = 4
 #: Errors of accept() that end by themselves, and how long it is left alone then, in seconds.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_PAUSE = 1.0
+#: Connections of one loop that may be in their TLS handshake: the servers' own limits count them only after it. As many
+#: as may wait to be accepted at once, so that a burst of clients passes; who only connects gets no more descriptors.
+MAX_HANDSHAKES = BACKLOG
 
 
 def default_count() -> int:
@@ -77,7 +80,11 @@ class ServingLoop:
     @property
     def connections(self) -> int:
         """Return how many connections the loop has; one that is just being made may count twice for a moment."""
-        return self._handed_over - self._made + sum(server.connections for server in self._servers)
+        return self._being_made + sum(server.connections for server in self._servers)
+
+    @property
+    def _being_made(self) -> int:
+        return self._handed_over - self._made
 
     async def start(self, servers: Iterable[Server]) -> None:
         """Start servers here."""
@@ -86,7 +93,11 @@ class ServingLoop:
             self._servers.append(server)
 
     def hand_over(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
-        """Let one of the servers serve a connection that was accepted."""
+        """Let one of the servers serve a connection that was accepted; too many in their TLS handshake are closed."""
+        if secure is not None and self._being_made >= MAX_HANDSHAKES:
+            log.warning("a connection was closed: %d are in their TLS handshake", MAX_HANDSHAKES)
+            sock.close()
+            return
         self._handed_over += 1
         if self._loop is asyncio.get_running_loop():
             self._take(sock, server, secure)

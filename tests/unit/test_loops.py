@@ -5,8 +5,10 @@ import asyncio
 import errno
 import os
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from imageio_daemon import loops
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.loops import Acceptor, Endpoint, ServingLoop, default_count, serving_loops
+from imageio_daemon.tls import ServerTls
 from tests.support.polling import SOON
 
 
@@ -226,6 +229,34 @@ async def test_bug_in_a_protocol_is_told_and_costs_nobody_else(world: World, cap
     await served.close()
     await broken.close()
     assert "a bug" in caplog.text
+
+
+async def test_connections_in_their_handshake_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loops, "MAX_HANDSHAKES", 2)
+    loop, server = _here(), EchoServer()
+    secure = cast(ServerTls, SimpleNamespace(context=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)))
+
+    def connect() -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        ours.settimeout(SOON)
+        loop.hand_over(theirs, server, secure)
+        return ours
+
+    silent = [connect(), connect()]
+    with connect() as one_too_many:
+        assert one_too_many.recv(1) == b""
+    assert loop.connections == 2
+    silent.pop().close()
+    async with asyncio.timeout(SOON):
+        while loop.connections > 1:
+            await asyncio.sleep(0.001)
+    silent.append(connect())
+    assert loop.connections == 2
+    await asyncio.sleep(0)  # a task that never began could not close its socket
+    await loop.stop(SOON)
+    for sock in silent:
+        sock.close()
 
 
 # A listening socket
