@@ -3,6 +3,7 @@
 
 import errno
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -84,6 +85,19 @@ def test_a_chain_is_spelled_out(images: Path, base: Path) -> None:
 def test_the_top_layer_alone_names_nothing(tmp_path: Path, images: Path) -> None:
     top = overlay(images / "top", "/etc/passwd", "raw")
     assert inspect(top, backing_chain=False, allowed=tmp_path)["backing"] is None
+
+
+def test_a_header_that_points_behind_all_files_is_cut_short(images: Path) -> None:
+    image = images / "image.vhdx"
+    qemu_img("create", "-f", "vhdx", image, "1M")
+    metadata_region = re.escape(bytes.fromhex("06a27c8b90479a4bb8fe575f050f886e"))
+    content = image.read_bytes()
+    for place in (2**63 - 1, 2**63, 2**64 - 1):
+        image.write_bytes(
+            re.sub(b"(" + metadata_region + b").{8}", rb"\1" + struct.pack("<Q", place), content, flags=re.S)
+        )
+        with pytest.raises(StorageError, match="cut short"):
+            inspect(image, "vhdx", allowed=images)
 
 
 def test_a_raw_backing_file_is_never_looked_into(images: Path, base: Path) -> None:
