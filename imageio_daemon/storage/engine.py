@@ -270,7 +270,6 @@ class _LoopQueue:
             self._drained.set_result(None)
 
     def _finish(self, pending: _Pending, completion: Any) -> None:
-        _tell(pending, completion)
         future = pending.future
         if future.cancelled():
             self._abandon(pending, completion)
@@ -286,6 +285,7 @@ class _LoopQueue:
             future.set_result(None)
         for holder in pending.holders:
             holder.release()
+        _tell(pending, completion)  # last: whatever goes wrong here, nobody waits for ever
 
     def _abandon(self, pending: _Pending, completion: Any) -> None:
         if completion.error and completion.error != errno.ECANCELED:

@@ -106,6 +106,22 @@ async def test_holder_that_fails_does_not_keep_others_from_their_completions(eng
     assert [str(context["exception"]) for context in reported] == ["a bug"]
 
 
+async def test_completion_that_cannot_be_told_of_is_handed_back(
+    engine: Engine, handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+
+    def fail(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(engine_module, "_tell", fail)
+    async with asyncio.timeout(10):
+        await engine.submit(lib.IOU_STAT, handle)
+    monkeypatch.undo()
+    assert [str(context["exception"]) for context in reported] == ["a bug"]
+
+
 async def test_method_that_is_given_up_is_logged_once_for_the_image(
     engine: Engine, handle: Any, image: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
