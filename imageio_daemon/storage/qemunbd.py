@@ -62,7 +62,12 @@ class QemuNbd:
 
         Raises StorageError: the program is missing, does not start in time, or ends at once and says why.
         """
-        directory = await in_thread(lambda: _prepare(run_dir))
+        preparing = start_thread(lambda: _prepare(run_dir))
+        try:
+            directory = await asyncio.wrap_future(preparing)
+        except asyncio.CancelledError:
+            start_thread(lambda: _discard(preparing))
+            raise
         server = cls(
             _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
         )
@@ -186,6 +191,12 @@ def _prepare(run_dir: str) -> str:
         return tempfile.mkdtemp(prefix=DIRECTORY, dir=run_dir)
     except OSError as e:
         raise StorageError(e.errno or errno.EIO, "start qemu-nbd", "mkdtemp", f"({run_dir})") from None
+
+
+def _discard(preparing: "Future[str]") -> None:
+    """Remove the directory that is still being made, if it comes about."""
+    if preparing.exception() is None:
+        shutil.rmtree(preparing.result(), ignore_errors=True)
 
 
 def _command(chain: Chain, directory: str, *, writable: bool, connections: int, bitmap: str | None) -> Sequence[str]:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that a managed image has: how it starts, and how it ends."""
 
+import asyncio
 import errno
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from imageio_daemon.errors import StorageError
 from imageio_daemon.storage import chain, qemunbd
 from imageio_daemon.storage.qemunbd import QemuNbd, in_thread
+from tests.support.polling import eventually_async
 
 
 @pytest.fixture
@@ -134,6 +137,27 @@ async def test_a_program_that_cannot_be_started_is_an_error(
     monkeypatch.setenv("PATH", str(programs))
     with pytest.raises(StorageError, match="cannot be started"):
         await start(image, run_dir)
+
+
+async def test_a_start_that_is_cancelled_leaves_no_directory(
+    image: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, prepare = threading.Event(), qemunbd._prepare
+    made: list[str] = []
+
+    def wait_and_prepare(where: str) -> str:
+        may_end.wait()
+        made.append(prepare(where))
+        return made[0]
+
+    monkeypatch.setattr(qemunbd, "_prepare", wait_and_prepare)
+    starting = asyncio.create_task(start(image, run_dir))
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    may_end.set()
+    await eventually_async(lambda: bool(made) and not list(run_dir.iterdir()))
 
 
 async def test_a_missing_run_directory_is_an_error(image: Path, tmp_path: Path) -> None:
