@@ -15,14 +15,15 @@ MAX_EXTENT_TEXT = 4 * KiB
 class ExtentReader:
     """Take the answer in pieces and yield the extents inside a range of the image.
 
-    failure: the error to raise when the answer is no list of extents from 0, in order and without gaps, that covers
-    the range.
+    told: the flag that was asked about, which no extent may leave out. failure: the error to raise when the answer is
+    no list of extents from 0, in order and without gaps, that covers the range.
     """
 
-    def __init__(self, offset: int, length: int, failure: StorageError) -> None:
+    def __init__(self, offset: int, length: int, told: str, failure: StorageError) -> None:
         self._position = 0  # where the next extent has to start
         self._offset = offset
         self._end = offset + length
+        self._told = told
         self._failure = failure
         self._text = b""
         self._before = b"["  # what stands before the next extent
@@ -61,7 +62,7 @@ class ExtentReader:
         return items
 
     def _extent(self, item: object) -> Extent:
-        if not isinstance(item, dict):
+        if not isinstance(item, dict) or self._told not in item:
             raise self._failure
         start, length = item.get("start"), item.get("length")
         flags = [item.get(name, False) for name in ("zero", "hole", "dirty")]

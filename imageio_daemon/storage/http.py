@@ -157,7 +157,7 @@ class HttpBackend:
     async def flush(self, op: Operation) -> None:
         """Put everything that completed before on stable storage."""
         if self._flush_failed is not None:
-            raise self._flush_failed
+            raise self._flush_failed.with_traceback(None)
         await self._patch(op, {"op": "flush"}, flushed=True)
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
@@ -169,7 +169,8 @@ class HttpBackend:
                 raise NotFound("The other server has no dirty extents")
             yield Extent(offset, length)
             return
-        reader = ExtentReader(offset, length, unexpected(f"GET {self._peer.address}/extents", "invalid extents"))
+        failure = unexpected(f"GET {self._peer.address}/extents", "invalid extents")
+        reader = ExtentReader(offset, length, context, failure)
         async with self._peer.request(op, "GET", f"/extents?context={context}", timeout=None) as response:
             async for data, _ in response.content.iter_chunks():
                 for extent in reader.feed(data):

@@ -316,9 +316,14 @@ async def test_a_flush_without_an_answer_is_not_repeated_and_fails_for_ever(
     open_scripted: OpenScripted, server: ScriptedServer
 ) -> None:
     backend = await open_scripted(options(), first_byte(), hang_up, answer(200))
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    depths = []
     for _ in range(2):
-        with pytest.raises(StorageError):
+        with pytest.raises(StorageError) as caught:
             await backend.flush(Operation())
+        depths.append(len(caught.traceback))
+    assert depths[0] == depths[1]  # each raise adds to the traceback of what is kept
     assert len(server.answers) == 1
 
 

@@ -14,8 +14,8 @@ TEXT = b'[{"start": 0, "length": 10, "zero": true, "hole": false}, {"start": 10,
 EXTENTS = [Extent(0, 10, zero=True), Extent(10, 5)]
 
 
-def read(text: bytes, offset: int = 0, length: int = 15, piece: int = 2**30) -> list[Extent]:
-    reader = ExtentReader(offset, length, StorageError(errno.EPROTO, "extents", "http"))
+def read(text: bytes, offset: int = 0, length: int = 15, piece: int = 2**30, told: str = "zero") -> list[Extent]:
+    reader = ExtentReader(offset, length, told, StorageError(errno.EPROTO, "extents", "http"))
     found = [e for start in range(0, len(text), piece) for e in reader.feed(text[start : start + piece])]
     reader.end()
     return found
@@ -46,6 +46,11 @@ def test_only_what_is_inside_the_range_is_told(offset: int, length: int, expecte
 def test_all_flags_are_read() -> None:
     text = b'[{"start": 0, "length": 1, "zero": true, "hole": true, "dirty": true}]'
     assert read(text, length=1) == [Extent(0, 1, zero=True, hole=True, dirty=True)]
+
+
+def test_the_flag_that_was_asked_about_has_to_be_told() -> None:
+    with pytest.raises(StorageError):
+        read(TEXT, told="dirty")
 
 
 def test_nothing_of_an_empty_image() -> None:
