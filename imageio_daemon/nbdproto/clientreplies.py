@@ -15,6 +15,7 @@ from .constants import (
     EXTENDED_CHUNK,
     MAX_ERROR_CHUNK,
     MAX_PIECES,
+    MAX_STATUS_BYTES,
     MAX_STATUS_EXTENTS,
     SIMPLE_REPLY,
     Chunk,
@@ -238,14 +239,14 @@ class ClientReplies:
                 raise Violation("an empty chunk that is not empty, or not the last one")
             self._end_chunk(request, header)
         else:
-            self._small(self._checked_length(header), partial(self._small_chunk, request, header))
+            self._small(self._checked_length(request, header), partial(self._small_chunk, request, header))
 
-    def _checked_length(self, header: ChunkHeader) -> int:
+    def _checked_length(self, request: ClientRequest, header: ChunkHeader) -> int:
         status = Chunk.BLOCK_STATUS_EXT if self._agreed.extended else Chunk.BLOCK_STATUS
         if header.type == Chunk.OFFSET_HOLE:
             limit = HOLE.size
         elif header.type == status:
-            limit = _MAX_STATUS
+            limit = min(_MAX_STATUS, MAX_STATUS_BYTES - sum(map(len, request.statuses.values())))
         elif header.type & _ERROR_TYPE:
             limit = MAX_ERROR_CHUNK
         else:

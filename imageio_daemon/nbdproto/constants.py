@@ -61,6 +61,8 @@ MAX_CONTEXTS = 64
 MAX_ERROR_CHUNK = 4 + 2 + MAX_STRING + 8
 #: Extents in one chunk, as the protocol recommends: 8 MiB, or 16 MiB with extended headers.
 MAX_STATUS_EXTENTS = 2**20
+#: Bytes of all chunks of extents in reply to one request. qemu's have 2 MiB at most, for each of MAX_CONTEXTS contexts.
+MAX_STATUS_BYTES = 160 * MiB
 #: Pieces apart from each other in which the data of one READ may have come so far. Servers send them in order.
 MAX_PIECES = 65536
 #: Size of an export, in bytes: what an offset can say.

@@ -8,6 +8,7 @@ from struct import pack
 
 import pytest
 
+from imageio_daemon.nbdproto import clientreplies
 from imageio_daemon.nbdproto.client import Agreed, Violation
 from imageio_daemon.nbdproto.clientreplies import ClientReplies, ClientRequest
 from imageio_daemon.nbdproto.constants import (
@@ -477,6 +478,14 @@ def test_a_status_of_more_extents_than_the_limit_is_refused_before_memory_is_tak
     )
     with pytest.raises(Violation, match="bytes"):
         client.feed(header.pack(extended=client.extended))
+
+
+def test_statuses_of_one_request_are_limited_together(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clientreplies, "MAX_STATUS_BYTES", 100)
+    request = client.begin(Command.BLOCK_STATUS)
+    client.feed(client.status(request, 1, (1, 1), (1, 2), done=False))
+    with pytest.raises(Violation, match="bytes"):
+        client.feed(client.status(request, 2, *[(1, 1)] * 10))
 
 
 def test_a_status_without_a_context_is_a_violation(client: Client) -> None:
