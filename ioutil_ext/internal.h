@@ -244,6 +244,9 @@ struct iou_handle {
 /* Open op->path into op->result.handle (open.c). */
 int handle_open(struct op *op);
 
+/* Find out whether all of a file is one hole, again and again until it is not: other processes write, too. */
+void look_at_content(iou_handle *handle);
+
 /*
  * Take a reference for an operation of this kind: a new one, or, for IOU_CLOSE, the owner's. -EBADF after IOU_CLOSE.
  * Given back by handle_put(); by handle_untake() if the operation does not come to be.

@@ -24,7 +24,7 @@ typedef struct iou_handle iou_handle; /* an open image: one for each transfer */
 typedef enum {
     IOU_OPEN = 1, /* path -> handle */
     IOU_CLOSE,    /* ends the handle; the last reference closes the descriptors */
-    IOU_STAT,     /* refreshes the size that iou_handle_info() tells */
+    IOU_STAT,     /* refreshes what iou_handle_info() tells of the size and of zeros */
     IOU_READ,     /* fills all of the buffer, or fails */
     IOU_WRITE,    /* writes all of the buffer, or fails; a file grows as needed */
     IOU_ZERO,     /* the range reads as zeros at success; a file grows as needed */
@@ -121,7 +121,7 @@ typedef struct {
     uint32_t can_fallocate;
     uint32_t can_blkzeroout;
     uint32_t can_seek_hole;
-    uint32_t reads_zero;   /* the whole image was one hole when first opened, and nothing was written since */
+    uint32_t reads_zero;   /* the whole image was one hole at each open and IOU_STAT, and nothing was written here */
     uint32_t flush_failed; /* a flush failed since this handle was opened: every later one fails */
 } iou_info;
 

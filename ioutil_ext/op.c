@@ -99,7 +99,10 @@ void op_make_claim(struct op *op) {
 
 static int run_stat(struct op *op) {
     uint64_t size;
-    return size_refresh(op, op->handle, &size);
+    int error = size_refresh(op, op->handle, &size);
+    if (!error)
+        look_at_content(op->handle);
+    return error;
 }
 
 static int run_kind(struct op *op) {

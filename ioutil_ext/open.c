@@ -191,16 +191,18 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
 }
 
 /*
- * Find out whether all of a file is one hole, when the image is new. The image is already registered: a write through
- * another handle that starts before the answer is stored marks the content as written, and the answer is not stored.
+ * The image is already registered: a write through another handle that starts before the answer is stored marks the
+ * content as written, and the answer is not stored.
  */
-static void look_at_content(iou_handle *handle) {
+void look_at_content(iou_handle *handle) {
     struct image *image = handle->image;
     int unknown = CONTENT_UNKNOWN;
-    if (image->content != CONTENT_UNKNOWN)
+    if (image->content == CONTENT_WRITTEN)
         return;
-    bool hole = image->type == IOU_FILE && sys_lseek(handle->fd, 0, SEEK_DATA) == -ENXIO;
-    atomic_compare_exchange_strong(&image->content, &unknown, hole ? CONTENT_ZERO : CONTENT_WRITTEN);
+    if (image->type == IOU_FILE && sys_lseek(handle->fd, 0, SEEK_DATA) == -ENXIO)
+        atomic_compare_exchange_strong(&image->content, &unknown, CONTENT_ZERO);
+    else
+        image->content = CONTENT_WRITTEN;
 }
 
 static int set_up(struct op *op, iou_handle *handle) {

@@ -102,6 +102,14 @@ def test_image_that_was_written_is_unknown_through_every_ticket(client: Connecti
     assert (options(client, image)[1], options(client, other)[1]) == ("unknown", "unknown")
 
 
+def test_image_that_another_process_has_written_is_unknown(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(size=MiB, sparse=True)
+    assert options(client, image)[1] == "zero"
+    with image.path.open("r+b") as file:
+        file.write(b"data")
+    assert options(client, image)[1] == "unknown"
+
+
 def test_zeroed_hole_may_stay_zero_and_is_never_wrong(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=MiB, sparse=True)
     assert client.patch(image.url, {"op": "zero", "size": MiB}).status == 200

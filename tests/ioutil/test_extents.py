@@ -197,6 +197,22 @@ def test_reads_zero_ends_with_the_first_write(tmp_path: Path) -> None:
         assert other.info.reads_zero == 0
 
 
+def test_reads_zero_ends_when_another_process_has_written(tmp_path: Path) -> None:
+    path = sparse_file(tmp_path / "image", MiB, [])
+    with Image(path) as image:
+        image.stat()
+        assert image.info.reads_zero == 1
+        with path.open("r+b") as file:
+            file.write(b"x")
+        image.stat()
+        assert image.info.reads_zero == 0
+        with path.open("r+b") as file:
+            file.truncate(0)
+            file.truncate(MiB)
+        image.stat()
+        assert image.info.reads_zero == 0
+
+
 def test_an_image_with_data_does_not_read_zero(tmp_path: Path) -> None:
     path = sparse_file(tmp_path / "image", MiB, [(MiB - 4096, 100)])
     with Image(path) as image:
