@@ -18,8 +18,8 @@ demo: setup ## Upload and download a real disk image through a daemon of its own
 run: setup ## Run the daemon in the foreground with a sample image and show the curl lines to try
 	@$(PYTHON) scripts/run
 
-test: setup ## Run all tests (ARGS="-k name": some of them)
-	$(PYTHON) -m pytest $(ARGS)
+test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
+	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, all through a proxy
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/ioutil/test_model.py $(ARGS)

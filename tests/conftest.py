@@ -2,7 +2,7 @@
 """Fixtures of the tests that look at a running daemon from outside."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,14 @@ WAYS = ["fast_lane", "aiohttp_lane", *(["proxy"] if os.environ.get("IMAGEIO_TEST
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave the proxy out where a test is not about images."""
     items[:] = [item for item in items if item.path.stem in PROXIED or not _through_proxy(item)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make what was captured encodable: a lone surrogate in a log line ends pytest-xdist."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def _through_proxy(item: pytest.Item) -> bool:

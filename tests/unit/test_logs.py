@@ -98,7 +98,7 @@ def test_text_value_that_could_look_like_other_fields_is_quoted(pipe: Pipe) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["a\nb", "a\r\nb", "a\x0bb", "a\x85b", "a\u2028b", "a\x1b[2Jb", "a\u202eb", "a\udc80b"]
+    "text", ["a\nb", "a\r\nb", "a\x0bb", "a\x85b", "a\u2028b", "a\x1b[2Jb", "a\u202eb", "a\udc80b"], ids=ascii
 )
 def test_unprintable_text_of_a_peer_is_escaped(pipe: Pipe, text: str) -> None:
     line = logged(pipe, lambda: log.info("message %s", text, extra=logs.fields(field=text)))
