@@ -8,11 +8,13 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from imageio_daemon.frontends.http import fastlane
 from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.connection import Connection
 from imageio_daemon.frontends.http.routes import Routes
 from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.units import KiB, MiB
+from tests.support.polling import eventually_async
 
 #: Longest wait for anything that must happen, in seconds.
 SOON = 10.0
@@ -42,6 +44,37 @@ def test_memory_may_change_when_the_connection_is_drained(
     length = 1 if left is None else _taken_at_once() + left
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(_received_of(length)) == b"x" * length
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "default"])
+def test_an_answer_that_is_cancelled_keeps_its_memory_until_the_connection_is_lost(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert runner.run(_connections_after_cancelling()) == 0
+
+
+async def _connections_after_cancelling() -> int:
+    """Cancel an answer that waits for its client, twice; return how many connections there are when it has ended."""
+    loop = asyncio.get_running_loop()
+    http = HttpServer(Routes({}), inactivity_timeout=60, limit=ConnectionLimit(1))
+    ours, theirs = _pair()
+    with ours:
+        _, connection = await loop.connect_accepted_socket(lambda: Connection(http), theirs)
+        assert http.connections == 1
+
+        async def send() -> int:
+            try:
+                await fastlane._Answer(connection).write(memoryview(bytes(4 * MiB)))
+            except asyncio.CancelledError:
+                return http.connections
+            raise AssertionError("everything was sent")
+
+        sending = asyncio.create_task(send())
+        await eventually_async(lambda: connection._writing_paused)
+        sending.cancel()
+        loop.call_soon(sending.cancel)
+        return await sending
 
 
 async def _received_of(length: int) -> bytes:

@@ -11,6 +11,7 @@ import enum
 import logging
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from ... import logs
@@ -93,6 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._into_receiver = False
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[None] | None = None
         self._peer_sent_eof = False
         self._closing = False
         self._writing_paused = self._short_writes = False
@@ -144,6 +146,8 @@ class Connection(asyncio.BufferedProtocol):
         handler, self._handler = self._handler, None
         self._receiver = self._on_body_error = None
         self._transport = _GONE
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
         if handler is not None:
             handler.connection_lost(exc)
         self._log_end()
@@ -302,6 +306,14 @@ class Connection(asyncio.BufferedProtocol):
         self.reason = reason
         self._state = State.CLOSED
         self._transport.abort()
+
+    async def aborted(self, reason: str) -> None:
+        """Cut it and wait, cancelled or not, until the transport holds no reference to what was written."""
+        self.abort(reason)
+        while self._transport is not _GONE:
+            self._lost = self._loop.create_future()
+            with suppress(asyncio.CancelledError):
+                await self._lost
 
     def close(self, reason: str) -> None:
         """Send what was written, take off what the client still sends, and close."""

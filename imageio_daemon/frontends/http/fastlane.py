@@ -63,6 +63,10 @@ class Line(Client, Protocol):
         """Cut the connection: the answer cannot be completed."""
         ...
 
+    async def aborted(self, reason: str) -> None:
+        """Cut it and wait, cancelled or not, until the transport holds no reference to what was written."""
+        ...
+
 
 def takes(head: Head) -> bool:
     """Tell whether the request is one of the fast lane's."""
@@ -144,7 +148,7 @@ class _Answer:
                 await self._line.drained()
             except asyncio.CancelledError:
                 # The transport still refers to memory that is about to be used for something else.
-                self._line.abort("cut")
+                await self._line.aborted("cut")
                 raise
 
     async def finish(self) -> None:
