@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from . import api
 from .arguments import parser
 from .display import Display, display, human
-from .errors import ClientError, Usage
+from .errors import ClientError, LocalError, Usage
 from .progress import Progress
 from .session import Settings
 from .tickets import Tickets
@@ -93,8 +93,16 @@ def _settings(options: argparse.Namespace) -> Settings:
     )
 
 
+def _standard_input() -> BinaryIO:
+    """Return standard input without a buffer, so that Ctrl-C ends the wait for it."""
+    try:
+        return open(0, "rb", buffering=0, closefd=False)
+    except OSError as e:
+        raise LocalError(f"can't read standard input: {e.strerror}") from e
+
+
 def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
-    source: str | BinaryIO = sys.stdin.buffer if options.image == "-" else options.image
+    source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
     state: bool | str = not options.no_state if options.state is None else options.state
     transfer.state = api.state_path(source, state)
     transfer.incomplete = "the target"

@@ -2,7 +2,9 @@
 """What is uploaded: a file, a block device, a part of a file, a stream."""
 
 import errno
+import io
 import os
+import select
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import BinaryIO, Protocol
 
 from ..extents import Extent
 from ..units import MiB
-from .errors import LocalError
+from .errors import LocalError, Stopped
 from .ordered import Turns
 
 
@@ -135,6 +137,7 @@ class StreamSource:
         self.size = size
         self._stream = stream
         self._turns = Turns()
+        self._woken, self._wake = os.pipe()
 
     def extents(self) -> Iterator[Extent]:
         """Tell that all is data."""
@@ -158,17 +161,31 @@ class StreamSource:
         """Do nothing: a stream is read once."""
 
     def stop(self) -> None:
-        """Wake those who wait for their turn."""
+        """Wake those who wait for their turn, and in a file without a buffer for its bytes."""
         self._turns.stop()
+        os.write(self._wake, b"x")
 
     def close(self) -> None:
         """Leave the stream open: it is its owner's."""
+        os.close(self._woken)
+        os.close(self._wake)
 
     def _readinto(self, buffer: memoryview) -> int:
         try:
-            return os.readv(self._stream.fileno(), [buffer])
-        except OSError as e:
-            raise LocalError(f"can't read the input: {e.strerror}") from e
+            if isinstance(self._stream, io.FileIO):
+                self._wait()
+            data = self._stream.read(len(buffer))
+        except (OSError, EOFError) as e:
+            raise LocalError(f"can't read the input: {getattr(e, 'strerror', None) or e}") from e
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        for fd in (self._stream.fileno(), self._woken):
+            poll.register(fd, select.POLLIN)
+        if self._woken in dict(poll.poll()):
+            raise Stopped("stopped")
 
 
 def identity(fd: int) -> dict[str, object]:

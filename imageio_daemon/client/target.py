@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is downloaded to: a new file, a file or device that exists, a stream."""
 
-import contextlib
-import os
 import stat
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -129,7 +127,7 @@ class Stream:
     reads_zero = False
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._fd = stream.fileno()
+        self._stream = stream
         self._turns = Turns()
 
     def start(self, size: int) -> None:
@@ -147,7 +145,11 @@ class Stream:
                 self._write(memoryview(_ZEROS)[: length - done])
 
     def finish(self) -> None:
-        """Leave the stream to its owner."""
+        """Hand on what the stream keeps, and leave it to its owner."""
+        try:
+            self._stream.flush()
+        except OSError as e:
+            raise _cant_write(e) from e
 
     def abandon(self) -> None:
         """Leave the stream to its owner."""
@@ -159,17 +161,23 @@ class Stream:
     def _write(self, data: memoryview) -> None:
         try:
             while data:
-                data = data[os.write(self._fd, data) :]
+                data = data[self._stream.write(data) :]  # a raw stream may take a part
         except OSError as e:
-            raise LocalError(f"can't write the output: {e.strerror}") from e
+            raise _cant_write(e) from e
 
 
 def is_existing_device(path: Path) -> bool:
     """Tell whether a path is a block device. Raises LocalError for anything else that is no regular file."""
-    with contextlib.suppress(FileNotFoundError):
+    try:
         mode = path.stat().st_mode
-        if stat.S_ISBLK(mode):
-            return True
-        if not stat.S_ISREG(mode):
-            raise LocalError(f"{path} is not a regular file or block device")
-    return False
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise LocalError(f"can't write {path}: {e.strerror}") from e
+    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+        raise LocalError(f"{path} is not a regular file or block device")
+    return stat.S_ISBLK(mode)
+
+
+def _cant_write(error: OSError) -> LocalError:
+    return LocalError(f"can't write the output: {error.strerror or error}")

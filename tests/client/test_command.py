@@ -166,6 +166,22 @@ def test_interrupt_ends_with_one_line(source: Path) -> None:
     assert re.fullmatch("imageio-client: interrupted(; the target is incomplete .*)?\n", text)
 
 
+def test_interrupt_ends_the_wait_for_silent_input() -> None:
+    with ScriptedServer(features("flush", "zero"), answer("200 OK"), hang=True) as server:
+        process = subprocess.Popen(
+            command("upload", "--size", "1M", "-", server.url),
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        assert server.done.wait(TIMEOUT)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT) == 130
+        _, text = process.communicate()
+    assert text == "imageio-client: interrupted\n"
+
+
 def test_ticket_is_no_part_of_messages(daemon: Daemon, source: Path) -> None:
     result = run("upload", "-v", "--cafile", daemon.cafile, source, daemon.url("secret-secret"))
     assert "secret-secret" not in result.err

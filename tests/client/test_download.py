@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads by the library, against the daemon."""
 
+import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,12 @@ def test_stream_gets_all_bytes_in_order(settings: Settings, url: str, source: Pa
     with (tmp_path / "stream").open("wb") as stream:
         download(url, stream, settings=settings)
     assert (tmp_path / "stream").read_bytes() == source.read_bytes()
+
+
+def test_stream_is_written_through_its_own_methods(tls: Settings, url: str, source: Path, tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "packed", "wb", 1) as stream:
+        download(url, stream, settings=tls)  # type: ignore[arg-type]
+    assert gzip.decompress((tmp_path / "packed").read_bytes()) == source.read_bytes()
 
 
 def test_block_device_gets_zeros_too(

@@ -2,15 +2,18 @@
 """Uploads by the library, against the daemon."""
 
 import contextlib
+import gzip
 import io
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon.client import ChecksumMismatch, LocalError, Progress, Refused, ServerFailed, Settings, Usage, upload
+from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.qemu import run_qemu_img
-from imageio_daemon.client.source import FileSource
+from imageio_daemon.client.source import FileSource, StreamSource
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -117,6 +120,37 @@ def test_stream_of_another_size_is_an_error(
     target = new_image(size=SIZE + 2)
     with source.open("rb") as stream, pytest.raises(LocalError, match=reason):
         upload(stream, daemon.url(target.ticket), settings=tls, size=size)
+
+
+def test_stream_is_read_through_its_own_methods(
+    daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage, tmp_path: Path
+) -> None:
+    target = new_image(b"\xff" * (SIZE + 1))
+    packed = tmp_path / "packed"
+    packed.write_bytes(gzip.compress(source.read_bytes(), 1))
+    with gzip.open(packed) as stream:
+        upload(stream, daemon.url(target.ticket), settings=tls, size=SIZE + 1)  # type: ignore[arg-type]
+    assert target.content() == source.read_bytes()
+
+
+def test_stream_that_is_broken_is_told(daemon: Daemon, tls: Settings, new_image: MakeImage) -> None:
+    broken = io.BytesIO(gzip.compress(pattern(KiB))[:-9])
+    with gzip.open(broken) as stream, pytest.raises(LocalError, match="can't read the input: Compressed file ended"):
+        upload(stream, daemon.url(new_image().ticket), settings=tls, size=KiB)  # type: ignore[arg-type]
+
+
+def test_wait_for_silent_input_ends() -> None:
+    end, other = os.pipe()
+    with (
+        open(end, "rb", buffering=0) as stream,
+        open(other, "wb"),
+        contextlib.closing(StreamSource(stream, KiB)) as opened,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        reading = pool.submit(opened.read, 0, memoryview(bytearray(KiB)))
+        opened.stop()
+        with pytest.raises(Stopped):
+            reading.result(60)
 
 
 def test_stream_needs_a_size(daemon: Daemon, tls: Settings) -> None:
