@@ -2,6 +2,7 @@
 """Where a server is and how it is trusted."""
 
 import contextlib
+import re
 import socket
 import ssl
 import urllib.parse
@@ -31,7 +32,7 @@ class ImageUrl:
         with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(text)
             port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
-            image = parts.hostname and port and parts.path.startswith("/images/") and len(parts.path) > len("/images/")
+            image = parts.hostname and port and re.fullmatch("/images/[!-~]+", parts.path)
             plain = not parts.query and not parts.fragment and parts.username is None
             if parts.scheme in ("http", "https") and image and plain and parts.hostname:
                 return cls(parts.scheme, parts.hostname, port, parts.path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ..blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from ..blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK
 from ..extents import Extent
 from . import workers
 from .address import is_url
@@ -107,6 +107,8 @@ def download(
 
     Raises ClientError.
     """
+    if dirty and verify:
+        raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
     with Session(url, settings) as session:
         opened = _open_target(target, format, in_place=dirty)
         try:
@@ -143,6 +145,8 @@ def checksum(
     block_size: int = DEFAULT_BLOCK,
 ) -> str:
     """Return the digest of an image, computed by the server of a URL, or here for a file or device; see blockhash."""
+    if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
+        raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
     with contextlib.closing(_open_file(Path(image), format)) as source:
@@ -159,7 +163,7 @@ def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os
         return None
     path = Path(source)
     # Nobody looks for files in /dev, or in a directory of others.
-    beside = path.is_file() and os.access(path.parent, os.W_OK)
+    beside = os.path.isfile(path) and os.access(path.parent, os.W_OK)
     return path.with_name(path.name + SUFFIX) if beside else None
 
 
@@ -167,6 +171,8 @@ def _open_source(
     source: str | os.PathLike[str] | BinaryIO, format_name: str | None, member: str | None, size: int | None
 ) -> Source:
     if isinstance(source, str | os.PathLike):
+        if is_url(os.fspath(source)):
+            raise Usage("the image comes first, then the URL")
         if size is not None:
             raise Usage("a size is for streams; a file has its own")
         return _open_file(Path(source), format_name, member)
@@ -192,6 +198,8 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
         if in_place or not is_raw:
             raise Usage("a stream can't be written in another format, nor where something has changed")
         return Stream(target)
+    if is_url(os.fspath(target)):
+        raise Usage("the URL comes first, then the image")
     path = Path(target)
     if is_existing_device(path) or in_place:
         if not is_raw:

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 from . import api
 from .arguments import parser
 from .display import Display, display, human
-from .errors import ClientError, LocalError, Usage
+from .errors import ClientError, LocalError, StateMismatch, Usage
 from .progress import Progress
 from .session import Settings
+from .target import is_existing_device
 from .tickets import Tickets
 
 #: Exit status after Ctrl-C, as shells have it.
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _COMMANDS[options.command](options, transfer)
     except ClientError as e:
+        if isinstance(e, StateMismatch):
+            transfer.state = None  # the same command would fail again
         return _fail(options, f"{e}{transfer.remains()}", e.status)
     except KeyboardInterrupt:
         return _fail(options, f"interrupted{transfer.remains()}", INTERRUPTED)
@@ -68,7 +71,7 @@ class _Transfer:
         """Tell what is left half-done."""
         if self._shown:
             self.display.abandon()
-        if self.state is not None and self.state.exists():
+        if self.state is not None and os.path.exists(self.state):
             return f"; {self.incomplete} is incomplete, the same command continues from {self.state}"
         if self._progress.done and self.incomplete:
             return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done)"
@@ -127,7 +130,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
     target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
     if to_stdout:
         transfer.incomplete = "the output"
-    elif options.dirty or Path(options.image).is_block_device():
+    elif options.dirty or is_existing_device(Path(options.image)):
         transfer.incomplete = options.image
     done = api.download(
         options.url,

@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import socket
 import ssl
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from email.message import Message
 from typing import NamedTuple
@@ -45,6 +46,7 @@ class Connection:
         self.endpoint = endpoint
         self._stop = stop
         self._http: _HTTPConnection | None = None
+        self._secret = ""
         self._socket: socket.socket | None = None  # http.client forgets it after "Connection: close"
 
     def close(self) -> None:
@@ -100,6 +102,7 @@ class Connection:
         timeout: float,
         expected: tuple[int, ...],
     ) -> http.client.HTTPResponse:
+        self._secret = path.partition("?")[0].split("/")[2]
         http_connection, sock = self._connected()
         sock.settimeout(DATA_TIMEOUT)
         try:
@@ -116,7 +119,14 @@ class Connection:
             return response
         reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
         self.close()
-        raise _failure(self.endpoint.peer, method, response.status, reason)
+        raise _failure(self.endpoint.peer, method, response.status, self._printable(reason))
+
+    def _printable(self, text: str) -> str:
+        """Return what a server says as it can be shown: without the ticket's id, and nothing that moves the cursor."""
+        for secret in (self._secret, urllib.parse.unquote(self._secret)):
+            if secret:
+                text = text.replace(secret, "…")
+        return "".join(filter(str.isprintable, text))
 
     def _connected(self) -> "tuple[_HTTPConnection, socket.socket]":
         if self._http is not None and self._socket is not None and self._http.sock is not None:
@@ -151,7 +161,7 @@ class Connection:
         except (OSError, http.client.HTTPException) as e:
             self.close()
             self._stop.check()
-            what = "does not answer" if isinstance(e, TimeoutError) else f"broke: {str(e).strip()}"
+            what = "does not answer" if isinstance(e, TimeoutError) else f"broke: {self._printable(str(e).strip())}"
             raise Temporary(f"the connection to {self.endpoint.peer} {what}") from e
         except BaseException:
             self.close()

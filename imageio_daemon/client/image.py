@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -141,7 +142,8 @@ class Image:
 
     def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
         """Let the server compute the digest of the image; see blockhash."""
-        answer = self._json(f"{self._path}/checksum?algorithm={algorithm}&block_size={block_size}")
+        query = urllib.parse.urlencode({"algorithm": algorithm, "block_size": block_size})
+        answer = self._json(f"{self._path}/checksum?{query}")
         if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
             raise ServerFailed(f"{self._peer} sent a malformed checksum")
         return answer

@@ -116,11 +116,13 @@ class QemuSource:
 
     def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:
         self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
-        self.identity: Mapping[str, object] = {
-            "format": format_name,
-            "member": list(member) if member else None,
-            "files": list(self._files.values()),
-        }
+        self.identity: Mapping[str, object] | None = None
+        if None not in self._files.values():
+            self.identity = {
+                "format": format_name,
+                "member": list(member) if member else None,
+                "files": list(self._files.values()),
+            }
         self._server = QemuNbd(path, format_name, member=member)
         self.size = self._server.image.size
 

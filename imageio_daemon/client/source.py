@@ -63,7 +63,7 @@ class FileSource:
             self._offset = offset
             self.size = end - offset if size is None else size
             self._opened = identity(self._fd)
-            self.identity = self._opened | {"offset": offset, "length": self.size}
+            self.identity = self._opened and self._opened | {"offset": offset, "length": self.size}
         except OSError as e:
             os.close(self._fd)
             raise LocalError(f"can't read {path}: {e.strerror}") from e
@@ -188,9 +188,11 @@ class StreamSource:
             raise Stopped("stopped")
 
 
-def identity(fd: int) -> dict[str, object]:
-    """Return what changes when an open file is changed or replaced."""
+def identity(fd: int) -> dict[str, object] | None:
+    """Return what changes when an open file is changed or replaced; None for a block device: nothing of it does."""
     status = os.fstat(fd)
+    if stat.S_ISBLK(status.st_mode):
+        return None
     return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime": status.st_mtime_ns}
 
 
@@ -199,7 +201,7 @@ def changed(path: Path) -> LocalError:
     return LocalError(f"{path} was changed during the upload: upload anew when nobody writes to it")
 
 
-def identity_of(path: Path) -> dict[str, object]:
+def identity_of(path: Path) -> dict[str, object] | None:
     """Return the identity of the file with this name. Raises LocalError."""
     fd = open_image(path)
     try:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an upload remembers, so that it can go on later: which bytes the server has confirmed as flushed."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -71,8 +70,10 @@ class StateFile:
 
     def remove(self) -> None:
         """Remove the file, if there is one."""
-        with contextlib.suppress(FileNotFoundError):
-            self.path.unlink()
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as e:
+            raise LocalError(f"can't remove {self.path}: {e.strerror}") from e
 
 
 def _range(start: object, end: object) -> tuple[int, int]:

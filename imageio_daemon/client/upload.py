@@ -3,6 +3,7 @@
 
 import logging
 import mmap
+import os
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +12,7 @@ from pathlib import Path
 from ..units import KiB, MiB
 from . import workers
 from .digest import Digest
-from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused, ServerFailed, StateMismatch, Temporary
+from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused, ServerFailed, StateMismatch, Temporary, Usage
 from .image import Image
 from .plan import Queue, units
 from .progress import Counter, Progress, Report
@@ -58,6 +59,8 @@ class Upload:
         checkpoint: float = CHECKPOINT,
         report: Report | None = None,
     ) -> None:
+        if state is not None and source.identity is None:
+            raise Usage("nobody can see whether a block device was changed, so its upload has no state")
         self._source = source
         self._session = session
         self._digest = Digest() if verify else None
@@ -117,7 +120,7 @@ class Upload:
         if "zero" not in self._session.abilities.features:
             raise Refused("the ticket does not allow writing: ask for one that does", 403)
         path, identity = self._state_path, self._source.identity
-        if path is None or not path.exists():
+        if path is None or not os.path.exists(path):
             self._probe(image)
         if path is not None and identity is not None:
             self._state = StateFile(path, identity, self._session.url, image.size())

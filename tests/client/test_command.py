@@ -146,6 +146,56 @@ def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     assert run(*arguments).status == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["upload", "https://host/images/secret", "image"], "the image comes first, then the URL"),
+        (["download", "image", "https://host/images/secret"], "the URL must look like"),
+        (["download", "https://host/images/x", "https://host/images/secret"], "the URL comes first, then the image"),
+        (["download", "--dirty", "--verify", "https://host/images/secret", "image"], "is that of the whole image"),
+        (["checksum", "--block-size", "0", "image"], "a block has"),
+        (["checksum", "--block-size", "1T", "image"], "a block has"),
+        (["info", "https://host/images/secret\udc80"], "the URL must look like"),
+        (["info", "https://host/images/secret\u00e9"], "the URL must look like"),
+    ],
+)
+def test_arguments_that_dont_go_together_are_refused(arguments: list[str], reason: str) -> None:
+    result = run(*arguments)
+    result.failed_with(reason, 2)
+    assert "secret" not in result.err
+
+
+def test_name_that_no_file_can_have_is_told(daemon: Daemon) -> None:
+    name = "x" * 300
+    run("upload", name, daemon.url("ticket")).failed_with("can't open x*: File name too long", 5)
+    run("download", daemon.url("ticket"), name).failed_with("can't write x*: File name too long", 5)
+
+
+def test_state_that_cant_be_continued_is_no_way_on(daemon: Daemon, source: Path, target: Image) -> None:
+    source.with_name(f"{source.name}.imageio-upload").write_text("{}")
+    result = run("upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
+    result.failed_with("is not the state of an upload: remove it to start anew$", 7)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [answer("400 No", "who is some-ticket\a\x1b[2J?"), b"some-ticket\r\n"],
+)
+def test_ticket_that_a_server_repeats_is_no_part_of_messages(said: bytes) -> None:
+    with ScriptedServer(said) as server:
+        result = run("info", "--retries", "0", server.url)
+    assert result.status in (3, 4)
+    assert "…" in result.err
+    assert "some-ticket" not in result.err
+    assert result.err.rstrip("\n").isprintable()
+
+
+def test_algorithm_is_quoted(tmp_path: Path) -> None:
+    with ScriptedServer(features("checksum"), answer("400 No", "no")) as server:
+        run("checksum", "--algorithm", "a b&c", server.url).failed_with("400 no", 3)
+    assert server.requests[1].startswith("GET /images/some-ticket/checksum?algorithm=a+b%26c&block_size=")
+
+
 def test_standard_output_is_for_one(daemon: Daemon) -> None:
     run("download", "--json", daemon.url("ticket"), "-").failed_with("can't take the image and JSON", 2)
 

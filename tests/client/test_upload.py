@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import io
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from imageio_daemon.client.source import FileSource, StreamSource
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
-from tests.support.realstorage import allocated
+from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType, allocated
 
 
 def test_target_reads_as_the_source(daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage) -> None:
@@ -231,6 +232,17 @@ def test_unreadable_source_is_told(
     target = new_image(size=8 * MiB)
     with pytest.raises(LocalError, match=r"can't read .* at byte [0-9]+: Input/output error"):
         upload(unreadable_device, daemon.url(target.ticket), settings=tls)
+
+
+def test_block_device_has_no_state(
+    daemon: Daemon, tls: Settings, tmp_path: Path, make_storage: Callable[[StorageType], Storage]
+) -> None:
+    device = make_storage(next(t for t in STORAGE_TYPES if t.is_block)).make(MiB)
+    for format_name in ("raw", "qcow2"):
+        if format_name == "qcow2":
+            run_qemu_img("create", "-q", "-f", "qcow2", str(device), "64K")
+        with pytest.raises(Usage, match="its upload has no state"):
+            upload(device, daemon.url("ticket"), settings=tls, state=tmp_path / "state", format=format_name)
 
 
 def test_source_that_became_shorter_is_told(daemon: Daemon, tls: Settings, new_image: MakeImage) -> None:
