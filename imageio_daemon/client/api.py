@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -118,7 +118,7 @@ def download(
             raise
 
 
-def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> list[Extent]:
+def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:
     """List what is data and what is zero in an image, or with the context "dirty" what has changed."""
     return _ask(url, settings, lambda image, _: image.extents(context))
 
@@ -133,7 +133,7 @@ def info(
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
     with contextlib.closing(_open_file(Path(image), format)) as source:
-        return _with_extents(Info(source.size), list(source.extents()))
+        return _with_extents(Info(source.size), source.extents())
 
 
 def checksum(
@@ -227,7 +227,7 @@ def _remote_info(image: Image, session: Session) -> Info:
     return _with_extents(told, image.extents()) if "extents" in abilities.features else told
 
 
-def _with_extents(told: Info, found: list[Extent]) -> Info:
+def _with_extents(told: Info, found: Iterable[Extent]) -> Info:
     zero = sum(extent.length for extent in found if extent.zero)
     return dataclasses.replace(told, data=told.size - zero, zero=zero)
 

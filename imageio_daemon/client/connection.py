@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from email.message import Message
 from typing import NamedTuple
 
+from ..units import KiB, MiB
 from .address import Endpoint, is_same_host
 from .errors import Refused, ServerFailed, Stopped, Temporary
 from .stopping import Stop
 
-#: Longest answer that is read whole: the extents of a fragmented image, 60 bytes each.
-MAX_ANSWER = 64 * 1024**2
+#: Longest answer that is read whole: a list of many tickets.
+MAX_ANSWER = 16 * MiB
+#: What is read at once of other answers.
+PIECE = 64 * KiB
 #: As much of a reason is read and shown.
 MAX_REASON = 1000
 
@@ -86,7 +89,18 @@ class Connection:
             data = response.read(MAX_ANSWER + 1)
             if len(data) > MAX_ANSWER:
                 raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
+            if response.length:  # read() with a length takes an early end for the end
+                raise http.client.IncompleteRead(data, response.length)
             return Answer(response.status, response.headers, data)
+
+    def stream(self, path: str, *, timeout: float) -> Iterator[bytes]:
+        """Send a GET and yield its answer in pieces. Raises as request() does."""
+        with self.translated():
+            response = self._exchange("GET", path, {}, None, timeout, (200,))
+            while data := response.read(PIECE):
+                yield data
+            if response.length:
+                raise http.client.IncompleteRead(b"", response.length)
 
     def open(self, path: str, headers: Mapping[str, str]) -> "Body":
         """Send a GET for a range and return the answer before its body. Raises as request() does."""

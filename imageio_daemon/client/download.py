@@ -2,6 +2,7 @@
 """Make a target on this side read as a remote image."""
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,7 +50,7 @@ class Download:
         self._digest = Digest() if verify else None
         self._report = report
         self._counter = Counter()
-        self._extents: list[Extent] = []
+        self._extents: Sequence[Extent] = []
 
     @property
     def progress(self) -> Progress:
@@ -91,7 +92,7 @@ class Download:
         self._target.start(size)
         return image
 
-    def _dirty_extents(self, image: Image) -> list[Extent]:
+    def _dirty_extents(self, image: Image) -> Sequence[Extent]:
         try:
             return image.extents("dirty")
         except Refused as e:

@@ -5,21 +5,30 @@ import itertools
 import json
 import logging
 import random
+import re
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from ..extentjson import ExtentReader
 from ..extents import Extent
+from ..units import MAX_OFFSET
 from .address import Endpoint, ImageUrl
 from .connection import WORK_TIMEOUT, Answer, Connection
 from .errors import FlushFailed, ServerFailed, Temporary
+from .extentlist import ExtentList
 from .lives import Lives
 from .stopping import Stop
 
 log = logging.getLogger(__name__)
+
+#: A server that tells more connections than this does not mean it.
+MAX_CONNECTIONS = 10**6
+#: 36 MiB of memory.
+MAX_EXTENTS = 4 * 10**6
 
 #: Seconds before a request is sent again; doubled each time, and up to a quarter more, so that connections which
 #: broke together don't come back together.
@@ -84,7 +93,7 @@ class Image:
             lambda: self.connection.request("GET", self._path, headers=headers, expected=(206, 416))
         )
         total = (answer.headers["Content-Range"] or "").partition("/")[2]
-        if not total.isdecimal():
+        if not re.fullmatch("[0-9]{1,19}", total) or int(total) > MAX_OFFSET:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
@@ -125,20 +134,9 @@ class Image:
                 raise FlushFailed(f"{e}; what was written may be lost: upload anew") from e
             raise
 
-    def extents(self, context: str = "zero") -> list[Extent]:
+    def extents(self, context: str = "zero") -> Sequence[Extent]:
         """List the extents of the whole image, in order and without gaps."""
-        query = "" if context == "zero" else f"?context={context}"
-        answer = self._json(f"{self._path}/extents{query}")
-        try:
-            extents = _extents(answer)
-        except (KeyError, TypeError, ValueError) as e:
-            raise ServerFailed(f"{self._peer} sent malformed extents") from e
-        end = 0
-        for extent in extents:
-            if extent.start != end or extent.length < 0:
-                raise ServerFailed(f"{self._peer} sent extents with a gap at byte {end}")
-            end = extent.end
-        return extents
+        return self._repeated(lambda: ExtentList(self._extents(context)))
 
     def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
         """Let the server compute the digest of the image; see blockhash."""
@@ -185,6 +183,19 @@ class Image:
         headers = {"Content-Type": "application/json"}
         body = json.dumps(operation).encode()
         self.connection.request("PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT)
+
+    def _extents(self, context: str) -> Iterator[Extent]:
+        size, count = self.size(), 0
+        malformed = ServerFailed(f"{self._peer} sent extents that are not those of {size} bytes")
+        reader = ExtentReader(0, size, context, malformed)
+        query = "" if context == "zero" else f"?context={context}"
+        for data in self.connection.stream(f"{self._path}/extents{query}", timeout=WORK_TIMEOUT):
+            for extent in reader.feed(data):
+                count += 1
+                if count > MAX_EXTENTS:
+                    raise ServerFailed(f"{self._peer} sent more than {MAX_EXTENTS} extents")
+                yield extent
+        reader.end()
 
     def _options(self) -> Answer:
         return self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)
@@ -236,28 +247,22 @@ class Image:
 
 
 def _abilities(answer: Any) -> Abilities:
-    if not isinstance(answer, dict):
+    if not isinstance(answer, dict) or not isinstance(answer["features"], list):
         raise TypeError("no object")
     unix_socket = answer.get("unix_socket")
     if unix_socket is not None and not isinstance(unix_socket, str):
         raise TypeError("unix_socket")
     return Abilities(
         frozenset(map(str, answer["features"])),
-        max(1, int(answer.get("max_readers", 1))),
-        max(1, int(answer.get("max_writers", 1))),
+        _connections(answer.get("max_readers", 1)),
+        _connections(answer.get("max_writers", 1)),
         unix_socket,
         answer.get("zero_state") == "zero",
         instance if isinstance(instance := answer.get("instance"), str) else None,
     )
 
 
-def _extents(answer: Any) -> list[Extent]:
-    if not isinstance(answer, list):
-        raise TypeError("no list")
-    return [_extent(item) for item in answer]
-
-
-def _extent(item: dict[str, Any]) -> Extent:
-    return Extent(
-        int(item["start"]), int(item["length"]), bool(item["zero"]), bool(item.get("hole")), bool(item.get("dirty"))
-    )
+def _connections(told: object) -> int:
+    if type(told) is not int or told > MAX_CONNECTIONS:
+        raise TypeError("no number of connections")
+    return max(1, told)

@@ -11,11 +11,11 @@ import aiohttp
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFast, NotFound, OutOfRange, StorageError
+from ..extentjson import ExtentReader
 from ..extents import Extent
 from ..httpurl import HttpAddress
 from ..units import GiB, KiB, MiB
 from .base import BackendInfo, Context, Operation, ZeroMethod
-from .extentjson import ExtentReader
 from .peer import DATA_TIMEOUT, Body, Peer, total_size, unexpected
 
 #: The largest answer to OPTIONS.

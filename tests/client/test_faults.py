@@ -4,6 +4,7 @@
 import contextlib
 import os
 import random
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +20,13 @@ from imageio_daemon.client import (
     Temporary,
     Uploaded,
     download,
+    extents,
     info,
     upload,
 )
+from imageio_daemon.client.extentlist import ExtentList
 from imageio_daemon.client.source import FileSource
+from imageio_daemon.extents import Extent
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.daemon import Daemon
@@ -274,3 +278,64 @@ def test_stream_that_may_be_lost_is_told(short: Path) -> None:
 def test_connections_that_are_always_lost_end_the_upload(short: Path) -> None:
     with pytest.raises(Temporary, match="too often to know what is on stable storage"):
         requests_of_upload(short, abilities(None), OK, *[LOST, OK, OK] * 4)
+
+
+# Answers that can't be
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"features": [], "max_readers": Infinity}',
+        '{"features": [], "max_writers": 1e30}',
+        '{"features": [], "max_writers": 1000000000000000000000000000000}',
+        '{"features": [], "max_writers": %s}' % ("9" * 5000),
+        '{"features": 3}',
+        '{"features": "zero"}',
+    ],
+)
+def test_abilities_of_another_form_are_told(told: str) -> None:
+    with (
+        ScriptedServer(answer("200 OK", told)) as server,
+        pytest.raises(ServerFailed, match=r"does not speak|not JSON"),
+    ):
+        info(server.url, settings=Settings(retries=0))
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, str(2**63), "x", "-1", "²"])
+def test_size_of_another_form_is_told(size: str) -> None:
+    script = [features(), answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{size}")]
+    with ScriptedServer(*script) as server, pytest.raises(ServerFailed, match="did not tell the size"):
+        info(server.url, settings=Settings(retries=0))
+
+
+@pytest.mark.parametrize("length", ["99", "Infinity", "1e30", "9" * 5000, "-1", "0", '"100"'])
+def test_extents_of_another_size_are_told(length: str) -> None:
+    size = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/100")
+    told = answer("200 OK", f'[{{"start": 0, "length": {length}, "zero": true}}]')
+    with ScriptedServer(abilities(None), size, told) as server, pytest.raises(ServerFailed, match="of 100 bytes"):
+        extents(server.url, settings=Settings(retries=0))
+
+
+def test_answer_that_is_cut_off_is_asked_for_again() -> None:
+    size = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/100", "Connection: close")
+    short = answer("200 OK", '[{"start": 0, "length": 100, "zero": true}]', "Connection: close")[:-20]
+    whole = answer("200 OK", '[{"start": 0, "length": 100, "zero": true}]')
+    cut = answer("200 OK", {"features": ["extents"]}, "Connection: close")[:-1]
+    script = [cut, abilities(None), size, short, size, whole]
+    with ScriptedServer(*script) as server:
+        assert list(extents(server.url, settings=Settings(retries=1))) == [Extent(0, 100, zero=True)]
+
+
+def test_many_extents_take_little_memory() -> None:
+    many = (Extent(number, 1, number % 2 == 0, dirty=number % 3 == 0) for number in range(100_000))
+    tracemalloc.start()
+    try:
+        found = ExtentList(many)
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert used < 2 * MiB
+    assert found[99_999] == found[-1] == Extent(99_999, 1, dirty=True)
+    assert found[:2] == [Extent(0, 1, zero=True, dirty=True), Extent(1, 1)]
+    assert sum(extent.length for extent in found) == len(found) == 100_000

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import StorageError
+from imageio_daemon.extentjson import ExtentReader
 from imageio_daemon.extents import Extent
-from imageio_daemon.storage.extentjson import ExtentReader
 
 TEXT = b'[{"start": 0, "length": 10, "zero": true, "hole": false}, {"start": 10, "length": 5, "zero": false}]'
 EXTENTS = [Extent(0, 10, zero=True), Extent(10, 5)]

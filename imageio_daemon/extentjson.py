@@ -4,9 +4,8 @@
 import json
 from collections.abc import Iterator
 
-from ..errors import StorageError
-from ..extents import Extent
-from ..units import MAX_OFFSET, KiB
+from .extents import Extent
+from .units import MAX_OFFSET, KiB
 
 #: One extent takes about 70 bytes of text.
 MAX_EXTENT_TEXT = 4 * KiB
@@ -19,7 +18,7 @@ class ExtentReader:
     no list of extents from 0, in order and without gaps, that covers the range.
     """
 
-    def __init__(self, offset: int, length: int, told: str, failure: StorageError) -> None:
+    def __init__(self, offset: int, length: int, told: str, failure: Exception) -> None:
         self._position = 0  # where the next extent has to start
         self._offset = offset
         self._end = offset + length
