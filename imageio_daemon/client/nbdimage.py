@@ -90,10 +90,11 @@ class NbdImage:
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator["_Connection"]:
-        """Lend a connection; one that failed is not used again."""
+        """Lend a connection; one that failed is closed."""
         try:
             connection = self._idle.pop() if self._idle else _Connection(self._address)
-            yield connection
+            with connection.closed_on_error():
+                yield connection
             self._idle.append(connection)
         except (OSError, Refused, Violation, BadMagic, ValueError) as e:
             raise LocalError(f"the server of {self._name} failed: {e}") from e
@@ -104,10 +105,20 @@ class _Connection:
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(TIMEOUT)
-        self._socket.connect(address)
-        self.agreed = self._negotiate(ClientNegotiation(""))
+        with self.closed_on_error():
+            self._socket.settimeout(TIMEOUT)
+            self._socket.connect(address)
+            self.agreed = self._negotiate(ClientNegotiation(""))
         self._replies = ClientReplies(self.agreed, lambda request: None)
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the socket if what is done in here fails."""
+        try:
+            yield
+        except BaseException:
+            self._socket.close()
+            raise
 
     def call(self, request: ClientRequest, payload: memoryview | None) -> None:
         """Send a request and take its reply."""

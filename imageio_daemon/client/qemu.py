@@ -51,8 +51,9 @@ class QemuNbd:
         self._path = path
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._pid_file = f"{self._directory}/pid"
         socket = f"{self._directory}/nbd"
-        command = ["qemu-nbd", f"--socket={socket}", f"--shared={SHARED}"]
+        command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
         command += ["--discard=unmap"] if writable else ["--read-only"]
         command += _image(path, format_name, member)
         try:
@@ -64,7 +65,7 @@ class QemuNbd:
             self._clean()
             raise LocalError(f"can't run qemu-nbd, which --format {format_name} needs: {e.strerror}") from e
         try:
-            self._wait_for(socket)
+            self._wait()
             self.image = NbdImage(str(path), socket)
         except BaseException:
             self._process.kill()
@@ -87,9 +88,10 @@ class QemuNbd:
         if status != 0:
             raise LocalError(f"qemu-nbd failed with {self._path}: {reason}")
 
-    def _wait_for(self, socket: str) -> None:
+    def _wait(self) -> None:
+        """Wait until it accepts connections: it writes its pid file then. The socket has a name before that."""
         deadline = time.monotonic() + START_TIMEOUT
-        while not os.path.exists(socket):
+        while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
                 raise LocalError(f"can't open {self._path}: {self._said()}")
             if time.monotonic() > deadline:
@@ -103,8 +105,9 @@ class QemuNbd:
 
     def _clean(self) -> None:
         self._errors.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self._directory}/nbd")
+        for name in ("nbd", "pid"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{name}")
         os.rmdir(self._directory)
 
 
