@@ -67,6 +67,7 @@ class ServingLoop:
         self._loop = loop
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
         # Each is changed by one thread only, so that neither needs a lock.
         self._handed_over = 0  # by the one that accepts
         self._made = 0  # by this loop's
@@ -110,8 +111,9 @@ class ServingLoop:
 
     def _take(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
         task = self._loop.create_task(self._connect(sock, server, secure))
-        self._connecting.add(task)
-        task.add_done_callback(self._connecting.discard)
+        tasks = self._connecting if secure is None else self._handshakes
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     async def _connect(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
         try:
@@ -131,11 +133,12 @@ class ServingLoop:
             self._made += 1
 
     async def _stop(self, timeout: float) -> None:
-        connecting = list(self._connecting)
-        for task in connecting:
+        await asyncio.sleep(0)  # a task that is cancelled before it began would leave its socket open
+        for task in self._handshakes:
             task.cancel()
-        if connecting:
-            await asyncio.wait(connecting)
+        # The others take a moment, and their connections end with their server.
+        if tasks := self._handshakes | self._connecting:
+            await asyncio.wait(tasks)
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
 
 

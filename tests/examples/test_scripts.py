@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +18,10 @@ SCRIPTS = PROJECT / "scripts"
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Path:
-    """Where the scripts make their directories; they must leave nothing there."""
-    path = tmp_path / "work"
-    path.mkdir()
-    return path
+def work() -> Iterator[Path]:
+    """Where the scripts make their directories; they must leave nothing there. Its path is short, for sockets."""
+    with tempfile.TemporaryDirectory() as path:
+        yield Path(path)
 
 
 def demo(work: Path, image: Path, cwd: Path = PROJECT) -> subprocess.CompletedProcess[str]:
