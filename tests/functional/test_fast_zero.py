@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fast zero: what OPTIONS tells of it, and PATCH with "fast"."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ def filled(storage: Storage) -> Path:
     path = storage.make(MiB)
     with path.open("r+b") as file:
         file.write(pattern(MiB))
+        file.flush()
+        os.fsync(file.fileno())  # a device drops pages of its cache when it is asked to zero them
     return path
 
 
