@@ -156,16 +156,18 @@ def test_tickets_come_and_go_while_both_loops_transfer(make_daemon: MakeDaemon, 
 def test_the_daemon_stops_while_both_loops_are_busy(own: Daemon, images: MakeImage) -> None:
     image = images(size=64 * MiB)
 
-    def transfer(number: int) -> None:
-        with own.connect(("tls", "unix")[number % 2]) as connection:
-            try:
-                while connection.put_at(f"{image.url}?flush=n", number * 8 * MiB, bytes(8 * MiB)).status == 200:
-                    pass
-            except (DisconnectedError, OSError):
+    def transfer(number: int, connection: Connection) -> None:
+        try:
+            while connection.put_at(f"{image.url}?flush=n", number * 8 * MiB, bytes(8 * MiB)).status == 200:
                 pass
+        except (DisconnectedError, OSError):
+            pass
 
-    with ThreadPoolExecutor(8) as threads:
-        busy = [threads.submit(transfer, number) for number in range(8)]
+    with ExitStack() as cleanup:
+        # All of them before the end begins: a slow machine would connect the last ones after it.
+        connections = [cleanup.enter_context(own.connect(("tls", "unix")[number % 2])) for number in range(8)]
+        threads = cleanup.enter_context(ThreadPoolExecutor(8))
+        busy = [threads.submit(transfer, number, connection) for number, connection in enumerate(connections)]
         eventually(lambda: own.status(image.ticket)["transferred"] > 8 * MiB, "they transfer")
         own.send_signal(signal.SIGTERM)
         assert own.wait() == 0
