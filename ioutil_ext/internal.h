@@ -106,6 +106,8 @@ int sys_blkzeroout(int fd, uint64_t offset, uint64_t length);
 int sys_ftruncate(int fd, uint64_t size);
 int sys_size(int fd, uint64_t *size);
 int sys_fdatasync(int fd);
+int sys_write_back(int fd, uint64_t offset, uint64_t length); /* dirty pages, not metadata nor the disk's cache */
+int sys_drop_clean(int fd, uint64_t offset, uint64_t length);
 int64_t sys_lseek(int fd, uint64_t offset, int whence);
 
 /* Changes in a forked child: what was made before the fork must not be used in it (locks, threads). */

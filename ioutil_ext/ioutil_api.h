@@ -67,6 +67,7 @@ typedef enum {
     IOU_SYS_BLKZEROOUT,
     IOU_SYS_FTRUNCATE,
     IOU_SYS_FDATASYNC,
+    IOU_SYS_SYNC_FILE_RANGE,
     IOU_SYS_LSEEK,
     IOU_SYS_MALLOC
 } iou_syscall;
@@ -244,6 +245,8 @@ typedef struct {
     int (*ftruncate)(int fd, int64_t size);
     int (*size)(int fd, uint64_t *size); /* fstat st_size, or BLKGETSIZE64 */
     int (*fdatasync)(int fd);
+    int (*write_back)(int fd, int64_t offset, int64_t length); /* sync_file_range, to the end */
+    int (*drop_clean)(int fd, int64_t offset, int64_t length); /* posix_fadvise DONTNEED */
     int64_t (*lseek)(int fd, int64_t offset, int whence);
 } iou_syscalls;
 

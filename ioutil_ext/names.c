@@ -21,6 +21,7 @@ static const char *const SYSCALLS[] = {
     [IOU_SYS_BLKZEROOUT] = "ioctl(BLKZEROOUT)",
     [IOU_SYS_FTRUNCATE] = "ftruncate",
     [IOU_SYS_FDATASYNC] = "fdatasync",
+    [IOU_SYS_SYNC_FILE_RANGE] = "sync_file_range",
     [IOU_SYS_LSEEK] = "lseek",
     [IOU_SYS_MALLOC] = "malloc",
 };

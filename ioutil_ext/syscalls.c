@@ -48,6 +48,16 @@ static int real_size(int fd, uint64_t *size) {
     return 0;
 }
 
+static int real_write_back(int fd, int64_t offset, int64_t length) {
+    return sync_file_range(fd, offset, length,
+                           SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+}
+
+static int real_drop_clean(int fd, int64_t offset, int64_t length) {
+    errno = posix_fadvise(fd, offset, length, POSIX_FADV_DONTNEED);
+    return errno ? -1 : 0;
+}
+
 static int64_t real_lseek(int fd, int64_t offset, int whence) {
     return lseek(fd, offset, whence);
 }
@@ -63,6 +73,8 @@ static int64_t real_lseek(int fd, int64_t offset, int whence) {
         .ftruncate = real_ftruncate,                                                                                   \
         .size = real_size,                                                                                             \
         .fdatasync = fdatasync,                                                                                        \
+        .write_back = real_write_back,                                                                                 \
+        .drop_clean = real_drop_clean,                                                                                 \
         .lseek = real_lseek,                                                                                           \
     }
 
@@ -81,6 +93,8 @@ void iou_set_syscalls(const iou_syscalls *table) {
     REPLACE(ftruncate);
     REPLACE(size);
     REPLACE(fdatasync);
+    REPLACE(write_back);
+    REPLACE(drop_clean);
     REPLACE(lseek);
 }
 
@@ -128,6 +142,14 @@ int sys_size(int fd, uint64_t *size) {
 
 int sys_fdatasync(int fd) {
     return RETRY(int, calls.fdatasync(fd));
+}
+
+int sys_write_back(int fd, uint64_t offset, uint64_t length) {
+    return RETRY(int, calls.write_back(fd, (int64_t)offset, (int64_t)length));
+}
+
+int sys_drop_clean(int fd, uint64_t offset, uint64_t length) {
+    return RETRY(int, calls.drop_clean(fd, (int64_t)offset, (int64_t)length));
 }
 
 int64_t sys_lseek(int fd, uint64_t offset, int whence) {

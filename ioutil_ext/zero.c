@@ -74,7 +74,8 @@ static bool is_refused(int error) {
 /*
  * The kernel drops a device's range from the page cache, dirty pages too, before it learns that the device cannot punch
  * (block/fops.c, blkdev_fallocate): a refusal would change bytes, back to what they were before the last buffered
- * writes. The other calls do the same, but what comes after them writes zeros.
+ * writes. Ours go on while we punch, so with a buffered handle there is no punching; other processes' are written
+ * back before. The other calls do the same, but what comes after them writes zeros.
  */
 static bool can_punch(const struct image *image) {
     return image->can[CAN_PUNCH_HOLE] && !(image->type == IOU_BLOCK && image->buffered_handles);
@@ -121,7 +122,38 @@ static int judge(struct op *op, iou_syscall call, int capability, int error) {
     return op_fail(op, call, error);
 }
 
+/* Write the dirty pages of a range, other processes' too; what a failure has lost fails every later flush. */
+static int write_back(struct op *op, uint64_t start, uint64_t end) {
+    int error = sys_write_back(op->handle->fd, start, end - start);
+    if (error >= 0)
+        return 0;
+    op->handle->image->flush_error = -error;
+    op->handle->image->flush_failures++;
+    return op_fail(op, IOU_SYS_SYNC_FILE_RANGE, error);
+}
+
+/*
+ * Punch a device such that a refusal changes nothing (see can_punch): what is dirty is written before, and pages in
+ * which the kernel zeroed only a part are read anew after. LARGEST_FOLIO: a page of the cache goes only as a whole.
+ */
+#define LARGEST_FOLIO (2 * MIB)
+
+static int punch_or_change_nothing(struct op *op, uint64_t offset, uint64_t length) {
+    int fd = op->handle->fd;
+    uint64_t start = round_down(offset, LARGEST_FOLIO), end = round_up(offset + length, LARGEST_FOLIO);
+    int error = write_back(op, start, end);
+    if (error)
+        return error;
+    error = sys_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
+    if (error < 0)
+        sys_drop_clean(fd, start, end - start); /* as good as it can: the device itself has not changed */
+    return judge(op, IOU_SYS_PUNCH_HOLE, CAN_PUNCH_HOLE, error);
+}
+
 static int punch_hole(struct op *op, uint64_t offset, uint64_t length) {
+    bool zeros_follow = op->kind == IOU_ZERO && !(op->flags & IOU_FAST_ONLY);
+    if (op->handle->image->type == IOU_BLOCK && !zeros_follow)
+        return punch_or_change_nothing(op, offset, length);
     int error = sys_fallocate(op->handle->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
     return judge(op, IOU_SYS_PUNCH_HOLE, CAN_PUNCH_HOLE, error);
 }

@@ -50,7 +50,8 @@ class FakeImage:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        names = ("open", "pread", "pwrite", "fallocate", "blkzeroout", "ftruncate", "size", "fdatasync", "lseek")
+        names = ["open", "pread", "pwrite", "fallocate", "blkzeroout", "ftruncate", "size"]
+        names += ["fdatasync", "write_back", "drop_clean", "lseek"]
         with replaced(**{name: getattr(self, name) for name in names}):
             yield
 
@@ -110,6 +111,14 @@ class FakeImage:
 
     def fdatasync(self, fd: int) -> int:
         self._enter("fdatasync", 0, 0)
+        return 0
+
+    def write_back(self, fd: int, offset: int, length: int) -> int:
+        self._enter("write_back", offset, length)
+        return 0
+
+    def drop_clean(self, fd: int, offset: int, length: int) -> int:
+        self._enter("drop_clean", offset, length)
         return 0
 
     def lseek(self, fd: int, offset: int, whence: int) -> int:

@@ -4,14 +4,16 @@
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ioutil_ext import lib
-from tests.support.realstorage import Storage
+from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType
 
 from .engine_driver import Image, Result
+from .syscall_table import replaced
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -19,6 +21,12 @@ SIZE = 8 * MiB
 
 #: "At once": three orders of magnitude below writing a large range, well above a busy machine's hiccups.
 AT_ONCE = 0.1
+
+
+@pytest.fixture
+def refusing_device(make_storage: Callable[[StorageType], Storage]) -> Path:
+    """Return a device that can't punch."""
+    return next(make_storage(kind) for kind in STORAGE_TYPES if kind.sector_size and not kind.offload).make(SIZE)
 
 
 def random_image(storage: Storage) -> tuple[Path, bytes]:
@@ -119,3 +127,29 @@ def test_a_refusal_does_not_undo_buffered_writes(block_storage: Storage, operati
         result = image.attempt(operation, MiB, MiB, flags)
         assert result.error == (errno.ENOTSUP if operation == lib.IOU_ZERO else 0)
         assert buffered.read(0, SIZE) == content[:MiB] + data + content[2 * MiB :]
+
+
+@pytest.mark.parametrize("operation", [lib.IOU_TRIM, lib.IOU_ZERO])
+@pytest.mark.parametrize("offset", [MiB, MiB + 512], ids=["pages", "sectors"])
+def test_a_refusal_does_not_undo_what_other_processes_wrote(refusing_device: Path, operation: int, offset: int) -> None:
+    data = os.urandom(SIZE)
+    with refusing_device.open("r+b", buffering=0) as other, Image(refusing_device) as image:
+        other.write(data)
+        result = image.attempt(operation, offset, MiB, lib.IOU_FAST_ONLY if operation == lib.IOU_ZERO else 0)
+        assert (result.error, result.method) == (errno.ENOTSUP if operation == lib.IOU_ZERO else 0, lib.IOU_METHOD_NONE)
+        assert os.pread(other.fileno(), SIZE, 0) == data
+        assert image.read(0, SIZE) == data
+
+
+def test_pages_that_can_not_be_written_back_fail_the_punch_and_every_flush(
+    refusing_device: Path,
+) -> None:
+    def write_back(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    with Image(refusing_device) as image, Image(refusing_device) as other:
+        with replaced(write_back=write_back):
+            result = image.attempt(lib.IOU_TRIM, 0, MiB)
+            assert (result.error, result.syscall) == (errno.EIO, lib.IOU_SYS_SYNC_FILE_RANGE)
+        for handle in (image, other):
+            assert handle.attempt(lib.IOU_FLUSH).error == errno.EIO
