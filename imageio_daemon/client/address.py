@@ -60,7 +60,7 @@ class Endpoint:
     tls: ssl.SSLContext | None = None
 
     def connect(self) -> socket.socket:
-        """Return a connected socket. Raises OSError, ssl.SSLError among them."""
+        """Return a connected socket, for shake_hands(). Raises OSError."""
         if self.unix is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with _closing_on_error(sock):
@@ -71,7 +71,15 @@ class Endpoint:
         with _closing_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # it may owe a long answer
-            return self.tls.wrap_socket(sock, server_hostname=self.host) if self.tls else sock
+            if self.tls:
+                return self.tls.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+            return sock
+
+
+def shake_hands(sock: socket.socket) -> None:
+    """Agree on keys, if this is TLS, and verify the server. Raises OSError, ssl.SSLError among them."""
+    if isinstance(sock, ssl.SSLSocket):
+        sock.do_handshake()
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, BinaryIO
 
 from . import api
@@ -21,8 +23,8 @@ from .session import Settings
 from .target import is_existing_device
 from .tickets import Tickets
 
-#: Exit status after Ctrl-C, as shells have it.
-INTERRUPTED = 130
+#: Exit status after a signal, as shells have it: this and its number.
+SIGNALLED = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="imageio-client: %(message)s")
     logging.getLogger(__package__).setLevel(logging.INFO if options.verbose else logging.WARNING)
     transfer = _Transfer(options)
+    received = _signals()
     try:
         _COMMANDS[options.command](options, transfer)
     except ClientError as e:
@@ -38,12 +41,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
             transfer.state = None  # the same command would fail again
         return _fail(options, f"{e}{transfer.remains()}", e.status)
     except KeyboardInterrupt:
-        return _fail(options, f"interrupted{transfer.remains()}", INTERRUPTED)
+        return _fail(options, f"interrupted{transfer.remains()}", SIGNALLED + (received or [signal.SIGINT])[0])
     except BrokenPipeError:
         # Who reads our output has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _signals() -> list[int]:
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and return the list in which they will be."""
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        handler = signal.getsignal(signal.SIGINT)  # that of the transfer that runs
+        # In background jobs of scripts SIGINT is ignored.
+        (handler if callable(handler) else signal.default_int_handler)(number, frame)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+            signal.signal(number, end)
+    return received
 
 
 class _Transfer:
@@ -53,6 +72,7 @@ class _Transfer:
         self.display: Display = display(as_json=options.json, quiet=options.quiet)
         self.state: Path | None = None
         self.incomplete: str | None = None  # what is left half-done by a failure, once something was done
+        self.new: str | None = None  # what is made only by a success
         self._progress = Progress()
         self._shown = False
 
@@ -73,8 +93,10 @@ class _Transfer:
             self.display.abandon()
         if self.state is not None and os.path.exists(self.state):
             return f"; {self.incomplete} is incomplete, the same command continues from {self.state}"
+        if self._progress.done and self.new:
+            return f"; {self.new} was not made: start anew"
         if self._progress.done and self.incomplete:
-            return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done)"
+            return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done): start anew"
         return ""
 
 
@@ -132,6 +154,8 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
         transfer.incomplete = "the output"
     elif options.dirty or is_existing_device(Path(options.image)):
         transfer.incomplete = options.image
+    else:
+        transfer.new = options.image
     done = api.download(
         options.url,
         target,

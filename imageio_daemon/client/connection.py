@@ -11,8 +11,8 @@ from email.message import Message
 from typing import NamedTuple
 
 from ..units import KiB, MiB
-from .address import Endpoint, is_same_host
-from .errors import Refused, ServerFailed, Stopped, Temporary
+from .address import Endpoint, is_same_host, shake_hands
+from .errors import Refused, ServerFailed, Temporary
 from .stopping import Stop
 
 #: Longest answer that is read whole: a list of many tickets.
@@ -148,24 +148,22 @@ class Connection:
         self.close()  # what the server has announced to close
         self._stop.check()
         sock = self._connect()
-        try:
-            self._stop.add(sock)
-        except Stopped:
-            sock.close()
-            raise
-        self._socket = sock
         self._http = _HTTPConnection(self.endpoint, sock)
-        return self._http, self._socket
+        return self._http, sock
 
     def _connect(self) -> socket.socket:
         peer = self.endpoint.peer
         try:
-            return self.endpoint.connect()
+            self._socket = sock = self.endpoint.connect()
+            self._stop.add(sock)
+            shake_hands(sock)
         except ssl.SSLCertVerificationError as e:
             reason = f"the certificate of {peer} can't be verified: {e.verify_message} (see --cafile)"
             raise ServerFailed(reason) from e
         except OSError as e:
+            self._stop.check()
             raise Temporary(f"can't connect to {peer}: {e.strerror or e}") from e
+        return sock
 
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:

@@ -61,16 +61,19 @@ class Abilities:
 class Image:
     """One connection to an image, used by one thread. Requests that fail for a while are repeated `retries` times.
 
-    Each method raises Refused, Temporary (after the last try), ServerFailed or Stopped.
+    `lost`: others to the same image were before. Each method raises Refused, Temporary (after the last try),
+    ServerFailed or Stopped.
     """
 
-    def __init__(self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int, lives: Lives) -> None:
+    def __init__(
+        self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int, lives: Lives, *, lost: bool = False
+    ) -> None:
         self._path = url.path
         self._peer = endpoint.peer
         self._stop = stop
         self._retries = retries
         self._lives = lives
-        self._lost = False  # the connection was, and nobody has looked yet whether the server is still the same
+        self._lost = lost  # the connection was, and nobody has looked yet whether the server is still the same
         self._max_zero = FIRST_ZERO
         self.connection = Connection(endpoint, stop)
 

@@ -81,6 +81,12 @@ class Session:
         self._images.append(image)
         return image
 
+    def reconnect(self, stop: Stop) -> Image:
+        """Return a connection to use when all others were cut; it looks whether the server is still the same."""
+        image = Image(self.url, self._endpoint, stop, retries=0, lives=self.lives, lost=True)
+        self._images.append(image)
+        return image
+
     def connections(self, limit: int) -> int:
         """Return how many connections to use where the server recommends `limit` at most."""
         return max(1, min(self._settings.connections or CONNECTIONS, limit))

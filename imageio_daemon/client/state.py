@@ -27,6 +27,7 @@ class StateFile:
 
     def __init__(self, path: Path, source: Mapping[str, object], url: ImageUrl, target_size: int) -> None:
         self.path = path
+        self._new = path.with_name(path.name + ".new")
         # The path of the URL is a secret.
         name = hashlib.blake2b(f"{url.host} {url.port} {url.path}".encode(), digest_size=16).hexdigest()
         self._identity = {
@@ -58,20 +59,20 @@ class StateFile:
 
     def save(self, done: list[tuple[int, int]]) -> None:
         """Write the file anew, so that it is either the old or the new one at any time. Raises LocalError."""
-        new = self.path.with_name(self.path.name + ".new")
         try:
-            with new.open("w") as file:
+            with self._new.open("w") as file:
                 json.dump(self._identity | {"done": done}, file)
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(self.path)
+            self._new.replace(self.path)
         except OSError as e:
-            raise LocalError(f"can't write {new}: {e.strerror} (--no-state uploads without it)") from e
+            raise LocalError(f"can't write {self._new}: {e.strerror} (--no-state uploads without it)") from e
 
     def remove(self) -> None:
-        """Remove the file, if there is one."""
+        """Remove the file, if there is one, and what a killed upload may have left of its next one."""
         try:
             self.path.unlink(missing_ok=True)
+            self._new.unlink(missing_ok=True)
         except OSError as e:
             raise LocalError(f"can't remove {self.path}: {e.strerror}") from e
 
@@ -115,6 +116,17 @@ class Confirmed:
         with self._lock:
             sent, self._sent = self._sent, []
             return sent
+
+    def give_back(self, sent: list[tuple[Unit, int]]) -> None:
+        """Take back what a flush that was not answered has not confirmed."""
+        with self._lock:
+            self._sent = sent + self._sent
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether anything was sent that a flush could confirm."""
+        with self._lock:
+            return bool(self._sent)
 
     def flushed(self, sent: list[tuple[Unit, int]], life: int) -> None:
         """Take what was sent before a flush, and the life after it: what began in another may be lost."""

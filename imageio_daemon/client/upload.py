@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a remote image read as a source."""
 
+import asyncio
+import contextlib
 import logging
 import mmap
 import os
@@ -12,7 +14,18 @@ from pathlib import Path
 from ..units import KiB, MiB
 from . import workers
 from .digest import Digest
-from .errors import ChecksumMismatch, FlushFailed, LocalError, Refused, ServerFailed, StateMismatch, Temporary, Usage
+from .errors import (
+    ChecksumMismatch,
+    ClientError,
+    FlushFailed,
+    LocalError,
+    Refused,
+    ServerFailed,
+    StateMismatch,
+    Stopped,
+    Temporary,
+    Usage,
+)
 from .image import Image
 from .plan import Queue, units
 from .progress import Counter, Progress, Report
@@ -20,6 +33,7 @@ from .sender import Sender
 from .session import Session
 from .source import Source
 from .state import CHECKPOINT, Confirmed, StateFile
+from .stopping import Stop
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +42,8 @@ log = logging.getLogger(__name__)
 BUFFER_SIZE = 8 * MiB
 #: How often is sent again what may be lost. Each time all connections have to last until the flush.
 ROUNDS = 4
+#: Seconds that an interrupted upload waits for its last flush at most. Whoever interrupts again does not wait.
+LAST_FLUSH = 10.0
 #: Bytes at both ends of each range that an interrupted upload has sent, which are compared before it is continued.
 SAMPLE = 4 * KiB
 
@@ -80,6 +96,13 @@ class Upload:
 
     async def run(self) -> Uploaded:
         """Upload all, and return when it is on stable storage and, if asked for, verified."""
+        try:
+            return await self._upload()
+        except asyncio.CancelledError:
+            await self._save_interrupted()
+            raise
+
+    async def _upload(self) -> Uploaded:
         stop = self._session.stop
         stop.call(self._source.stop)
         (first,) = await workers.run([self._prepare], stop)
@@ -108,6 +131,18 @@ class Upload:
             # Its bytes are counted already.
             await workers.run([partial(self._work, image, queue, Counter()) for image in images], stop, self._tick)
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
+
+    async def _save_interrupted(self) -> None:
+        """Let the same server flush what was sent over connections that are cut now, and save what that confirms."""
+        if self._state is None or not self._confirmed.is_waiting:
+            return
+        log.info("interrupted: %s flushes what it has; interrupt again to end at once", self._session.peer)
+        stop = Stop()
+        image = self._session.reconnect(stop)
+        # Without it the state of the last checkpoint stays.
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(LAST_FLUSH):
+                await workers.run([partial(self._save, image)], stop)
 
     def _tick(self) -> None:
         if self._report is not None:
@@ -188,7 +223,11 @@ class Upload:
     def _confirm(self, image: Image) -> None:
         """Flush, and find out whether the server that was flushed is the one that all was sent to."""
         sent = self._confirmed.take_sent()
-        self._flush(image)
+        try:
+            self._flush(image)
+        except Stopped:
+            self._confirmed.give_back(sent)
+            raise
         self._confirmed.flushed(sent, life := self._session.lives.count)
         if self._source.is_stream and any(began != life for _, began in sent):
             raise ServerFailed(

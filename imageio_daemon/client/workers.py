@@ -23,6 +23,8 @@ async def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(len(functions), thread_name_prefix="transfer") as pool:
         futures = [loop.run_in_executor(pool, _run, function) for function in functions]
+        for future in futures:
+            future.add_done_callback(_look_at)
         try:
             while pending := [future for future in futures if not future.done()]:
                 await asyncio.wait(pending, timeout=INTERVAL, return_when=asyncio.FIRST_EXCEPTION)
@@ -34,11 +36,17 @@ async def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[
             if any(not future.done() for future in futures):
                 stop.stop()
                 await asyncio.wait(futures)
-            errors = [future.exception() for future in futures]  # all are looked at, or asyncio complains
+            errors = [future.exception() for future in futures]
         # What the others were stopped with is a consequence.
         for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
             raise error
         return [future.result() for future in futures]
+
+
+def _look_at(future: asyncio.Future[_T]) -> None:
+    """Look at the error of a thread that nobody waits for any more, or asyncio complains."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _run(function: Callable[[], _T]) -> _T:

@@ -53,6 +53,24 @@ def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
     return Result(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
 
 
+def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False) -> subprocess.Popen[str]:
+    """Start the command, or another program, where Ctrl-C is not ignored: it is in background jobs of scripts."""
+    return subprocess.Popen(
+        ["env", "--ignore-signal=INT" if ignored else "--default-signal=INT", *program, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Result:
+    """Wait for what was started."""
+    out, err = process.communicate(timeout=TIMEOUT)
+    return Result(process.returncode, out, err)
+
+
 def run_on_terminal(*arguments: str | Path) -> Result:
     """Run the command to its end with a terminal to show its progress on."""
     master, slave = pty.openpty()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy that breaks connections after a number of bytes."""
+"""A TCP proxy that breaks or holds connections after a number of bytes."""
 
 import contextlib
 import socket
@@ -13,10 +13,16 @@ PIECE = 64 * 1024
 
 
 class Proxy:
-    """Forward connections to a port of this host. `budget` tells how many bytes the next connection may carry."""
+    """Forward connections to a port of this host. `budget` tells how many bytes the next connection may carry.
 
-    def __init__(self, port: int, budget: Callable[[], int]) -> None:
+    hold: a connection that has carried them is not broken, but stays as it is; `held` is released for each.
+    """
+
+    def __init__(self, port: int, budget: Callable[[], int], *, hold: bool = False) -> None:
         self.broken = 0
+        self.held = threading.Semaphore(0)
+        self._hold = hold
+        self._ended = threading.Event()
         self._target = port
         self._budget = budget
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -38,6 +44,7 @@ class Proxy:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
+        self._ended.set()
         for link in self._links:
             link.end()
 
@@ -46,19 +53,23 @@ class Proxy:
             while True:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(("127.0.0.1", self._target))
-                self._links.append(_Link(client, server, self._budget(), self._count))
+                self._links.append(_Link(client, server, self._budget(), self._used_up))
 
-    def _count(self) -> None:
-        self.broken += 1
+    def _used_up(self) -> None:
+        if self._hold:
+            self.held.release()
+            self._ended.wait()
+        else:
+            self.broken += 1
 
 
 class _Link:
     """One connection on both sides, and a thread for each direction."""
 
-    def __init__(self, client: socket.socket, server: socket.socket, budget: int, broken: Callable[[], None]) -> None:
+    def __init__(self, client: socket.socket, server: socket.socket, budget: int, used_up: Callable[[], None]) -> None:
         self._sockets = (client, server)
         self._left = budget
-        self._broken = broken
+        self._used_up = used_up
         self._lock = threading.Lock()
         pairs = ((client, server), (server, client))
         self._threads = [threading.Thread(target=self._copy, args=pair) for pair in pairs]
@@ -71,7 +82,7 @@ class _Link:
                 allowed = self._take(len(data))
                 target.sendall(data[:allowed])
                 if allowed < len(data):
-                    self._broken()
+                    self._used_up()
                     break
         self._shut()
 

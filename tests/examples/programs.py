@@ -80,12 +80,13 @@ class ScriptedServer:
     """A server that gives one client the answers of a list, whatever it asks, and then closes the connection.
 
     An answer with "Connection: close", and an empty one, end their connection: the next answer is for the next one.
+    None is no answer, until the client ends the connection.
 
     early: the last answer comes before the body of the request was read. hang: the connection stays open at the end
     and nothing is answered any more.
     """
 
-    def __init__(self, *answers: bytes, early: bool = False, hang: bool = False) -> None:
+    def __init__(self, *answers: bytes | None, early: bool = False, hang: bool = False) -> None:
         self.requests: list[str] = []
         self.bodies: list[bytes] = []
         self.done = threading.Event()
@@ -116,7 +117,7 @@ class ScriptedServer:
         while answers:
             self._serve_connection(answers)
 
-    def _serve_connection(self, answers: list[bytes]) -> None:
+    def _serve_connection(self, answers: list[bytes | None]) -> None:
         connection, _ = self._listener.accept()
         with connection, connection.makefile("rb") as stream:
             while answers:
@@ -124,6 +125,9 @@ class ScriptedServer:
                 if not (self._early and len(answers) == 1):
                     self.bodies.append(stream.read(length))
                 raw = answers.pop(0)
+                if raw is None:
+                    self._drain(stream)
+                    return
                 connection.sendall(raw)
                 if answers and (not raw or b"\r\nConnection: close\r\n" in raw):
                     return
@@ -131,9 +135,12 @@ class ScriptedServer:
             if self._early:
                 connection.shutdown(socket.SHUT_WR)
             if self._early or self._hang:
-                with contextlib.suppress(ConnectionResetError):  # a client that was interrupted
-                    while stream.read(65536):
-                        pass
+                self._drain(stream)
+
+    def _drain(self, stream: BinaryIO) -> None:
+        with contextlib.suppress(ConnectionResetError):  # a client that was interrupted
+            while stream.read(65536):
+                pass
 
     def _read_head(self, stream: BinaryIO) -> int:
         """Read a request up to its body, and return the length of that."""
