@@ -21,7 +21,7 @@ from .errors import Usage
 from .image import Image
 from .plan import Queue, units
 from .progress import Report
-from .qemu import QemuSource, QemuTarget, check_format
+from .qemu import Increment, QemuSource, QemuTarget, check_format
 from .sender import hash_unit
 from .session import Session, Settings
 from .source import FileSource, Source, StreamSource
@@ -102,15 +102,15 @@ def download(
 
     target: a file, which is replaced when all is there; a block device; or a binary stream. format: of a new file: raw,
     or any that qemu can make. dirty: only what has changed since the checkpoint that the server knows, in place, in a
-    file or device with an older copy. verify: compare the checksum of what was received with the server's. progress:
-    called some times a second.
+    file or device with an older copy, or in a new qcow2 image that is to be put on such a copy. verify: compare the
+    checksum of what was received with the server's. progress: called some times a second.
 
     Raises ClientError.
     """
     if dirty and verify:
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
     with Session(url, settings) as session:
-        opened = _open_target(target, format, in_place=dirty)
+        opened = _open_target(target, format, dirty=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
         except BaseException:
@@ -192,19 +192,24 @@ def _open_file(path: Path, format_name: str | None, member: str | None = None) -
     return QemuSource(path, format_name, found)
 
 
-def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, in_place: bool) -> Target:
+def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, dirty: bool) -> Target:
     is_raw = format_name in (None, "raw")
     if not isinstance(target, str | os.PathLike):
-        if in_place or not is_raw:
+        if dirty or not is_raw:
             raise Usage("a stream can't be written in another format, nor where something has changed")
         return Stream(target)
     if is_url(os.fspath(target)):
         raise Usage("the URL comes first, then the image")
     path = Path(target)
-    if is_existing_device(path) or in_place:
-        if not is_raw:
-            raise Usage("only raw images are written in place")
+    is_device = is_existing_device(path)
+    if is_device and not is_raw:
+        raise Usage("only raw images are written in place")
+    if is_device or (dirty and is_raw):
         return ExistingImage(path)
+    if dirty:
+        if format_name != "qcow2":
+            raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
+        return Increment(path)
     return NewFile(path) if format_name in (None, "raw") else QemuTarget(path, format_name)
 
 

@@ -94,7 +94,9 @@ def _add_download(commands: _Commands) -> None:
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     command.add_argument("image", metavar="IMAGE", help="a file to make, or a block device; - is standard output")
     _add_format(command)
-    command.add_argument("--dirty", action="store_true", help="only what has changed, into a copy that exists")
+    command.add_argument(
+        "--dirty", action="store_true", help="only what has changed, into a copy that exists or a new qcow2"
+    )
     _add_connections(command)
     _add_server(command)
 

@@ -152,7 +152,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
     target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
     if to_stdout:
         transfer.incomplete = "the output"
-    elif options.dirty or is_existing_device(Path(options.image)):
+    elif (options.dirty and options.format in (None, "raw")) or is_existing_device(Path(options.image)):
         transfer.incomplete = options.image
     else:
         transfer.new = options.image

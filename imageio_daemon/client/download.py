@@ -11,8 +11,9 @@ from ..units import MiB
 from . import workers
 from .digest import Digest, DigestPart
 from .errors import ChecksumMismatch, Refused
+from .extentlist import ExtentList
 from .image import Image
-from .plan import Queue, Unit, dirty_units, units
+from .plan import Queue, Unit, dirty_units, units, widened
 from .progress import Counter, Progress, Report
 from .session import Session
 from .target import Target
@@ -33,7 +34,7 @@ class Downloaded:
 
 
 class Download:
-    """One download. dirty: only what has changed since a checkpoint; the rest of the target stays as it is."""
+    """One download. dirty: only what has changed since a checkpoint; nothing else is written."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class Download:
     def _prepare(self) -> Image:
         image = self._session.open()
         if self._dirty:
-            self._extents = self._dirty_extents(image)
+            self._extents = ExtentList(widened(self._dirty_extents(image), self._target.block))
         elif "extents" in self._session.abilities.features:
             self._extents = image.extents()
         else:

@@ -3,12 +3,14 @@
 
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from ..blockhash import DEFAULT_BLOCK, BlockPlan, DataBlock, Segment, ZeroBlocks
 from ..extents import Extent
+from ..ranges import RangeSet
 
 
 class Unit(NamedTuple):
@@ -47,6 +49,20 @@ def dirty_units(extents: Iterable[Extent], portion: int) -> Iterator[Unit]:
         if dirty:
             together = list(group)
             yield from units(together, portion, start=together[0].start)
+
+
+def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
+    """Yield the extents with all dirty that shares a block with something dirty."""
+    dirty = RangeSet(limit=len(extents) + 1)
+    for extent in extents:
+        if extent.dirty:
+            dirty.add(extent.start // block * block, -(-extent.end // block) * block)
+    edges = [edge for piece in dirty.pieces() for edge in piece]
+    for extent in extents:
+        first, last = bisect_right(edges, extent.start), bisect_left(edges, extent.end)
+        parts = itertools.pairwise([extent.start, *edges[first:last], extent.end])
+        for number, (start, end) in enumerate(parts, first):
+            yield extent._replace(start=start, length=end - start, dirty=number % 2 == 1)
 
 
 def _blocks(extents: Iterable[Extent], block_size: int) -> Iterator[DataBlock | ZeroBlocks]:

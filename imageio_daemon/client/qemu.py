@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..extents import Extent
-from ..units import MiB
+from ..units import KiB, MiB
 from .errors import LocalError, Usage
 from .nbdimage import NbdImage
 from .part import PartFile
@@ -26,6 +26,8 @@ MAGIC = {
     "vpc": (0, b"conectix"),
     "vdi": (64, b"\x7f\x10\xda\xbe"),
 }
+#: What a qcow2 image allocates at a time, qemu's own default.
+CLUSTER = 64 * KiB
 #: Connections that one image may have: one for each thread.
 SHARED = 64
 START_TIMEOUT = 30.0
@@ -155,7 +157,9 @@ class QemuTarget:
     """A new image in another format, which takes its name only when it is complete; until then it is NAME.part."""
 
     portion = 32 * MiB
+    block = 1
     reads_zero = True
+    options: tuple[str, ...] = ()
 
     def __init__(self, path: Path, format_name: str) -> None:
         self._part = PartFile(path)
@@ -170,7 +174,9 @@ class QemuTarget:
 
     def start(self, size: int) -> None:
         """Make the image and serve it."""
-        run_qemu_img("create", "-q", "-f", self._format, "--", str(self._part.path.absolute()), str(size))
+        run_qemu_img(
+            "create", "-q", "-f", self._format, *self.options, "--", str(self._part.path.absolute()), str(size)
+        )
         self._server = QemuNbd(self._part.path, self._format, writable=True)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -197,6 +203,26 @@ class QemuTarget:
 
     def stop(self) -> None:
         """Do nothing: writes end by themselves."""
+
+
+class Increment(QemuTarget):
+    """A new qcow2 image of what has changed, to be put on an older copy by `qemu-img rebase -u`.
+
+    Only whole clusters are right: qemu fills up with zeros what it allocates, not with what the older copy has there.
+    """
+
+    block = CLUSTER
+    reads_zero = False
+    options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
+        super().__init__(path, "qcow2")
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros, whatever the older copy has there."""
+        self._image.zero(offset, length)
 
 
 def run_qemu_img(*arguments: str) -> str:

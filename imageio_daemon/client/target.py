@@ -22,6 +22,10 @@ class Target(Protocol):
         """Return how much data one thread takes at a time, in bytes."""
 
     @property
+    def block(self) -> int:
+        """Return what is written as a whole where something has changed, in bytes."""
+
+    @property
     def reads_zero(self) -> bool:
         """Tell whether zeros need not be written."""
 
@@ -48,6 +52,7 @@ class NewFile:
     """A raw file that takes its name only when it is complete; until then it is called NAME.part."""
 
     portion = 32 * MiB
+    block = 1
     reads_zero = True
 
     def __init__(self, path: Path) -> None:
@@ -88,6 +93,7 @@ class ExistingImage:
     """A block device or a file that is written in place; what lies behind the end of the image stays."""
 
     portion = 32 * MiB
+    block = 1
     reads_zero = False
 
     def __init__(self, path: Path) -> None:
@@ -124,6 +130,7 @@ class Stream:
     """Standard output, or another stream."""
 
     portion = 4 * MiB
+    block = 1
     reads_zero = False
 
     def __init__(self, stream: BinaryIO) -> None:
