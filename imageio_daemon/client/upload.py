@@ -7,6 +7,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,8 +45,10 @@ BUFFER_SIZE = 8 * MiB
 ROUNDS = 4
 #: Seconds that an interrupted upload waits for its last flush at most. Whoever interrupts again does not wait.
 LAST_FLUSH = 10.0
-#: Bytes at both ends of each range that an interrupted upload has sent, which are compared before it is continued.
+#: What is compared before an interrupted upload is continued: so many bytes at both ends of each range that is safe,
+#: and at about so many places between. A target of which a part f is another one is missed with (1 - f) ** SAMPLES.
 SAMPLE = 4 * KiB
+SAMPLES = 128
 
 
 @dataclass(frozen=True)
@@ -173,9 +176,8 @@ class Upload:
         if self._session.abilities.reads_zero:  # a new target under the same URL: nothing of them is there
             state.remove()
             return []
-        for start, end in done:
-            for offset in (start, max(start, end - SAMPLE)):
-                self._compare(image, state, offset, min(SAMPLE, end - offset))
+        for offset, length in _samples(done):
+            self._compare(image, state, offset, length)
         return done
 
     def _compare(self, image: Image, state: StateFile, offset: int, length: int) -> None:
@@ -265,3 +267,11 @@ class Upload:
                 f"the target reads as {theirs}, the source as {ours}: upload anew, and find out who else writes to it"
             )
         return ours
+
+
+def _samples(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the (offset, length) of parts that stand for the whole."""
+    step = max(SAMPLE, sum(end - start for start, end in ranges) // SAMPLES)
+    for start, end in ranges:
+        for offset in [*range(start, end, step), max(start, end - SAMPLE)]:
+            yield offset, min(SAMPLE, end - offset)

@@ -26,6 +26,7 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.extentlist import ExtentList
 from imageio_daemon.client.source import FileSource
+from imageio_daemon.client.upload import SAMPLE, SAMPLES
 from imageio_daemon.extents import Extent
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
@@ -145,7 +146,7 @@ def test_changed_source_is_refused(interrupted: tuple[str, Image], full: Path, o
         upload(full, interrupted[0], settings=one)
 
 
-@pytest.mark.parametrize("position", [0, 8 * MiB - 1])
+@pytest.mark.parametrize("position", [0, 3 * 8 * MiB // SAMPLES, 8 * MiB - 1])
 def test_target_that_lost_what_was_sent_is_refused(
     interrupted: tuple[str, Image], full: Path, one: Settings, position: int
 ) -> None:
@@ -180,7 +181,7 @@ def test_new_target_of_the_same_url_gets_all(
 def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
     url, target = interrupted
     with target.path.open("r+b") as f:
-        f.seek(MiB)
+        f.seek(MiB + SAMPLE)
         f.write(b"somebody else")
     with pytest.raises(ChecksumMismatch, match="upload anew"):
         upload(full, url, settings=one, verify=True)
