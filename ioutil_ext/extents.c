@@ -12,14 +12,18 @@ static bool unsupported(int64_t error) {
     return error == -EINVAL || error == -EOPNOTSUPP || error == -ENOSYS || error == -ENOTTY || error == -ESPIPE;
 }
 
-/* Where the run of data or hole that pos lies in ends, at most end; sets *hole. */
+/*
+ * Where the run of data or hole that pos lies in ends, at most end. *hole: whether the run before was a hole, whose end
+ * is where SEEK_DATA has found data; set for this one.
+ */
 static int find_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *hole) {
     atomic_bool *can_seek = &op->handle->image->can[CAN_SEEK_HOLE];
+    bool at_data = *hole;
     *hole = false;
     *stop = end;
     if (!*can_seek)
         return 0;
-    int64_t next = sys_lseek(op->handle->fd, pos, SEEK_DATA);
+    int64_t next = at_data ? (int64_t)pos : sys_lseek(op->handle->fd, pos, SEEK_DATA);
     *hole = next == -ENXIO || next > (int64_t)pos;
     if (*hole) {
         if (next > 0)
@@ -41,7 +45,7 @@ int extents_run(struct op *op) {
     iou_extent *extents = op->buffer;
     uint64_t most = op->buffer_size / sizeof(*extents);
     uint64_t size, start = op->offset, stop;
-    bool hole;
+    bool hole = false;
     int error = size_refresh(op, op->handle, &size);
     uint64_t end = error ? 0 : min_u64(op->offset + op->length, size);
     for (; !error && start < end && op->result.count < most; start = stop) {
@@ -50,7 +54,10 @@ int extents_run(struct op *op) {
         error = find_run(op, start, end, &stop, &hole);
         if (error)
             break;
-        extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .hole = hole};
+        if (op->result.count && extents[op->result.count - 1].hole == hole) /* it changes while we look */
+            extents[op->result.count - 1].length += stop - start;
+        else
+            extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .hole = hole};
         op_advance(op, stop - start);
     }
     return error;

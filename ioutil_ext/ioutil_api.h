@@ -198,7 +198,7 @@ int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_
  * Queue an operation. The caller keeps buffer (length bytes; IOU_EXTENTS: buffer_size bytes) and control alive and
  * untouched until the completion was reaped; the engine keeps the handle. buffer of any alignment works, one that is
  * aligned like the offset (to info.mem_align) is not copied. IOU_EXTENTS looks at offset..offset+length and fills as
- * many records as fit, in order, without gaps, from offset.
+ * many records as fit, in order, without gaps, from offset; neighbours differ.
  * buffer_size of a read or write may be 0. IOU_CLOSE cannot be canceled; operations submitted before it still run.
  * -EINVAL: unknown kind or flags, range past 2^63 - 1, missing or short buffer, write on a read-only handle.
  * -EBADF: after IOU_CLOSE, as far as the handle is still there. -ENOMEM, -ESHUTDOWN, -ECHILD as above.

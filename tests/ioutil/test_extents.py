@@ -185,6 +185,20 @@ def test_a_hole_that_appears_between_two_seeks_does_no_harm(tmp_path: Path) -> N
             assert_no_gaps(image.extents(0, MiB), 0, MiB)
 
 
+def test_a_hole_and_the_data_after_it_take_two_seeks(tmp_path: Path) -> None:
+    path = sparse_file(tmp_path / "image", MiB, [(64 * KiB, 64 * KiB), (192 * KiB, 64 * KiB)])
+    seeks: list[int] = []
+
+    def lseek(fd: int, offset: int, whence: int) -> int:
+        seeks.append(whence)
+        return real_lseek(fd, offset, whence)
+
+    with Image(path) as image, replaced(lseek=lseek):
+        seeks.clear()
+        assert len(image.extents(0, 256 * KiB)) == 4
+    assert seeks == [os.SEEK_DATA, os.SEEK_HOLE] * 2
+
+
 # reads_zero
 
 
