@@ -11,8 +11,7 @@ from functools import partial
 
 from .blockhash import ZERO_BATCH, BlockPlan, DataBlock, Hash, Segment, ZeroBlocks, new_hash, update_zeros
 from .buffers import PAGE, Buffer
-from .extents import merged
-from .operations import Buffers, readable_size, running
+from .operations import Buffers, running
 from .storage.base import Backend, Context, Operation
 from .transfers import Transfer
 from .units import KiB
@@ -48,22 +47,20 @@ class Hashing:
 
 async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algorithm: str, block_size: int) -> str:
     """Return the digest of all that can be read of the image, in hexadecimal; see blockhash."""
-    async with running(transfer, None) as (op, backend):
-        await backend.refresh(op)
-        async with buffers.lease(None, most=hashing.threads) as lent:
-            work = _Checksum(backend, op, hashing, lent, algorithm)
-            try:
-                plan = BlockPlan(block_size)
-                size = readable_size(transfer, backend)
-                async with aclosing(merged(backend.extents(op, 0, size, Context.ZERO))) as extents:
-                    async for extent in extents:
+    async with running(transfer, None) as (op, backend), buffers.lease(None, most=hashing.threads) as lent:
+        work = _Checksum(backend, op, hashing, lent, algorithm)
+        try:
+            plan = BlockPlan(block_size)
+            async with aclosing(backend.extents(op, 0, transfer.ticket.size, Context.ZERO)) as lists:
+                async for found in lists:
+                    for extent in found:
                         for block in plan.add(extent):
                             await work.add(block)
-                for block in plan.end():
-                    await work.add(block)
-                return await work.end()
-            finally:
-                await work.stop()
+            for block in plan.end():
+                await work.add(block)
+            return await work.end()
+        finally:
+            await work.stop()
 
 
 class _Checksum:

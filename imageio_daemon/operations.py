@@ -12,7 +12,7 @@ from typing import Protocol
 
 from .buffers import PAGE, Buffer, BufferPool, Slice
 from .errors import Canceled, OutOfRange, Truncated
-from .extents import Extent, merged
+from .extents import Extent, ExtentList, merged
 from .storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
 from .tickets import Access
 from .transfers import DENIED, Transfer
@@ -193,37 +193,34 @@ async def size(transfer: Transfer, *, part: bool = False) -> int:
         return readable_size(transfer, backend)
 
 
-async def extents(transfer: Transfer, context: Context, consume: Callable[[Extent], Awaitable[None]]) -> None:
-    """Tell the consumer what the image holds, in order, without gaps. Raises NotFound: there is no such information.
+async def extents(transfer: Transfer, context: Context, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
+    """Tell the consumer what the image holds, a list after the other. Raises NotFound: there is no such information.
 
     The consumer may wait for its peer: cancelling the transfer ends that too.
     """
+    size = transfer.ticket.size
     async with running(transfer, None) as (op, backend):
-        await backend.refresh(op)
-        size = readable_size(transfer, backend)
-        async with aclosing(merged(backend.extents(op, 0, size, context))) as found:
-            async for extent in found:
-                await consume(extent)
+        lists = merged(backend.extents(op, 0, size, context))
+        async with aclosing(lists):
+            async for found in lists:
+                await consume(found)
 
 
-async def extents_in(transfer: Transfer, context: Context, offset: int, length: int, most: int) -> list[Extent]:
-    """Return what a range holds, in order, without gaps, from offset: at most `most` extents, so maybe not all.
+async def extents_in(transfer: Transfer, context: Context, offset: int, length: int, most: int) -> ExtentList:
+    """Return what a range holds, from offset: at most `most` extents, so maybe not all, nor all of the last.
 
     What lies past the image is zero. Raises NotFound.
     """
     transfer.require_range(offset, length)
     async with running(transfer, None) as (op, backend):
-        await backend.refresh(op)
-        end = offset + length
-        image_end = max(offset, min(end, readable_size(transfer, backend)))
-        found: list[Extent] = []
-        async with aclosing(merged(backend.extents(op, offset, image_end - offset, context))) as extents:
-            async for extent in extents:
-                found.append(extent)
-                if len(found) == most:
-                    return found
-        if image_end < end:
-            found.append(Extent(image_end, end - image_end, zero=True))
+        found = ExtentList.of((), offset)
+        async with aclosing(backend.extents(op, offset, length, context)) as lists:
+            async for more in lists:
+                found.extend(more)
+                if len(found) >= most:
+                    return found.take(most)
+        if found.end < offset + length:
+            found.append(Extent(found.end, offset + length - found.end, zero=True))
         return found
 
 

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..extentjson import ExtentReader
-from ..extents import Extent
+from ..extents import Extent, ExtentList
 from ..units import MAX_OFFSET
 from .address import Endpoint, ImageUrl
 from .connection import WORK_TIMEOUT, Answer, Connection
 from .errors import FlushFailed, ServerFailed, Temporary
-from .extentlist import ExtentList
 from .lives import Lives
 from .stopping import Stop
 
@@ -139,7 +138,7 @@ class Image:
 
     def extents(self, context: str = "zero") -> Sequence[Extent]:
         """List the extents of the whole image, in order and without gaps."""
-        return self._repeated(lambda: ExtentList(self._extents(context)))
+        return self._repeated(lambda: ExtentList.of(self._extents(context)))
 
     def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
         """Let the server compute the digest of the image; see blockhash."""

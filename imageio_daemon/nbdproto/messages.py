@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the transmission, pack beside unpack. All numbers are big-endian."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from struct import Struct, pack
 from typing import NamedTuple, Self
 
@@ -148,13 +148,14 @@ def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
     return error, payload[ERROR.size : ERROR.size + length].decode(errors="replace")
 
 
-def pack_extents(context_id: int, extents: list[tuple[int, int]], *, extended: bool) -> bytes:
-    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT: (length, status) each."""
+def pack_extents(context_id: int, lengths: Sequence[int], statuses: Sequence[int], *, extended: bool) -> bytes:
+    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT. No step of Python for each."""
     if extended:
-        head, form = CONTEXT_COUNT.pack(context_id, len(extents)), EXTENDED_EXTENT
+        head, form = CONTEXT_COUNT.pack(context_id, len(lengths)), EXTENDED_EXTENT
     else:
         head, form = CONTEXT.pack(context_id), COMPACT_EXTENT
-    numbers = [number for extent in extents for number in extent]
+    numbers = [0] * (2 * len(lengths))
+    numbers[::2], numbers[1::2] = lengths, statuses
     return head + pack(f">{len(numbers)}{form.format[-1]}", *numbers)
 
 

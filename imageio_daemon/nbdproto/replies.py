@@ -4,6 +4,7 @@
 A reply is one or more chunks. Those that carry data are only begun here: the data follows, from where it is.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from .constants import (
@@ -44,7 +45,7 @@ class Replies(Protocol):
         """Return a chunk that stands for zeros."""
         ...
 
-    def status(self, request: Request, context_id: int, extents: list[tuple[int, int]]) -> bytes:
+    def status(self, request: Request, context_id: int, lengths: Sequence[int], statuses: Sequence[int]) -> bytes:
         """Return the whole reply to BLOCK_STATUS."""
         ...
 
@@ -70,7 +71,7 @@ class SimpleReplies:
         """Raise: there are no chunks."""
         raise NotImplementedError
 
-    def status(self, request: Request, context_id: int, extents: list[tuple[int, int]]) -> bytes:
+    def status(self, request: Request, context_id: int, lengths: Sequence[int], statuses: Sequence[int]) -> bytes:
         """Raise: there are no chunks."""
         raise NotImplementedError
 
@@ -101,14 +102,12 @@ class StructuredReplies:
         """Return the chunk."""
         return self._chunk(request, Chunk.OFFSET_HOLE, HOLE.size, DONE if done else 0) + pack_hole(offset, length)
 
-    def status(self, request: Request, context_id: int, extents: list[tuple[int, int]]) -> bytes:
+    def status(self, request: Request, context_id: int, lengths: Sequence[int], statuses: Sequence[int]) -> bytes:
         """Return the only chunk. An extent longer than the field ends the reply."""
-        told = []
-        for length, status in extents:
-            told.append((min(length, MAX_COMPACT_EXTENT), status))
-            if length > MAX_COMPACT_EXTENT:
-                break
-        payload = pack_extents(context_id, told, extended=False)
+        if max(lengths) > MAX_COMPACT_EXTENT:
+            last = next(i for i, length in enumerate(lengths) if length > MAX_COMPACT_EXTENT)
+            lengths, statuses = [*lengths[:last], MAX_COMPACT_EXTENT], statuses[: last + 1]
+        payload = pack_extents(context_id, lengths, statuses, extended=False)
         return self._chunk(request, Chunk.BLOCK_STATUS, len(payload), DONE) + payload
 
     @staticmethod
@@ -138,9 +137,9 @@ class ExtendedReplies:
         """Return the chunk."""
         return self._chunk(request, Chunk.OFFSET_HOLE, HOLE.size, DONE if done else 0) + pack_hole(offset, length)
 
-    def status(self, request: Request, context_id: int, extents: list[tuple[int, int]]) -> bytes:
+    def status(self, request: Request, context_id: int, lengths: Sequence[int], statuses: Sequence[int]) -> bytes:
         """Return the only chunk."""
-        payload = pack_extents(context_id, extents, extended=True)
+        payload = pack_extents(context_id, lengths, statuses, extended=True)
         return self._chunk(request, Chunk.BLOCK_STATUS_EXT, len(payload), DONE) + payload
 
     @staticmethod

@@ -2,7 +2,7 @@
 """The contract between operations and storage."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -10,7 +10,7 @@ from typing import Protocol
 from ioutil_ext import ffi
 
 from ..buffers import Slice
-from ..extents import Extent
+from ..extents import ExtentStream
 
 
 class ZeroMethod(StrEnum):
@@ -166,8 +166,11 @@ class Backend(Protocol):
         """Put everything that completed before on stable storage. Once it failed it fails for ever."""
         ...
 
-    def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
-        """Tell what is in the range, in order, without gaps. NotFound: the context is not to be had."""
+    def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        """Tell what is in the range as far as the image goes, each list from where the one before ends.
+
+        The size is looked at again. NotFound: the context is not to be had.
+        """
         ...
 
     def interrupt(self) -> None:

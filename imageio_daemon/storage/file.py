@@ -5,14 +5,14 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import AsyncIterator
+from array import array
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFound, StorageError
-from ..extents import Extent
+from ..extents import ExtentList, ExtentStream
 from .base import BackendInfo, Context, Operation
 from .engine import Engine, Memory
 
@@ -111,7 +111,7 @@ class FileBackend:
         """Put everything that completed before on stable storage."""
         return self._ranged(lib.IOU_FLUSH, op, 0, 0, 0)
 
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell holes from data; a hole of a raw image is a zero extent, nothing lies behind it."""
         if context is not Context.ZERO:
             raise NotFound("The image has no dirty bitmap")
@@ -130,14 +130,14 @@ class FileBackend:
                 name=self._path,
             )
             if not result.records:
+                if offset >= self.info.size:
+                    return
+                # It got shorter: what was there is lost, and nothing may say that it was zeros.
                 raise StorageError(errno.ENODATA, f"extents {self._path}", "fstat", f"offset={offset} length={length}")
-            # As plain numbers: an attribute of a record costs as much as all the rest of an extent.
-            numbers = memoryview(ffi.buffer(records, result.records * _EXTENT_SIZE)).cast("Q").tolist()
-            for start, size, hole in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
-                yield Extent(start, size, hole == 1)
-            told = start + size - offset
-            length -= told
-            offset += told
+            found = _extent_list(records, result.records)
+            length -= found.end - offset
+            offset = found.end
+            yield found
             batch = min(2 * batch, MAX_EXTENTS_BATCH)
 
     def interrupt(self) -> None:
@@ -175,6 +175,14 @@ class FileBackend:
             holders=(op,),
             name=self._path,
         )
+
+
+def _extent_list(records: Any, count: int) -> ExtentList:
+    """Return what C has told, without a step of Python for each."""
+    numbers = memoryview(ffi.buffer(records, count * _EXTENT_SIZE)).cast("Q")
+    bounds = array("Q", numbers[::3].tobytes())
+    bounds.append(numbers[-3] + numbers[-2])
+    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's 1 is ZERO
 
 
 def _describe(info: Any) -> BackendInfo:

@@ -5,14 +5,13 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator
 
 import aiohttp
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFast, NotFound, OutOfRange, StorageError
 from ..extentjson import ExtentReader
-from ..extents import Extent
+from ..extents import Extent, ExtentList, ExtentStream
 from ..httpurl import HttpAddress
 from ..units import GiB, KiB, MiB
 from .base import BackendInfo, Context, Operation, ZeroMethod
@@ -160,21 +159,25 @@ class HttpBackend:
             raise self._flush_failed.with_traceback(None)
         await self._patch(op, {"op": "flush"}, flushed=True)
 
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what the other server tells, as it comes."""
-        if not length:
+        told = "extents" in self._features
+        if not told and context is not Context.ZERO:
+            raise NotFound("The other server has no dirty extents")
+        await self._learn_size(op)
+        length = min(length, self._size - offset)
+        if length <= 0:
             return
-        if "extents" not in self._features:
-            if context is not Context.ZERO:
-                raise NotFound("The other server has no dirty extents")
-            yield Extent(offset, length)
+        if not told:
+            yield ExtentList.of([Extent(offset, length)], offset)
             return
         failure = unexpected(f"GET {self._peer.address}/extents", "invalid extents")
         reader = ExtentReader(offset, length, context, failure)
         async with self._peer.request(op, "GET", f"/extents?context={context}", timeout=None) as response:
             async for data, _ in response.content.iter_chunks():
-                for extent in reader.feed(data):
-                    yield extent
+                found = ExtentList.of(reader.feed(data), offset)
+                offset = found.end
+                yield found
                 if reader.complete:
                     return
         reader.end()

@@ -11,7 +11,7 @@ from typing import Self
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
-from ..extents import Extent
+from ..extents import Extent, ExtentList, ExtentStream
 from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
 from ..units import MiB
@@ -111,21 +111,21 @@ class NbdBackend:
         """Put everything that completed before on stable storage."""
         return self._home.run(self._flush(op), op)
 
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what the server tells. NotFound: it has no dirty bitmap, or the ticket is not a dirty one."""
         if context is Context.DIRTY and not self._agreed.bitmaps:
             raise NotFound("The image has no dirty bitmap")
-        end = offset + length
+        end = min(offset + length, self._agreed.size)
         while offset < end:
-            before = offset
             try:
-                for extent in await self._home.run(self._status(op, offset, end - offset, context), op):
-                    yield extent
-                    offset = extent.end
+                told = await self._home.run(self._status(op, offset, end - offset, context), op)
+                found = ExtentList.of(told, offset)
             except ValueError as e:
                 raise self._broken(str(e)) from None
-            if offset == before:
+            if not found:
                 raise self._broken(f"no status at {offset}")
+            offset = found.end
+            yield found
 
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""

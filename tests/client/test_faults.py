@@ -4,7 +4,6 @@
 import contextlib
 import os
 import random
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from imageio_daemon.client import (
     info,
     upload,
 )
-from imageio_daemon.client.extentlist import ExtentList
 from imageio_daemon.client.source import FileSource
 from imageio_daemon.client.upload import SAMPLE, SAMPLES
 from imageio_daemon.extents import Extent
@@ -326,17 +324,3 @@ def test_answer_that_is_cut_off_is_asked_for_again() -> None:
     script = [cut, abilities(None), size, short, size, whole]
     with ScriptedServer(*script) as server:
         assert list(extents(server.url, settings=Settings(retries=1))) == [Extent(0, 100, zero=True)]
-
-
-def test_many_extents_take_little_memory() -> None:
-    many = (Extent(number, 1, number % 2 == 0, dirty=number % 3 == 0) for number in range(100_000))
-    tracemalloc.start()
-    try:
-        found = ExtentList(many)
-        used, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert used < 2 * MiB
-    assert found[99_999] == found[-1] == Extent(99_999, 1, dirty=True)
-    assert found[:2] == [Extent(0, 1, zero=True, dirty=True), Extent(1, 1)]
-    assert sum(extent.length for extent in found) == len(found) == 100_000

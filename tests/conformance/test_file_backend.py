@@ -223,7 +223,7 @@ async def test_image_that_is_one_hole_reads_zero_until_written(
 async def test_extents_of_an_image_that_got_shorter_fail(backend: FileBackend, image: Path) -> None:
     os.truncate(image, 64 * KiB)
     extents = aiter(backend.extents(Operation(), 0, MiB, Context.ZERO))
-    assert await anext(extents) == Extent(0, 64 * KiB)
+    assert list(await anext(extents)) == [Extent(0, 64 * KiB)]
     with pytest.raises(StorageError):
         await asyncio.wait_for(anext(extents), 10)
 

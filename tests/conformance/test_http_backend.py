@@ -21,6 +21,7 @@ from imageio_daemon.storage.http import HttpBackend
 from imageio_daemon.storage.peer import Body
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB
+from tests.support.backends import extents_of
 from tests.support.daemon import Certificates, Daemon
 
 from .conftest import SIZE
@@ -452,33 +453,33 @@ async def test_nothing_is_promised_to_be_fast(open_scripted: OpenScripted) -> No
 
 
 async def test_a_server_without_extents_has_data(open_scripted: OpenScripted) -> None:
-    backend = await open_scripted(options(features=["zero"]), first_byte())
-    assert [e async for e in backend.extents(Operation(), 5, 10, Context.ZERO)] == [Extent(5, 10)]
+    backend = await open_scripted(options(features=["zero"]), first_byte(), first_byte())
+    assert await extents_of(backend, 5, 10) == [Extent(5, 10)]
 
 
 async def test_a_server_without_extents_has_no_dirty_ones(open_scripted: OpenScripted) -> None:
     backend = await open_scripted(options(features=["zero"]), first_byte())
     assert not backend.info.has_dirty
     with pytest.raises(NotFound):
-        await anext(backend.extents(Operation(), 0, SIZE, Context.DIRTY))
+        await extents_of(backend, 0, SIZE, Context.DIRTY)
 
 
 async def test_dirty_extents_are_asked_for(open_scripted: OpenScripted, server: ScriptedServer) -> None:
     text = b'[{"start": 0, "length": 9, "dirty": true, "zero": false}]'
-    backend = await open_scripted(options(), first_byte(9), answer(200, text))
-    assert [e async for e in backend.extents(Operation(), 0, 9, Context.DIRTY)] == [Extent(0, 9, dirty=True)]
+    backend = await open_scripted(options(), first_byte(9), first_byte(9), answer(200, text))
+    assert await extents_of(backend, 0, 9, Context.DIRTY) == [Extent(0, 9, dirty=True)]
     assert server.heads[-1].startswith(f"GET /images/{SECRET}/extents?context=dirty ")
 
 
 async def test_extents_that_end_early_fail(open_scripted: OpenScripted) -> None:
-    backend = await open_scripted(options(), first_byte(9), answer(200, b'[{"start": 0, "length": 8}]'))
+    backend = await open_scripted(options(), first_byte(9), first_byte(9), answer(200, b'[{"start": 0, "length": 8}]'))
     with pytest.raises(StorageError):
-        assert [e async for e in backend.extents(Operation(), 0, 9, Context.ZERO)]
+        await extents_of(backend, 0, 9)
 
 
 async def test_no_extents_of_nothing(open_scripted: OpenScripted) -> None:
-    backend = await open_scripted(options(), first_byte(0))
-    assert [e async for e in backend.extents(Operation(), 0, 0, Context.ZERO)] == []
+    backend = await open_scripted(options(), first_byte(0), first_byte(0))
+    assert await extents_of(backend, 0, 0) == []
 
 
 def test_the_bytes_of_an_image_are_no_text() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
-from imageio_daemon.extents import Extent, merged
+from imageio_daemon.extents import Extent
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
     DIRTY_BITMAP,
@@ -32,6 +32,7 @@ from imageio_daemon.storage.nbd import NbdBackend
 from imageio_daemon.storage.nbdconnection import Options
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB, MiB, TiB
+from tests.support.backends import extents_of
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import make_qcow2, nbdkit, qemu_nbd
@@ -358,7 +359,7 @@ async def test_a_range_outside_of_the_image_is_refused_without_asking(
 
 
 async def told(backend: NbdBackend, offset: int, length: int, context: Context = Context.ZERO) -> list[Extent]:
-    return [extent async for extent in merged(backend.extents(Operation(), offset, length, context))]
+    return await extents_of(backend, offset, length, context)
 
 
 @pytest.mark.parametrize("extended", [False, True])
@@ -682,7 +683,7 @@ async def test_other_loops_hand_over(open_nbd: Open, pool: BufferPool) -> None:
         async def elsewhere() -> None:
             await write(backend, pool, 5000, b"from another loop")
             results.append(await read(backend, pool, 5000, 17))
-            found = [e async for e in backend.extents(Operation(), 0, MiB, Context.ZERO)]
+            found = await extents_of(backend, 0, MiB)
             results.append(str(sum(e.length for e in found)).encode())
             with pytest.raises(OutOfRange):
                 await backend.zero(Operation(), MiB, 1, allocate=True)

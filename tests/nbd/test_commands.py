@@ -3,12 +3,11 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, OutOfRange, StorageError, Unavailable
-from imageio_daemon.extents import Extent
+from imageio_daemon.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.frontends.nbd.reads import HOLE, PIECE
 from imageio_daemon.frontends.nbd.session import MAX_REQUESTS
 from imageio_daemon.frontends.nbd.share import MAX_BYTES
@@ -331,7 +330,7 @@ async def test_status_outside_of_the_export_is_invalid(chunked: Client, offset: 
 
 
 async def test_image_without_extents_is_all_data(world: World, chunked: Client) -> None:
-    async def extents(*_: object) -> AsyncIterator[Extent]:
+    async def extents(*_: object) -> ExtentStream:
         raise NotFound("no such information")
         yield
 
@@ -461,9 +460,9 @@ async def test_buffers_are_not_used_again_before_they_are_sent(world: World) -> 
 async def test_extents_above_the_limit_are_told_in_the_next_reply(world: World, chunked: Client) -> None:
     count = MAX_EXTENTS + 100  # of 32 bytes each, every second one a hole
 
-    async def extents(_: object, offset: int, length: int, __: object) -> AsyncIterator[Extent]:
+    async def extents(_: object, offset: int, length: int, __: object) -> ExtentStream:
         for start in range(offset, offset + length, 32):
-            yield Extent(start, 32, zero=bool(start // 32 % 2))
+            yield ExtentList.of([Extent(start, 32, zero=bool(start // 32 % 2))], start)
 
     world.memory.extents = extents  # type: ignore[method-assign, assignment]
     told = (await chunked.request(STATUS, 0, count * 32)).extents

@@ -89,7 +89,8 @@ class Client:
 
     def status(self, request: ClientRequest, context: int, *extents: tuple[int, int], done: bool = True) -> bytes:
         kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
-        return self.chunk(request, kind, pack_extents(context, list(extents), extended=self.extended), done=done)
+        payload = pack_extents(context, *zip(*extents, strict=True), extended=self.extended)
+        return self.chunk(request, kind, payload, done=done)
 
 
 class Read:
@@ -464,7 +465,7 @@ def test_a_status_of_the_other_form_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
     other = Chunk.BLOCK_STATUS if client.extended else Chunk.BLOCK_STATUS_EXT
     with pytest.raises(Violation, match="unknown type"):
-        client.feed(client.chunk(request, other, pack_extents(1, [(1, 1)], extended=not client.extended)))
+        client.feed(client.chunk(request, other, pack_extents(1, [1], [1], extended=not client.extended)))
 
 
 def test_a_status_of_more_extents_than_the_limit_is_refused_before_memory_is_taken(client: Client) -> None:

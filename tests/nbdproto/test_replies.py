@@ -77,7 +77,7 @@ def test_simple_replies_have_no_chunks() -> None:
     with pytest.raises(NotImplementedError):
         SimpleReplies().hole(READ, 0, 1, done=True)
     with pytest.raises(NotImplementedError):
-        SimpleReplies().status(READ, 0, [(1, 0)])
+        SimpleReplies().status(READ, 0, [1], [0])
 
 
 def test_structured_success_is_a_simple_reply_except_for_read() -> None:
@@ -122,19 +122,19 @@ def test_extended_success_is_a_chunk_that_echoes_the_offset() -> None:
 
 
 def test_status_names_the_context_and_the_extents() -> None:
-    header, payload = chunk(StructuredReplies().status(READ, 1, [(4096, 0), (512, 3)]), extended=False)
+    header, payload = chunk(StructuredReplies().status(READ, 1, [4096, 512], [0, 3]), extended=False)
     assert (header.type, header.done) == (Chunk.BLOCK_STATUS, True)
     assert unpack_extents(payload, extended=False) == (1, [(4096, 0), (512, 3)])
 
 
 def test_long_extent_is_cut_to_whole_blocks_and_ends_the_reply() -> None:
-    _, payload = chunk(StructuredReplies().status(READ, 1, [(4096, 0), (2**40, 3), (512, 0)]), extended=False)
+    _, payload = chunk(StructuredReplies().status(READ, 1, [4096, 2**40, 512], [0, 3, 0]), extended=False)
     assert unpack_extents(payload, extended=False) == (1, [(4096, 0), (MAX_COMPACT_EXTENT, 3)])
     assert MAX_COMPACT_EXTENT % 65536 == 0
 
 
 def test_extended_status_tells_long_extents_whole() -> None:
-    header, payload = chunk(ExtendedReplies().status(READ, 1, [(2**40, 3), (512, 0)]), extended=True)
+    header, payload = chunk(ExtendedReplies().status(READ, 1, [2**40, 512], [3, 0]), extended=True)
     assert header.type == Chunk.BLOCK_STATUS_EXT
     assert unpack_extents(payload, extended=True) == (1, [(2**40, 3), (512, 0)])
 
@@ -179,7 +179,7 @@ def test_list_entry_survives(name: str, description: str) -> None:
 @given(U32, st.lists(st.tuples(st.integers(1, 2**32 - 1), U32), min_size=1, max_size=9))
 def test_extents_survive(context_id: int, extents: list[tuple[int, int]]) -> None:
     for extended in (False, True):
-        packed = pack_extents(context_id, extents, extended=extended)
+        packed = pack_extents(context_id, *zip(*extents, strict=True), extended=extended)
         assert unpack_extents(packed, extended=extended) == (context_id, extents)
 
 

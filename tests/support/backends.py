@@ -2,11 +2,11 @@
 """Backends for tests: one in memory that keeps the contract, and one that breaks any other on demand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 from imageio_daemon.buffers import Slice
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
-from imageio_daemon.extents import Extent
+from imageio_daemon.extents import Extent, ExtentList, ExtentStream, merged
 from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
 
 
@@ -70,11 +70,12 @@ class MemoryBackend:
         self._check(op)
         self.flushes += 1
 
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         if context is not Context.ZERO:
             raise NotFound("no bitmap")
-        if length:
-            yield Extent(offset, length)
+        length = min(length, len(self.content) - offset)
+        if length > 0:
+            yield ExtentList.of([Extent(offset, length)], offset)
 
     def interrupt(self) -> None:
         pass
@@ -146,3 +147,8 @@ class Held:
 
     def release(self) -> None:
         self._released.set()
+
+
+async def extents_of(backend: Backend, offset: int, length: int, context: Context = Context.ZERO) -> list[Extent]:
+    """Return what a backend tells of a range."""
+    return [extent async for found in merged(backend.extents(Operation(), offset, length, context)) for extent in found]

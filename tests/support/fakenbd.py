@@ -134,7 +134,7 @@ class FakeNbd:
             return self.chunk(asked, Chunk.OFFSET_DATA, header.offset.to_bytes(8) + bytes(header.length))
         if header.command == Command.BLOCK_STATUS:
             kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
-            return self.chunk(asked, kind, pack_extents(10, [(header.length, 3)], extended=self.extended))
+            return self.chunk(asked, kind, pack_extents(10, [header.length], [3], extended=self.extended))
         return self.chunk(asked, Chunk.NONE, b"") if self.extended else SimpleReply(header.cookie, 0).pack()
 
     def failure(self, asked: Asked, error: int) -> bytes:

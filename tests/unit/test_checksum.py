@@ -2,7 +2,7 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from imageio_daemon.buffers import MIN_BUFFER, BufferPool, Slice
 from imageio_daemon.checksum import Hashing, checksum
 from imageio_daemon.errors import Canceled, StorageError
-from imageio_daemon.extents import Extent
+from imageio_daemon.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation
 from imageio_daemon.tickets import Access, Ticket
@@ -52,11 +52,11 @@ class SparseBackend(MemoryBackend):
             raise self.error
         await super().pread(op, piece, offset)
 
-    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> AsyncIterator[Extent]:
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         assert context is Context.ZERO
         start = 0
         for size, hole in self._parts:
-            yield Extent(start, size, zero=hole)
+            yield ExtentList.of([Extent(start, size, zero=hole)], start)
             start += size
 
 

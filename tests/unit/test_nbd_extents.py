@@ -18,7 +18,7 @@ Told = Sequence[tuple[int, int]]
 
 def found(told: dict[str, Told], offset: int, end: int, *, extended: bool = True) -> list[Extent]:
     contexts = dict(enumerate(told))
-    statuses = {i: pack_extents(i, list(told[name]), extended=extended) for i, name in contexts.items()}
+    statuses = {i: pack_extents(i, *zip(*told[name], strict=True), extended=extended) for i, name in contexts.items()}
     return list(extents(statuses, contexts, offset, end, extended=extended))
 
 

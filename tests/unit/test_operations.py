@@ -8,7 +8,7 @@ import pytest
 from imageio_daemon import operations
 from imageio_daemon.buffers import MIN_BUFFER, BufferPool
 from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, PeerGone, StorageError, Truncated
-from imageio_daemon.extents import Extent
+from imageio_daemon.extents import Extent, ExtentList
 from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer, TransferStore
@@ -289,15 +289,15 @@ async def test_extents_cover_what_can_be_read() -> None:
     world = World(content=bytes(100))
     found: list[Extent] = []
 
-    async def consume(extent: Extent) -> None:
-        found.append(extent)
+    async def consume(told: ExtentList) -> None:
+        found.extend(told)
 
     await operations.extents(world.transfer, Context.ZERO, consume)
     assert found == [Extent(0, 100)]
 
 
 async def test_dirty_extents_without_bitmap_are_not_found(world: World) -> None:
-    async def consume(_: Extent) -> None:
+    async def consume(_: ExtentList) -> None:
         raise AssertionError
 
     with pytest.raises(NotFound):
@@ -372,7 +372,10 @@ async def test_trim_flushes_when_asked(world: World) -> None:
 
 async def test_extents_of_a_range_end_with_zeros_past_the_image() -> None:
     world = World(content=bytes(100))
-    found = await operations.extents_in(world.transfer, Context.ZERO, 10, 200, 9)
-    assert found == [Extent(10, 90), Extent(100, 110, zero=True)]
-    assert await operations.extents_in(world.transfer, Context.ZERO, 100, 50, 9) == [Extent(100, 50, zero=True)]
-    assert await operations.extents_in(world.transfer, Context.ZERO, 0, 200, 1) == [Extent(0, 100)]
+
+    async def found(offset: int, length: int, most: int) -> list[Extent]:
+        return list(await operations.extents_in(world.transfer, Context.ZERO, offset, length, most))
+
+    assert await found(10, 200, 9) == [Extent(10, 90), Extent(100, 110, zero=True)]
+    assert await found(100, 50, 9) == [Extent(100, 50, zero=True)]
+    assert await found(0, 200, 1) == [Extent(0, 100)]

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`/images/{id}/extents`: what an image holds, as JSON that is written while it is found."""
 
-import json
-
 from ... import operations
 from ...errors import NotFound
-from ...extents import Extent
+from ...extents import Extent, ExtentList
 from ...operations import ByteSink
 from ...storage.base import Context
 from ...tickets import Access
@@ -55,13 +53,14 @@ class _Writer:
         self._size = 0
         self._separator = "["
 
-    async def add(self, extent: Extent) -> None:
-        text = self._separator + json.dumps(self._describe(extent))
-        self._separator = ", "
-        self._text.append(text)
-        self._size += len(text)
-        if self._size >= PIECE:
-            await self._send()
+    async def add(self, found: ExtentList) -> None:
+        for extent in found:
+            text = self._separator + self._describe(extent)
+            self._separator = ", "
+            self._text.append(text)
+            self._size += len(text)
+            if self._size >= PIECE:
+                await self._send()
 
     async def end(self) -> None:
         self._text.append("[]" if self._separator == "[" else "]")
@@ -74,9 +73,17 @@ class _Writer:
         await self._sink.write(memoryview(data))
 
 
-def _zero(extent: Extent) -> dict[str, object]:
-    return {"start": extent.start, "length": extent.length, "zero": extent.zero, "hole": extent.hole}
+# Not by json.dumps, which takes 5 µs instead of 0.6 for such an object of numbers and flags.
 
 
-def _dirty(extent: Extent) -> dict[str, object]:
-    return {"start": extent.start, "length": extent.length, "dirty": extent.dirty, "zero": extent.zero}
+def _zero(extent: Extent) -> str:
+    start, length, zero, hole, _ = extent
+    return f'{{"start": {start}, "length": {length}, "zero": {_FLAG[zero]}, "hole": {_FLAG[hole]}}}'
+
+
+def _dirty(extent: Extent) -> str:
+    start, length, zero, _, dirty = extent
+    return f'{{"start": {start}, "length": {length}, "dirty": {_FLAG[dirty]}, "zero": {_FLAG[zero]}}}'
+
+
+_FLAG = ("false", "true")

@@ -201,12 +201,11 @@ class Commands:
         if known is None:
             self._run(request, self._ask_status(request))
         else:
-            self._output.send(self._replies.status(request, ALLOCATION_ID, known))
+            self._output.send(self._replies.status(request, ALLOCATION_ID, *known))
             self._end()
 
     async def _ask_status(self, request: Request) -> bytes:
-        extents = await self._status.ask(request, self._loop.time())
-        return self._replies.status(request, ALLOCATION_ID, extents)
+        return self._replies.status(request, ALLOCATION_ID, *await self._status.ask(request, self._loop.time()))
 
     def _write_done(self, request: Request, write: "_Write", piece: Slice, future: "asyncio.Future[object]") -> None:
         self._written(request, write, piece, future.exception())
