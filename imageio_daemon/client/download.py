@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..extents import Extent
+from ..extents import Extent, ExtentList
 from ..units import MiB
 from . import workers
 from .digest import Digest, DigestPart
 from .errors import ChecksumMismatch, Refused
-from .extentlist import ExtentList
 from .image import Image
 from .plan import Queue, Unit, dirty_units, units, widened
 from .progress import Counter, Progress, Report
@@ -81,7 +80,7 @@ class Download:
     def _prepare(self) -> Image:
         image = self._session.open()
         if self._dirty:
-            self._extents = ExtentList(widened(self._dirty_extents(image), self._target.block))
+            self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
         elif "extents" in self._session.abilities.features:
             self._extents = image.extents()
         else:
