@@ -299,7 +299,7 @@ def _tell(pending: _Pending, completion: Any) -> None:
     seconds = completion.elapsed / 1e9
     if seconds > SLOW:
         log.warning("slow storage: %s took %.1f s", pending.what, seconds)
-    if pending.kind in _ZEROING:
+    if pending.kind in _ZEROING and any(completion.given_up):
         for syscall, code in enumerate(completion.given_up, lib.IOU_SYS_PUNCH_HOLE):
             if code:
                 log.info("no %s on %s: %s", _syscall(syscall), pending.name, os.strerror(code))

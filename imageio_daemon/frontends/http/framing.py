@@ -27,6 +27,10 @@ MAX_TRAILER = 4 * KiB
 #: of four fields takes 4 us with them, 8 without, and 3 in httptools before anything is made or checked of its fields.
 KNOWN_FIELDS = 256
 MAX_KNOWN = 128
+#: The same for whole heads of PATCH, which tells its range in the body: those of a client differ in nothing but the
+#: length of it. One that is known takes 0.3 us, others 3.
+KNOWN_HEADS = 64
+MAX_KNOWN_HEAD = 1 * KiB
 
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21\x22\x24-\x7e]+) HTTP/(1\.[01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
@@ -162,7 +166,14 @@ def find_head(data: bytearray) -> int:
 
 
 def parse_head(data: bytes) -> Head:
-    """Parse a whole head, with the empty line that ends it. Raises InvalidRequest, HeadTooLarge."""
+    """Parse a whole head, with the empty line that ends it. Raises InvalidRequest, HeadTooLarge.
+
+    The same object may be returned again for the same head.
+    """
+    return _known_head(data) if data.startswith(b"PATCH ") and len(data) <= MAX_KNOWN_HEAD else _parse_head(data)
+
+
+def _parse_head(data: bytes) -> Head:
     lines = data[:-4].split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(lines[0])
     if match is None:
@@ -180,6 +191,9 @@ def parse_head(data: bytes) -> Head:
         raise InvalidRequest("Invalid request: no Host")
     _check_framing(fields, version)
     return Head(method, target, version, fields)
+
+
+_known_head = lru_cache(KNOWN_HEADS)(_parse_head)
 
 
 def _parse_field(line: bytes) -> tuple[str, str]:
