@@ -62,6 +62,20 @@ async def test_bytes_that_nobody_waits_for_are_kept_and_reading_is_held() -> Non
     assert memory == b"abcdef"
 
 
+async def test_reading_is_held_from_a_full_memory_to_the_next_reader() -> None:
+    socket = Socket(4)
+    task = await waiting(socket.receiver, bytearray(3))
+    socket.read(b"abc")
+    assert socket.held
+    await task
+    assert socket.held
+    task = await waiting(socket.receiver, bytearray(3))
+    assert not socket.held
+    socket.read(b"d")
+    assert not socket.held, "the body has ended"
+    assert await task == 1
+
+
 async def test_what_was_kept_is_read_in_pieces() -> None:
     socket = Socket(5)
     socket.read(b"abcde")

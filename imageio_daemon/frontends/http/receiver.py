@@ -10,9 +10,10 @@ from .framing import FixedBody
 class Receiver:
     """Bring `length` bytes to whoever reads them, without a copy while somebody waits for them.
 
-    While a reader waits, `target` is its memory and the socket is read into it. What comes when nobody waits is kept,
-    and `hold` is called so that the socket is read no more; `release` is called when what was kept is used up. A
-    reader that is cancelled takes its memory back at once: the socket is read only inside callbacks of the loop.
+    While a reader waits, `target` is its memory and the socket is read into it. When that is full, `hold` is called so
+    that the socket is read no more until the next reader comes, who calls `release`: what came meanwhile would have to
+    be kept, and copied. A reader that is cancelled takes its memory back at once: the socket is read only inside
+    callbacks of the loop.
     """
 
     def __init__(self, length: int, *, hold: Callable[[], None], release: Callable[[], None]) -> None:
@@ -46,6 +47,8 @@ class Receiver:
         self._filled += count
         if self._filled == len(self._view):
             self._wake()
+            if self.body.left:
+                self._hold()
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes that did not come into the target; return those behind the body."""
@@ -74,6 +77,8 @@ class Receiver:
         self._view = view[: len(self._kept) + self.body.left]
         self._filled = 0
         self._use_kept()
+        if not self._kept:
+            self._release()
         if self._filled < len(self._view):
             if self._error is not None:
                 raise self._error
@@ -87,14 +92,10 @@ class Receiver:
         return self._filled
 
     def _use_kept(self) -> None:
-        if not self._kept:
-            return
         count = min(len(self._kept), len(self._view) - self._filled)
         self._view[self._filled : self._filled + count] = self._kept[:count]
         self._filled += count
         self._kept = self._kept[count:]
-        if not self._kept:
-            self._release()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
