@@ -30,7 +30,7 @@ from .storage.nbd import NbdBackend
 from .storage.nbdconnection import Options
 from .storage.qemunbd import remove_leftovers
 from .tickets import Access, Ticket
-from .transfers import TransferStore
+from .transferstore import TransferStore
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import TransferStore
+from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import KiB, MiB
 from ioutil_ext import ffi, lib
 

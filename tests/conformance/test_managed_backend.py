@@ -14,7 +14,7 @@ from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.managed import Image, ManagedBackend
 from imageio_daemon.storage.nbdconnection import Options
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import TransferStore
+from imageio_daemon.transferstore import TransferStore
 from tests.support.nbdservers import make_qcow2
 
 from .conftest import NBD_OPTIONS, SIZE

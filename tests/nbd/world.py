@@ -19,7 +19,8 @@ from imageio_daemon.storage.base import Backend
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.transfers import Transfer
+from imageio_daemon.transferstore import TransferStore
 from tests.nbd.client import Client
 from tests.support.backends import FaultyBackend, MemoryBackend
 from tests.support.polling import SOON

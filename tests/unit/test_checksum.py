@@ -14,7 +14,8 @@ from imageio_daemon.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.transfers import Transfer
+from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import KiB, MiB, TiB
 from tests.support.backends import MemoryBackend
 

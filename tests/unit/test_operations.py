@@ -11,7 +11,8 @@ from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, Pee
 from imageio_daemon.extents import Extent, ExtentList
 from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.transfers import Transfer
+from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import MiB
 from tests.support.backends import FaultyBackend, MemoryBackend
 

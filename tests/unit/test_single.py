@@ -11,7 +11,8 @@ from imageio_daemon.errors import Canceled, Forbidden, OutOfRange, StorageError
 from imageio_daemon.single import Single
 from imageio_daemon.storage.base import Backend
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.transfers import Transfer
+from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import MiB
 from tests.support.backends import FaultyBackend, MemoryBackend
 

@@ -15,7 +15,8 @@ from imageio_daemon.errors import (
 )
 from imageio_daemon.storage.base import Backend, Operation
 from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transfers import Transfer, TransferStore
+from imageio_daemon.transfers import Transfer
+from imageio_daemon.transferstore import TransferStore
 from tests.support.backends import FaultyBackend, MemoryBackend
 
 
@@ -217,7 +218,7 @@ async def test_removal_without_timeout_does_not_wait(store: TransferStore, trans
 async def test_removal_without_timeout_does_not_hang_with_the_close(
     store: TransferStore, transfer: Transfer, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imageio_daemon.transfers.CLOSE_TIMEOUT", 0.001)
+    monkeypatch.setattr("imageio_daemon.transferstore.CLOSE_TIMEOUT", 0.001)
     closing = opener.backend.hold("close")
     await transfer.backend()
     with pytest.raises(InUse):

@@ -13,7 +13,7 @@ from ...checksum import Hashing
 from ...config import Config
 from ...errors import Error, Unavailable
 from ...operations import Buffers
-from ...transfers import TransferStore
+from ...transferstore import TransferStore
 from ...units import KiB
 from ..limit import ConnectionLimit
 from .adapter import Adapter

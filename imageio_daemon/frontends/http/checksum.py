@@ -8,7 +8,7 @@ from ...checksum import Hashing, checksum
 from ...errors import InvalidRequest
 from ...operations import Buffers
 from ...tickets import Access
-from ...transfers import TransferStore
+from ...transferstore import TransferStore
 from .headers import parse_number
 from .images import READ_METHODS, attach
 from .messages import JSON, Request, Response, preflight

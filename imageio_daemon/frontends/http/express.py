@@ -15,7 +15,8 @@ from ...operations import Buffers, readable_size
 from ...single import Single
 from ...storage.base import Backend
 from ...tickets import Access
-from ...transfers import Transfer, TransferStore
+from ...transfers import Transfer
+from ...transferstore import TransferStore
 from . import errors
 from .fastlane import Line
 from .framing import FixedBody, Head
@@ -200,7 +201,26 @@ class Short:
         self._line.answered(close=close)
 
 
-class ShortPut(Short):
+class _Buffered(Short):
+    """A request whose bytes lie in a buffer, which is its own until it ends."""
+
+    def __init__(self, head: Head, line: ExpressLine, body: int, buffer: Buffer, start: int, length: int) -> None:
+        super().__init__(head, line, body)
+        self._buffer: Buffer | None = buffer
+        self._piece = buffer.slice(start, start + length)
+
+    def lost(self) -> None:
+        """Let go of everything: the client is gone."""
+        super().lost()
+        self._release()
+
+    def _release(self) -> None:
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            buffer.release()
+
+
+class ShortPut(_Buffered):
     """Write a body that fits one buffer."""
 
     def __init__(
@@ -215,11 +235,9 @@ class ShortPut(Short):
         *,
         flush: bool,
     ) -> None:
-        super().__init__(head, line, length)
+        super().__init__(head, line, length, buffer, start, length)
         self._single: Single = Single(*found, Access.WRITE, offset, length, self._ended)
-        self._buffer: Buffer | None = buffer
         self._place = start
-        self._piece = buffer.slice(start, start + length)
         self._flush = flush
 
     @property
@@ -247,24 +265,14 @@ class ShortPut(Short):
         self.updated(count)
         return data[count:]
 
-    def lost(self) -> None:
-        """Let go of everything: the client is gone."""
-        super().lost()
-        self._release()
-
     def _ended(self, error: Exception | None) -> None:
         if not self.body.ended:
             self._line.waiting_for_body(waiting=False)
         self._release()
         super()._ended(error)
 
-    def _release(self) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.release()
 
-
-class ShortGet(Short):
+class ShortGet(_Buffered):
     """Read a range that fits one buffer, and send it from there behind its head."""
 
     def __init__(
@@ -278,10 +286,8 @@ class ShortGet(Short):
         length: int,
         response: Response,
     ) -> None:
-        super().__init__(head, line, 0)
+        super().__init__(head, line, 0, buffer, start, length)
         self._single: Single = Single(*found, Access.READ, offset, length, self._ended)
-        self._buffer: Buffer | None = buffer
-        self._piece = buffer.slice(start, start + length)
         self._response = response
         self._close = self._sending = False
 
@@ -294,11 +300,6 @@ class ShortGet(Short):
         self._abandon()
         self._release()
         self._answered(self._response.status, close=self._close)
-
-    def lost(self) -> None:
-        """Let go of everything: the client is gone."""
-        super().lost()
-        self._release()
 
     def _ended(self, error: Exception | None) -> None:
         buffer = self._buffer
@@ -317,11 +318,6 @@ class ShortGet(Short):
         buffer.view[start : self._piece.start] = head
         self._line.write(buffer.view[start : self._piece.stop])
         self._line.when_drained()
-
-    def _release(self) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None:
-            buffer.release()
 
 
 class ShortPatch(Short):

@@ -7,7 +7,7 @@ from ...extents import Extent, ExtentList
 from ...operations import ByteSink
 from ...storage.base import Context
 from ...tickets import Access
-from ...transfers import TransferStore
+from ...transferstore import TransferStore
 from ...units import KiB
 from .headers import parse_choice
 from .images import READ_METHODS, attach

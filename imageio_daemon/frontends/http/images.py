@@ -12,7 +12,8 @@ from ...errors import InvalidRequest, UnsupportedEncoding
 from ...operations import Buffers, ByteSink
 from ...storage.base import BackendInfo
 from ...tickets import Access, Ticket
-from ...transfers import Transfer, TransferStore
+from ...transfers import Transfer
+from ...transferstore import TransferStore
 from .headers import Flush, parse_choice, parse_content_range, parse_patch, parse_range
 from .messages import BYTES, JSON, Request, Response
 from .routes import Resource

@@ -5,7 +5,8 @@ import json
 
 from ...errors import InvalidRequest, NotFound
 from ...tickets import Ticket, timeout_from_json
-from ...transfers import Transfer, TransferStore
+from ...transfers import Transfer
+from ...transferstore import TransferStore
 from .messages import JSON, Request, Response
 from .routes import Resource
 

@@ -9,7 +9,8 @@ from ... import operations
 from ...errors import Forbidden
 from ...nbdproto.transmission import Export
 from ...tickets import Access
-from ...transfers import Transfer, TransferStore
+from ...transfers import Transfer
+from ...transferstore import TransferStore
 
 
 class Attachment:

@@ -14,7 +14,8 @@ from ...nbdproto.constants import Reply
 from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
 from ...operations import Buffers
-from ...transfers import DENIED, TransferStore
+from ...transfers import DENIED
+from ...transferstore import TransferStore
 from ...transports import keep_alive
 from ...units import KiB, MiB
 from . import exports

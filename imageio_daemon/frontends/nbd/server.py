@@ -9,7 +9,7 @@ from ...config import Config
 from ...errors import TooManyConnections
 from ...nbdproto.negotiation import Tls
 from ...operations import Buffers
-from ...transfers import TransferStore
+from ...transferstore import TransferStore
 from ..limit import ConnectionLimit
 from .handshake import Handshake, MakeContext, Service
 from .session import Session
