@@ -17,8 +17,8 @@ _T = TypeVar("_T")
 async def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], None] | None = None) -> list[_T]:
     """Call each function in a thread of its own and return what they return.
 
-    tick is called every INTERVAL seconds. When one raises, or this is cancelled, the others are stopped; it returns
-    only when all threads have ended, so that nothing that they use is in use any more.
+    tick is called every INTERVAL seconds, and when all have ended. When one raises, or this is cancelled, the others
+    are stopped; it returns only when all threads have ended, so that nothing that they use is in use any more.
     """
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(len(functions), thread_name_prefix="transfer") as pool:
@@ -36,6 +36,8 @@ async def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[
             if any(not future.done() for future in futures):
                 stop.stop()
                 await asyncio.wait(futures)
+            if tick is not None:
+                tick()
             errors = [future.exception() for future in futures]
         # What the others were stopped with is a consequence.
         for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
