@@ -53,9 +53,9 @@ ifneq ($(filter $(or $(ONLY),$(QUICK),qcow2),qcow2),)
 	@$(PYTHON) -m benchmarks.qcow2 $(if $(filter qcow2,$(ONLY)),$(ARGS))
 endif
 
-bench-client: setup ## Measure imageio-client beside ovirt-imageio's client, qemu-img and dd, 2 minutes
+bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, qemu-img and dd, 10 minutes (QUICK=1: 2 minutes)
 	@benchmarks/setup
-	@$(PYTHON) -m benchmarks.client $(ARGS)
+	@$(PYTHON) -m benchmarks.client $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 10 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup

@@ -1,137 +1,217 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our client beside others: a sparse image of 6 GiB with 1.1 GiB of data goes up, side by side in turns.
+"""imageio-client beside other programs: a sparse image goes up and back. `make bench-client` runs this.
 
-python -m benchmarks.client [--rounds N] [--directory DIR]
+python -m benchmarks.client [--quick] [--rounds N] [--only REGEX] [--directory DIR] [--output DIR] [--document]
 
-Wall seconds, and processor seconds of the client alone; medians. dd copies locally with a flush at the end, qemu-img
-with direct I/O. ovirt-imageio's client finds its server's unix socket by itself, so that row is not TLS.
+6 GiB with 1.1 GiB of data; a quarter of that if quick. All programs in turns, each in a process of its own that ends
+when all is on stable storage. The source is in the page cache; nothing is left to be written when a turn begins.
 """
 
 import argparse
 import os
+import re
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import machine, report
 from benchmarks.cases import GiB, MiB
+from benchmarks.copies import DIRECTIONS, SERVERS, WAYS, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
-from benchmarks.servers import OURS, OVIRT_IMAGEIO, THEIRS, Server, running
+from benchmarks.servers import PROJECT, Server, running
 from tests.support.daemon import Certificates
 
-SIZE = 6 * GiB
-#: 72 pieces of 16 MiB: 1.1 GiB, 19 %.
+DOCUMENT = PROJECT / "docs/performance.md"
+BEGIN, END = "<!-- client results -->", "<!-- end of client results -->"
+#: A piece of data in each step: 19 %.
 PIECE, STEP = 16 * MiB, 80 * MiB
+#: A program that takes longer hangs, seconds.
+TIMEOUT = 300.0
+#: Where development keeps Python from writing bytecode; what is installed has it.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 class Turn(NamedTuple):
-    """What one run took, in seconds."""
+    """What one run took: seconds on the clock, processor seconds of the client and of the server."""
 
     wall: float
-    cpu: float
+    client: float
+    server: float
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.client", description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")))
-    options = parser.parse_args()
-    try:
-        with ExitStack() as stack:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory)))
-            run(stack, directory, options.rounds)
-    except BenchmarkError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    return 0
+class Goal(NamedTuple):
+    """How many times as fast one way shall be as another."""
+
+    direction: str
+    ours: str
+    other: str
+    factor: float
 
 
-def run(stack: ExitStack, directory: Path, rounds: int) -> None:
+GOALS = (
+    *(Goal(up, "imageio-client, TLS", "ovirt-imageio, TLS", 1.5) for up in DIRECTIONS[:2]),
+    *(Goal(up, "imageio-client, TLS", "qemu-img convert -W -m 8, local", 1.0) for up in DIRECTIONS[:2]),
+    Goal("down", "imageio-client, TLS", "ovirt-imageio, TLS", 3.0),
+)
+
+# Rounds
+
+Results = dict[tuple[str, str], list[Turn]]
+
+
+def measure(stack: ExitStack, directory: Path, size: int, rounds: int, only: str) -> Results:
     certificates = Certificates.make(directory)
     sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-    ours = stack.enter_context(running(OURS, certificates, sockets / "ours"))
-    theirs = stack.enter_context(running(THEIRS, certificates, sockets / "theirs"))
-    source, target = make_source(directory / "source"), directory / "target"
-    turns: dict[tuple[str, str], list[Turn]] = {}
-    for _ in range(rounds):
-        for kind in ("sparse", "preallocated"):
-            for name in ("imageio-client TLS", "imageio-client unix", "ovirt-imageio", "qemu-img convert -W", "dd"):
-                make_target(target, allocated=kind == "preallocated")
-                server = theirs if name == "ovirt-imageio" else ours
-                arguments = command(name, source, target, server, certificates)
-                turns.setdefault((kind, name), []).append(timed(arguments))
-    rows = [
-        (kind, name, *(f"{statistics.median(getattr(turn, what) for turn in found):.2f}" for what in ("wall", "cpu")))
-        for (kind, name), found in turns.items()
-    ]
-    print(table(("target", "program", "seconds", "CPU seconds"), rows))
-    print(f"peak memory of any of them: {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024} MiB")
+    servers = {
+        name: stack.enter_context(running(program, certificates, sockets / str(number)))
+        for number, (name, program) in enumerate(SERVERS.items())
+    }
+    source, target = make_source(directory / "source", size), directory / "target"
+    cases = [case for case in all_cases() if re.search(only, " ".join(case))]
+    results: Results = {case: [] for case in cases}
+    for number in range(rounds):
+        for direction, name in turned(cases, number):
+            way = WAYS[name]
+            prepare(direction, target, size)
+            job = Job(direction, source, target, size, servers[way.server] if way.server else None, certificates.cafile)
+            results[direction, name].append(timed(way.command(job), job.server))
+            if number == 0:
+                check(job)
+            print(f"{number + 1}/{rounds} {direction}: {name}: {results[direction, name][-1]}", file=sys.stderr)
+    return results
 
 
-def make_source(path: Path) -> Path:
+def all_cases() -> Iterator[tuple[str, str]]:
+    for direction in DIRECTIONS:
+        for name in WAYS:
+            yield direction, name
+
+
+def turned(cases: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
+    """Let another case begin in each round."""
+    start = number % len(cases)
+    return [*cases[start:], *cases[:start]]
+
+
+def make_source(path: Path, size: int) -> Path:
     with path.open("xb") as file:
-        file.truncate(SIZE)
-        for offset in range(0, 72 * STEP, STEP):
+        file.truncate(size)
+        for offset in range(0, size // STEP * STEP, STEP):
             file.seek(offset)
             file.write(os.urandom(PIECE))
     return path
 
 
-def make_target(path: Path, *, allocated: bool) -> None:
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:
-        if allocated:
-            os.posix_fallocate(file.fileno(), 0, SIZE)
-        else:
-            file.truncate(SIZE)
+def prepare(direction: str, target: Path, size: int) -> None:
+    """Make the target of an upload, and let the disk become quiet."""
+    target.unlink(missing_ok=True)
+    if direction != "down":
+        with target.open("xb") as file:
+            if direction == "up, preallocated":
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                file.truncate(size)
+    os.sync()
 
 
-def command(name: str, source: Path, target: Path, server: Server, certificates: Certificates) -> list[str]:
-    """Return the command line that copies the image."""
-    if name == "dd":
-        return ["dd", f"if={source}", f"of={target}", "bs=8M", "conv=notrunc,sparse,fsync", "status=none"]
-    if name.startswith("qemu-img"):
-        return [
-            "qemu-img",
-            "convert",
-            "-f",
-            "raw",
-            "-O",
-            "raw",
-            "-W",
-            "-m",
-            "8",
-            "-n",
-            "-t",
-            "none",
-            str(source),
-            str(target),
-        ]
-    port = server.address("tls").partition(":")[2]
-    url = f"https://localhost:{port}/images/{server.add_ticket(target, SIZE)}"
-    if name == "ovirt-imageio":
-        program = (
-            f"from ovirt_imageio import client; client.upload({str(source)!r}, {url!r}, {str(certificates.cafile)!r})"
-        )
-        return [str(OVIRT_IMAGEIO.with_name("python")), "-c", program]
-    local = ["--no-local"] if name.endswith("TLS") else []
-    client = [sys.executable, "-m", "imageio_daemon.client.cli", "upload", "--quiet", "--no-state"]
-    return [*client, *local, "--cafile", str(certificates.cafile), str(source), url]
-
-
-def timed(arguments: list[str]) -> Turn:
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(arguments, check=False, capture_output=True, text=True)
+def timed(command: list[str], server: Server | None) -> Turn:
+    before, of_server = resource.getrusage(resource.RUSAGE_CHILDREN), server.cpu if server else 0.0
+    started = time.perf_counter()
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=ENVIRONMENT)
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode != 0:
-        raise BenchmarkError(f"{arguments[0]} failed: {done.stderr.strip()}")
-    return Turn(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        raise BenchmarkError(f"{command[0]} failed: {done.stderr.strip()}")
+    client = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Turn(wall, client, server.cpu - of_server if server else 0.0)
+
+
+def check(job: Job) -> None:
+    command = ["qemu-img", "compare", "-f", "raw", "-F", "raw", str(job.source), str(job.target)]
+    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
+        raise BenchmarkError(f"{job.direction}: the target is not the source")
+
+
+# The command
+
+
+def document(description: dict[str, str], how: str, results: Results) -> str:
+    """Return all that a run has to say, as Markdown."""
+    rows = [
+        (*case, *(f"{statistics.median(column):.2f}" for column in zip(*turns, strict=True)))
+        for case, turns in results.items()
+    ]
+    rates = table(("direction", "program", "seconds", "client CPU", "server CPU"), rows)
+    parts = [table(("machine", ""), list(description.items())), how, goals(results), rates]
+    return "\n\n".join(part for part in parts if part)
+
+
+def goals(results: Results) -> str:
+    """Return the table of what is to be reached, for what was measured."""
+    medians = {case: statistics.median(turn.wall for turn in turns) for case, turns in results.items()}
+    rows = []
+    for goal in GOALS:
+        ours, other = ((goal.direction, name) for name in (goal.ours, goal.other))
+        if ours in medians and other in medians:
+            factor = medians[other] / medians[ours]
+            verdict = "pass" if factor >= goal.factor else "MISS"
+            rows.append((goal.direction, goal.ours, goal.other, f"{factor:.2f} (≥ {goal.factor})", verdict))
+    return table(("to reach", "", "beside", "times as fast", ""), rows) if rows else ""
+
+
+def main() -> int:
+    """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
+    options = _parser().parse_args()
+    try:
+        _run(options)
+    except (BenchmarkError, subprocess.TimeoutExpired) as e:
+        print(f"bench: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="make bench-client", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a smaller image, fewer rounds")
+    parser.add_argument("--rounds", type=int, help="rounds of each program (default: 5; 3 if quick)")
+    parser.add_argument("--only", default="", metavar="REGEX", help='cases whose "direction program" matches')
+    parser.add_argument("--directory", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")))
+    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
+    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    for program in ("qemu-img", "nbdcopy"):
+        if shutil.which(program) is None:
+            raise BenchmarkError(f"{program} is not installed")
+    rounds, size = options.rounds or (3 if options.quick else 5), (3 * GiB // 2 if options.quick else 6 * GiB)
+    warning, started = machine.busy(), time.monotonic()
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory)))
+        description = machine.describe(directory)
+        results = measure(stack, directory, size, rounds, options.only)
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024
+    how = (
+        f"{rounds} rounds, in turns; medians. {size / GiB:g} GiB, of which {size // STEP * PIECE // MiB} MiB are data. "
+        f"Peak memory of any of the clients: {memory} MiB. {time.monotonic() - started:.0f} s in all."
+    )
+    if warning:
+        how += f" **{warning[0].upper()}{warning[1:]}.**"
+    text = document(description, how, results)
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "client.md").write_text(text + "\n")
+    if options.document:
+        report.write_into(DOCUMENT, text, BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -100,6 +101,12 @@ class Server:
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def cpu(self) -> float:
+        """Processor seconds of all threads so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
