@@ -8,7 +8,7 @@ buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from .buffers import PAGE, Buffer, BufferPool, Slice
 from .errors import Canceled, OutOfRange, Truncated
@@ -16,6 +16,8 @@ from .extents import Extent, ExtentList, merged
 from .storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
 from .tickets import Access
 from .transfers import DENIED, Transfer
+
+_T = TypeVar("_T")
 
 
 class ByteSource(Protocol):
@@ -105,7 +107,7 @@ def start_read(transfer: Transfer, backend: Backend, piece: Slice, offset: int) 
     operation. Raises Forbidden, OutOfRange; the future fails as the storage does.
     """
     transfer.require(Access.READ)
-    return _start(transfer, Access.READ, piece, offset, lambda op: backend.pread(op, piece, offset))
+    return _start(transfer, Access.READ, offset, len(piece), lambda op: backend.pread(op, piece, offset))
 
 
 def start_write(
@@ -113,14 +115,19 @@ def start_write(
 ) -> "asyncio.Future[object]":
     """Start to write the piece at offset; see start_read(). fua: on stable storage at the end."""
     transfer.require(Access.WRITE)
-    return _start(transfer, Access.WRITE, piece, offset, lambda op: backend.pwrite(op, piece, offset, fua=fua))
+    return _start(transfer, Access.WRITE, offset, len(piece), lambda op: backend.pwrite(op, piece, offset, fua=fua))
+
+
+def start_extent(transfer: Transfer, backend: Backend, offset: int, length: int) -> "asyncio.Future[ExtentList]":
+    """Start to look for the extent at offset; see start_read() and Backend.extent_at()."""
+    return _start(transfer, None, offset, length, lambda op: backend.extent_at(op, offset, length))
 
 
 def _start(
-    transfer: Transfer, access: Access, piece: Slice, offset: int, call: Callable[[Operation], Awaitable[object]]
-) -> "asyncio.Future[object]":
-    transfer.require_range(offset, len(piece))
-    op = transfer.begin(access, offset, len(piece))
+    transfer: Transfer, access: Access | None, offset: int, length: int, call: Callable[[Operation], Awaitable[_T]]
+) -> "asyncio.Future[_T]":
+    transfer.require_range(offset, length)
+    op = transfer.begin(access, offset, length)
     try:
         future = asyncio.ensure_future(call(op))
     except BaseException:

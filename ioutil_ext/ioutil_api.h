@@ -17,9 +17,9 @@ typedef struct iou_handle iou_handle; /* an open image: one for each transfer */
 
 /*
  * What an operation is. Each runs whole, from start to end, on one worker thread. At success done is length where there
- * is one (extents: the bytes that the records cover). Errors of our own: ENODATA, read past the end; ENOSPC, write or
- * zero past the end of a device, and nothing was written; ECANCELED; ENOTBLK, see iou_submit_open(). All others are the
- * kernel's.
+ * is one (extents: the bytes that the records cover). Errors of our own: ENODATA, read past the end, extents where the
+ * image was longer; ENOSPC, write or zero past the end of a device, and nothing was written; ECANCELED; ENOTBLK, see
+ * iou_submit_open(). All others are the kernel's.
  */
 typedef enum {
     IOU_OPEN = 1, /* path -> handle */

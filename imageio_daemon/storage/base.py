@@ -10,7 +10,7 @@ from typing import Protocol
 from ioutil_ext import ffi
 
 from ..buffers import Slice
-from ..extents import ExtentStream
+from ..extents import ExtentList, ExtentStream
 
 
 class ZeroMethod(StrEnum):
@@ -170,6 +170,13 @@ class Backend(Protocol):
         """Tell what is in the range as far as the image goes, each list from where the one before ends.
 
         The size is looked at again. NotFound: the context is not to be had.
+        """
+        ...
+
+    def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
+        """Tell what is at offset, of Context.ZERO, and maybe what follows in the range. None: the image ends before.
+
+        For clients that ask for one after the other: nothing is looked at in vain.
         """
         ...
 

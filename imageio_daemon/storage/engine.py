@@ -7,11 +7,13 @@ import itertools
 import logging
 import os
 import threading
+from array import array
 from typing import Any, NamedTuple, Protocol
 
 from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, NotFast, StorageError, Unavailable
+from ..extents import ExtentList
 from .base import Operation, ZeroMethod
 
 log = logging.getLogger(__name__)
@@ -42,26 +44,6 @@ class Holder(Protocol):
 
     def release(self) -> None:
         """Count one less."""
-
-
-class Memory:
-    """Hold memory that Python's own counting frees, for the time of an operation."""
-
-    def __init__(self, memory: Any) -> None:
-        self.memory = memory
-
-    def retain(self) -> None:
-        """Do nothing: the reference itself holds the memory."""
-
-    def release(self) -> None:
-        """Do nothing."""
-
-
-class Result(NamedTuple):
-    """What an operation that was not only done has to tell; zero tells its ZeroMethod, all others nothing."""
-
-    handle: Any  # of an image that was opened
-    records: int  # extents told
 
 
 class Running(NamedTuple):
@@ -118,6 +100,19 @@ class Engine:
         """
         return self._queue().submit(kind, handle, flags, offset, length, memory, memory_size, control, holders, name)
 
+    def submit_extents(
+        self, handle: Any, op: Operation, offset: int, length: int, *, most: int, name: str
+    ) -> "asyncio.Future[ExtentList]":
+        """Start to look at a range; the future's result tells at most so many extents from its beginning.
+
+        They end where the image does. See submit().
+        """
+        records = _new_records(_RECORDS, most)
+        size = most * _RECORD_SIZE
+        return self._queue().submit(
+            lib.IOU_EXTENTS, handle, 0, offset, length, records, size, op.control, (op,), name, records
+        )
+
     def cancel_queued(self) -> None:
         """End operations that wait for a thread and whose control is cancelled."""
         lib.iou_cancel_queued(self._engine)
@@ -167,7 +162,7 @@ class Engine:
 
 
 class _Pending:
-    __slots__ = ("flags", "future", "holders", "kind", "length", "name", "offset")
+    __slots__ = ("flags", "future", "holders", "kind", "length", "name", "offset", "records")
 
     def __init__(
         self,
@@ -178,6 +173,7 @@ class _Pending:
         offset: int,
         length: int,
         holders: tuple[Holder, ...],
+        records: Any = None,
     ) -> None:
         self.future = future
         self.kind = kind
@@ -186,6 +182,7 @@ class _Pending:
         self.offset = offset
         self.length = length
         self.holders = holders
+        self.records = records  # which C fills
 
     @property
     def what(self) -> str:
@@ -228,8 +225,9 @@ class _LoopQueue:
         control: Any,
         holders: tuple[Holder, ...],
         name: str,
+        records: Any = None,
     ) -> "asyncio.Future[Any]":
-        pending = _Pending(self.loop.create_future(), kind, name, flags, offset, length, holders)
+        pending = _Pending(self.loop.create_future(), kind, name, flags, offset, length, holders, records)
         cookie = next(self._cookies)
         code = lib.iou_submit(self._queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control)
         return self._submitted(code, cookie, pending)
@@ -279,8 +277,10 @@ class _LoopQueue:
             future.exception()
         elif pending.kind == lib.IOU_ZERO:
             future.set_result(_METHODS[completion.method])
-        elif pending.kind in _RESULTS:
-            future.set_result(Result(completion.handle, completion.count))
+        elif pending.kind == lib.IOU_OPEN:
+            future.set_result(completion.handle)
+        elif pending.kind == lib.IOU_EXTENTS:
+            future.set_result(_extent_list(pending, completion.count))
         else:
             future.set_result(None)
         for holder in pending.holders:
@@ -306,7 +306,6 @@ def _tell(pending: _Pending, completion: Any) -> None:
 
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
-_RESULTS = frozenset((lib.IOU_OPEN, lib.IOU_EXTENTS))
 _KINDS = {
     kind: ffi.string(lib.iou_kind_name(kind)).decode()
     for kind in (
@@ -321,6 +320,20 @@ _KINDS = {
         lib.IOU_EXTENTS,
     )
 }
+
+
+def _extent_list(pending: _Pending, count: int) -> ExtentList:
+    """Return what C has told, without a step of Python for each extent."""
+    numbers = memoryview(ffi.buffer(pending.records, count * _RECORD_SIZE)).cast("Q")
+    bounds = array("Q", numbers[::3].tobytes())
+    bounds.append(numbers[-3] + numbers[-2] if count else pending.offset)
+    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's 1 is ZERO
+
+
+_RECORDS = ffi.typeof("iou_extent[]")
+_RECORD_SIZE = ffi.sizeof("iou_extent")
+#: Without zeroing them: C fills what is read.
+_new_records = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def _failure(pending: _Pending, completion: Any) -> Exception:

@@ -5,6 +5,7 @@ import json
 import ssl
 import threading
 import time
+from contextlib import aclosing
 
 import aiohttp
 
@@ -181,6 +182,14 @@ class HttpBackend:
                 if reader.complete:
                     return
         reader.end()
+
+    async def extent_at(self, op: Operation, offset: int, length: int) -> ExtentList:
+        """Tell the first of all."""
+        async with aclosing(self.extents(op, offset, length, Context.ZERO)) as lists:
+            async for found in lists:
+                if found:
+                    return found
+        return ExtentList.of((), offset)
 
     def interrupt(self) -> None:
         """End operations that were cancelled and wait for the other server."""

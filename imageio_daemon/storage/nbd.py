@@ -115,17 +115,14 @@ class NbdBackend:
         """Tell what the server tells. NotFound: it has no dirty bitmap, or the ticket is not a dirty one."""
         if context is Context.DIRTY and not self._agreed.bitmaps:
             raise NotFound("The image has no dirty bitmap")
-        end = min(offset + length, self._agreed.size)
-        while offset < end:
-            try:
-                told = await self._home.run(self._status(op, offset, end - offset, context), op)
-                found = ExtentList.of(told, offset)
-            except ValueError as e:
-                raise self._broken(str(e)) from None
-            if not found:
-                raise self._broken(f"no status at {offset}")
+        end = offset + length
+        while offset < end and (found := await self._home.run(self._status(op, offset, end - offset, context), op)):
             offset = found.end
             yield found
+
+    def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
+        """Ask for one extent."""
+        return self._home.run(self._status(op, offset, length, Context.ZERO, CommandFlag.REQ_ONE), op)
 
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
@@ -265,21 +262,30 @@ class NbdBackend:
                 self._flush_failure = e
             raise
 
-    async def _status(self, op: Operation, offset: int, length: int, context: Context) -> Iterator[Extent]:
-        """Return what is known of the beginning of the range. Raises ValueError, the iterator too."""
-        session = await self._begin(op, offset, length)
+    async def _status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
+        """Return what the server tells of the beginning of the range: nothing where there is no image."""
+        session = await self._current(op)
         agreed = session.agreed
+        length = min(length, agreed.size - offset)
+        if length <= 0:
+            return ExtentList.of((), offset)
         contexts = nbdextents.wanted_contexts(agreed, context)
         if not contexts:
-            return iter([Extent(offset, length)])
+            return ExtentList.of([Extent(offset, length)], offset)
         start = offset // agreed.sizes.minimum * agreed.sizes.minimum
         end = -(-(offset + length) // agreed.sizes.minimum) * agreed.sizes.minimum
         piece = session.status_piece(start, end - start)
-        call = Call(op, Command.BLOCK_STATUS, *piece)
+        call = Call(op, Command.BLOCK_STATUS, *piece, flags)
         await session.run([call])
         until = min(piece.offset + piece.length, offset + length)
-        found = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
-        return (_from(extent, offset) for extent in found if extent.end > offset)
+        told = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
+        try:
+            found = ExtentList.of((_from(extent, offset) for extent in told if extent.end > offset), offset)
+        except ValueError as e:
+            raise self._broken(str(e)) from None
+        if not found:
+            raise self._broken(f"no status at {offset}")
+        return found
 
     # What they share
 

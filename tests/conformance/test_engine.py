@@ -13,7 +13,7 @@ import pytest
 
 from imageio_daemon.storage import engine as engine_module
 from imageio_daemon.storage.base import Operation
-from imageio_daemon.storage.engine import Engine, Result
+from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
@@ -53,8 +53,8 @@ def image(tmp_path: Path) -> Path:
 @pytest.fixture
 async def handle(engine: Engine, image: Path) -> AsyncIterator[Any]:
     opened = await engine.submit_open(str(image), writable=True)
-    yield opened.handle
-    await engine.submit(lib.IOU_CLOSE, opened.handle)
+    yield opened
+    await engine.submit(lib.IOU_CLOSE, opened)
 
 
 def all_but_the_last_can_be_reaped(engine: Engine) -> None:
@@ -95,7 +95,7 @@ async def test_holder_that_fails_does_not_keep_others_from_their_completions(eng
     def fail() -> None:
         raise ValueError("a bug")
 
-    futures: list[asyncio.Future[Result]] = [
+    futures: list[asyncio.Future[Any]] = [
         engine.submit(lib.IOU_STAT, handle, holders=(Holder(fail),)),
         engine.submit(lib.IOU_STAT, handle),
         engine.submit(lib.IOU_STAT, handle),

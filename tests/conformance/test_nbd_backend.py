@@ -370,6 +370,13 @@ async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extende
     assert len(server.asked) == 1 if extended else len(server.asked) > 500
 
 
+async def test_one_extent_is_asked_for_as_such(server: FakeNbd, open_nbd: Open) -> None:
+    backend = await open_nbd(server)
+    found = await backend.extent_at(Operation(), 100, 1000)
+    assert list(found) == [Extent(100, 1000, zero=True)]
+    assert [asked.header.flags for asked in server.asked] == [CommandFlag.REQ_ONE]
+
+
 async def test_a_status_of_a_part_of_a_block_is_asked_of_all_of_it(server: FakeNbd, open_nbd: Open) -> None:
     server.sizes = BlockSizes(4096, 4096, MiB)
     backend = await open_nbd(server)

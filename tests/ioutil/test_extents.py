@@ -127,6 +127,18 @@ def test_extents_of_an_odd_sized_image_end_at_its_size(tmp_path: Path) -> None:
         assert_no_gaps(image.extents(0, MiB + 123), 0, MiB + 123)
 
 
+@pytest.mark.parametrize("offset", [64 * KiB, MiB - 1])
+def test_extents_of_what_an_image_has_lost_are_an_error(tmp_path: Path, offset: int) -> None:
+    path = sparse_file(tmp_path / "image", MiB, [(0, MiB)])
+    with Image(path) as image:
+        os.truncate(path, 64 * KiB)
+        records = ffi.new("iou_extent[]", 4)
+        result = image.attempt(lib.IOU_EXTENTS, offset, MiB, buffer=records, buffer_size=ffi.sizeof(records))
+        assert (result.error, result.count) == (errno.ENODATA, 0)
+        assert image.extents(0, MiB) == [Extent(0, 64 * KiB, False)]
+        assert image.extents(MiB, MiB) == []
+
+
 def test_an_unwritten_tail_of_data_is_covered(tmp_path: Path) -> None:
     path = sparse_file(tmp_path / "image", 10_000, [(0, 10_000)])
     with Image(path) as image:

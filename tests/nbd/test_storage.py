@@ -142,6 +142,46 @@ async def test_status_is_asked_again_after_a_write(disk: Disk) -> None:
     assert status == 0
 
 
+async def test_what_another_process_has_written_into_a_hole_is_told_at_once(world: World, tmp_path: Path) -> None:
+    path = sparse_file(tmp_path)
+    world.add("sparse", size=4 * MiB, path=path)
+    client = await world.go("sparse")
+    assert (await client.request(STATUS, 0, 4 * MiB, REQ_ONE)).extents == [(MiB, 3)]
+    with path.open("r+b") as file:
+        file.seek(2 * MiB)
+        file.write(b"new" * 100)
+    assert (await client.request(STATUS, MiB, 3 * MiB, REQ_ONE)).extents == [(MiB, 0)]
+    ((_, status),) = (await client.request(STATUS, 2 * MiB, 2 * MiB, REQ_ONE)).extents
+    assert status == 0
+
+
+async def test_data_that_we_have_zeroed_is_told_as_a_hole_at_once(world: World, tmp_path: Path) -> None:
+    world.add("sparse", size=4 * MiB, path=sparse_file(tmp_path), sparse=True)
+    client = await world.go("sparse")
+    assert (await client.request(STATUS, 0, 4 * MiB, REQ_ONE)).extents == [(MiB, 3)]
+    await client.request(ZERO, MiB, MiB)
+    assert (await client.request(STATUS, MiB, 3 * MiB, REQ_ONE)).extents == [(3 * MiB, 3)]
+
+
+async def test_one_extent_from_inside_of_data_ends_where_that_or_the_range_does(world: World, tmp_path: Path) -> None:
+    world.add("sparse", size=4 * MiB, path=sparse_file(tmp_path))
+    client = await world.go("sparse")
+    for offset, length, told in ((MiB + 5, 2 * MiB, MiB - 5), (MiB + 5, 10, 10), (MiB - 1, 1, 1)):
+        await client.request(STATUS, 0, 4 * MiB, REQ_ONE)  # the data after it is found
+        ((found, _),) = (await client.request(STATUS, offset, length, REQ_ONE)).extents
+        assert found == told
+
+
+def sparse_file(directory: Path) -> Path:
+    """Make an image of 4 MiB that has data in its second MiB."""
+    path = directory / "sparse"
+    with path.open("wb") as file:
+        file.truncate(4 * MiB)
+        file.seek(MiB)
+        file.write(b"x" * MiB)
+    return path
+
+
 async def test_many_extents_are_told_in_several_replies(world: World, tmp_path: Path) -> None:
     path = tmp_path / "image"
     count = 2500

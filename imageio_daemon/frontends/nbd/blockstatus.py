@@ -1,21 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What BLOCK_STATUS tells of an image."""
 
-from bisect import bisect_right
+import asyncio
 from collections.abc import Sequence
 
 from ... import operations
 from ...errors import NotFound
 from ...extents import ZERO, ExtentList
-from ...nbdproto.constants import MAX_EXTENTS, CommandFlag, Status
+from ...nbdproto.constants import MAX_EXTENTS, Status
 from ...nbdproto.transmission import Request
 from ...storage.base import Backend, Context
 from ...transfers import Transfer
-
-#: Extents asked for ahead when a client wants one at a time: what storage tells in one call.
-AHEAD = 1024
-#: Seconds that they are believed. Changes through this server are noticed at once, those of others are not.
-MAX_AGE = 1.0
 
 #: The status of each combination of an extent's flags.
 _STATUS = bytes(Status.HOLE | Status.ZERO if flags & ZERO else 0 for flags in range(256))
@@ -25,52 +20,47 @@ Answer = tuple[Sequence[int], Sequence[int]]
 
 
 class BlockStatus:
-    """Answer from what is known, if nothing changed since.
+    """Ask storage about each request, and remember at most that there is data.
 
-    qemu asks for one extent in each request: without memory, mapping an image of n extents would look at n²/2.
+    qemu asks for one extent in each request. The data after a hole is found with it, and is told once, when it is asked
+    for next: that is never wrong, whoever has changed the image meanwhile. That something is a hole is not remembered:
+    another process may have written there, and told the client so before it asks.
     """
 
     def __init__(self, transfer: Transfer, backend: Backend) -> None:
         self._transfer = transfer
         self._backend = backend
-        self._known = ExtentList.of(())
-        self._generation = 0
-        self._learnt = 0.0
+        self._data = range(0)
+        self._generation = 0  # when it was found
 
-    def recall(self, request: Request, now: float) -> Answer | None:
-        """Return the only extent that the request asks for, if it is known; now: the loop's time."""
-        if not request.flags & CommandFlag.REQ_ONE or not self._generation:
-            return None
-        if now - self._learnt > MAX_AGE or self._backend.generation != self._generation:
-            return None
-        i = bisect_right(self._known.bounds, request.offset) - 1
-        if not 0 <= i < len(self._known):
-            return None
-        return _one(self._known, i, request)
-
-    async def ask(self, request: Request, now: float) -> Answer:
-        """Return the extents from the request's offset; see recall()."""
-        one = bool(request.flags & CommandFlag.REQ_ONE)
-        generation = self._backend.generation
-        most = AHEAD if one else MAX_EXTENTS
+    async def ask(self, request: Request) -> Answer:
+        """Return the extents from the request's offset."""
+        wanted = (Context.ZERO, request.offset, request.length, MAX_EXTENTS)
         try:
-            found = await operations.extents_in(self._transfer, Context.ZERO, request.offset, request.length, most)
+            found = await operations.extents_in(self._transfer, *wanted)
         except NotFound:
             return (request.length,), (0,)  # nobody knows: data
-        if not one:
-            return found.lengths, found.flags.translate(_STATUS)
-        if len(found) == AHEAD:
-            found = found.take(AHEAD - 1)  # the last one may go on
-        self._remember(found, generation, now)
-        return _one(found, 0, request)
+        return found.lengths, found.flags.translate(_STATUS)
 
-    def _remember(self, found: ExtentList, generation: int, now: float) -> None:
-        self._known = found
-        # Valid only if nothing changed while we looked.
-        self._generation = generation if self._backend.generation == generation else 0
-        self._learnt = now
+    # One extent at a time
 
+    def recall(self, request: Request) -> Answer | None:
+        """Return the extent, if it is data that was found with the one before. What we have changed is asked anew."""
+        data, self._data = self._data, range(0)
+        if request.offset not in data or self._generation != self._backend.generation:
+            return None
+        return (min(data.stop - request.offset, request.length),), (0,)
 
-def _one(found: ExtentList, number: int, request: Request) -> Answer:
-    end = min(found.bounds[number + 1], request.offset + request.length)
-    return (end - request.offset,), (_STATUS[found.flags[number]],)
+    def ask_one(self, request: Request) -> "asyncio.Future[ExtentList]":
+        """Start to look for it; see learn(). Raises as operations.start_extent()."""
+        self._generation = self._backend.generation
+        return operations.start_extent(self._transfer, self._backend, request.offset, request.length)
+
+    def learn(self, request: Request, found: ExtentList) -> Answer:
+        """Return the extent of those that were found."""
+        if not found:  # past the end of the image
+            return (request.length,), (_STATUS[ZERO],)
+        bounds, flags = found.bounds, found.flags
+        if self._generation and len(found) > 1 and not flags[1] & ZERO:
+            self._data = range(bounds[1], bounds[2])
+        return (bounds[1] - bounds[0],), (_STATUS[flags[0]],)

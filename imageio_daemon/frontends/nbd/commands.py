@@ -9,12 +9,13 @@ from typing import Any
 from ... import operations
 from ...buffers import Slice
 from ...errors import Error
+from ...extents import ExtentList
 from ...nbdproto.constants import Command, CommandFlag, ErrorNumber
 from ...nbdproto.replies import Replies
 from ...nbdproto.transmission import ALLOCATION_ID, Request
 from ...storage.base import Backend
 from ...transfers import Transfer
-from .blockstatus import BlockStatus
+from .blockstatus import Answer, BlockStatus
 from .errors import answer
 from .output import Output
 from .reads import Reads
@@ -197,15 +198,33 @@ class Commands:
         )
 
     def _block_status(self, request: Request) -> None:
-        known = self._status.recall(request, self._loop.time())
-        if known is None:
+        if not request.flags & CommandFlag.REQ_ONE:
             self._run(request, self._ask_status(request))
+            return
+        known = self._status.recall(request)
+        if known is not None:
+            self._send_status(request, known)
+            return
+        try:
+            future = self._status.ask_one(request)
+        except Error as e:
+            self._failed(request, e)
+            return
+        future.add_done_callback(partial(self._status_done, request))
+
+    def _status_done(self, request: Request, future: "asyncio.Future[ExtentList]") -> None:
+        exception = future.exception()
+        if exception is None:
+            self._send_status(request, self._status.learn(request, future.result()))
         else:
-            self._output.send(self._replies.status(request, ALLOCATION_ID, *known))
-            self._end()
+            self._failed(request, exception)
+
+    def _send_status(self, request: Request, status: Answer) -> None:
+        self._output.send(self._replies.status(request, ALLOCATION_ID, *status))
+        self._end()
 
     async def _ask_status(self, request: Request) -> bytes:
-        return self._replies.status(request, ALLOCATION_ID, *await self._status.ask(request, self._loop.time()))
+        return self._replies.status(request, ALLOCATION_ID, *await self._status.ask(request))
 
     def _write_done(self, request: Request, write: "_Write", piece: Slice, future: "asyncio.Future[object]") -> None:
         self._written(request, write, piece, future.exception())
