@@ -22,7 +22,7 @@ test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, all through a proxy
-	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/ioutil/test_model.py $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows

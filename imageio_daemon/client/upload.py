@@ -137,8 +137,12 @@ class Upload:
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
 
     async def _save_interrupted(self) -> None:
-        """Let the same server flush what was sent over connections that are cut now, and save what that confirms."""
-        if self._state is None or not self._confirmed.is_waiting:
+        """Let the same server flush what was sent over connections that are cut now, and save what is safe."""
+        if self._state is None:
+            return
+        if not self._confirmed.is_waiting:
+            if safe := self._confirmed.safe():
+                self._state.save(safe)
             return
         log.info("interrupted: %s flushes what it has; interrupt again to end at once", self._session.peer)
         stop = Stop()
@@ -259,6 +263,7 @@ class Upload:
         """Let the next upload start anew."""
         if self._state:
             self._state.remove()
+            self._state = None
 
     def _verify(self, image: Image, digest: Digest) -> str:
         ours = digest.hexdigest()
