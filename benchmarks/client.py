@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,8 +82,9 @@ def measure(stack: ExitStack, directory: Path, size: int, rounds: int, only: str
         for direction, name in turned(cases, number):
             way = WAYS[name]
             prepare(direction, target, size)
-            job = Job(direction, source, target, size, servers[way.server] if way.server else None, certificates.cafile)
-            results[direction, name].append(timed(way.command(job), job.server))
+            job = Job(direction, source, target, size, certificates.cafile)
+            with job.at(servers[way.server]) if way.server else nullcontext(job) as ready:
+                results[direction, name].append(timed(way.command(ready), ready.server))
             if number == 0:
                 check(job)
             print(f"{number + 1}/{rounds} {direction}: {name}: {results[direction, name][-1]}", file=sys.stderr)

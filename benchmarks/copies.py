@@ -2,8 +2,9 @@
 """The programs that benchmarks.client compares: what copies an image up to a server, or down from it, or locally."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ class Job:
     source: Path
     target: Path
     size: int
-    server: Server | None
     cafile: Path
+    server: Server | None = None
+    ticket: str = ""
 
     @property
     def is_up(self) -> bool:
@@ -41,37 +43,40 @@ class Job:
         """Whether the target reads as zeros."""
         return self.direction != "up, preallocated"
 
-    def ticket(self) -> tuple[Server, str]:
-        assert self.server is not None
-        image = self.target if self.is_up else self.source
-        return self.server, self.server.add_ticket(image, self.size, sparse=self.is_sparse)
+    @contextmanager
+    def at(self, server: Server) -> Iterator["Job"]:
+        """Give the job a ticket on a server, which keeps the image open as long."""
+        ticket = server.add_ticket(self.target if self.is_up else self.source, self.size, sparse=self.is_sparse)
+        yield replace(self, server=server, ticket=ticket)
+        server.remove_ticket(ticket)
 
+    @property
     def url(self) -> str:
-        server, ticket = self.ticket()
-        return f"https://localhost:{server.address('tls').partition(':')[2]}/images/{ticket}"
+        assert self.server is not None
+        return f"https://localhost:{self.server.address('tls').partition(':')[2]}/images/{self.ticket}"
 
 
 def imageio_client(*options: str) -> Callable[[Job], list[str]]:
     def command(job: Job) -> list[str]:
         client = [sys.executable, "-m", "imageio_daemon.client.cli", "upload" if job.is_up else "download"]
         client += ["--quiet", *options, "--cafile", str(job.cafile)]
-        return [*client, str(job.source), job.url()] if job.is_up else [*client, job.url(), str(job.target)]
+        return [*client, str(job.source), job.url] if job.is_up else [*client, job.url, str(job.target)]
 
     return command
 
 
 def ovirt_client(job: Job) -> list[str]:
     call = (
-        f"upload({str(job.source)!r}, {job.url()!r}, {str(job.cafile)!r})"
+        f"upload({str(job.source)!r}, {job.url!r}, {str(job.cafile)!r})"
         if job.is_up
-        else f"download({job.url()!r}, {str(job.target)!r}, {str(job.cafile)!r}, fmt='raw')"
+        else f"download({job.url!r}, {str(job.target)!r}, {str(job.cafile)!r}, fmt='raw')"
     )
     return [str(OVIRT_IMAGEIO.with_name("python")), "-c", f"from ovirt_imageio import client; client.{call}"]
 
 
 def nbdcopy(job: Job) -> list[str]:
-    server, ticket = job.ticket()
-    there = f"nbd+unix:///{ticket}?socket={server.directory}/nbd"
+    assert job.server is not None
+    there = f"nbd+unix:///{job.ticket}?socket={job.server.directory}/nbd"
     ends = [str(job.source), there] if job.is_up else [there, str(job.target)]
     return ["nbdcopy", "--flush", *(["--destination-is-zero"] if job.is_up and job.is_sparse else []), *ends]
 
