@@ -91,6 +91,12 @@ def test_unit_does_not_hide_block_devices(directives: dict[str, str], directive:
     assert directive not in directives
 
 
+def test_unit_leaves_its_configuration_read_only(directives: dict[str, str]) -> None:
+    assert directives["ProtectSystem"] == "full"
+    # systemd excepts this directory from ProtectSystem.
+    assert "ConfigurationDirectory" not in directives
+
+
 def test_guide_lists_every_option_with_its_default() -> None:
     rows = [
         f"| `[{name}] {field.name}` | {_default(field)} | {describe(field).expected} |"
