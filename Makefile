@@ -4,7 +4,9 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
 
-.PHONY: help setup demo run test soak test-oldest lint format sanitize bench bench-client bench-nbd clean
+LAB = bare systemd newer_peers
+
+.PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -24,6 +26,9 @@ test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, all through a proxy
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
+
+lab: setup ## Check on other systems and storage, as root, 30 minutes (ONLY=systemd: one of them; tests/lab/README.md)
+	@for check in $(or $(ONLY),$(LAB)); do echo "== $$check"; tests/lab/$$check || exit; done
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
 	@scripts/setup --oldest

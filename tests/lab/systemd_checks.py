@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service as systemd runs it. Run by tests/lab/systemd inside of a container, as root, with Debian's pytest."""
+
+import contextlib
+import json
+import os
+import pwd
+import re
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.polling import eventually
+
+UNIT = "imageio-daemon"
+CLIENT = "/opt/imageio-daemon/bin/imageio-client"
+ETC = Path("/etc/imageio-daemon")
+CONTROL = Path("/run/imageio-daemon/sock")
+NBD = Path("/run/imageio-daemon/nbd")
+IMAGES = Path("/images")
+#: A block device that the container was given.
+DISK = Path("/dev/disk")
+SIZE = 16 * 1024**2
+#: Seconds until systemd has restarted the service, or it has stopped.
+RESTART_TIMEOUT = 20.0
+
+CONFIG = f"""\
+[daemon]
+shutdown_timeout = 5
+[tls]
+cert_file = {ETC}/cert.pem
+key_file = {ETC}/key.pem
+[nbd]
+enable = true
+port = -1
+socket = {NBD}
+"""
+
+DROP_IN = """\
+[Service]
+SupplementaryGroups=disk
+"""
+
+
+def run(*command: object, ok: bool = True) -> str:
+    """Run a command and return what it prints."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
+    assert not ok or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return (done.stdout + done.stderr).strip()
+
+
+def show(name: str) -> str:
+    """Return a property of the unit."""
+    return run("systemctl", "show", "--value", "--property", name, UNIT)
+
+
+def main_pid() -> int:
+    return int(show("MainPID"))
+
+
+def journal() -> str:
+    """Return what the service has logged since its latest start."""
+    run("journalctl", "--sync")
+    return run("journalctl", "--quiet", "--output=cat", f"_SYSTEMD_INVOCATION_ID={show('InvocationID')}")
+
+
+def processes() -> list[int]:
+    """Return the processes of the unit."""
+    group = Path("/sys/fs/cgroup/systemd" if Path("/sys/fs/cgroup/systemd").exists() else "/sys/fs/cgroup")
+    procs = Path(f"{group}{show('ControlGroup')}/cgroup.procs")
+    return [int(line) for line in procs.read_text().splitlines()] if procs.exists() else []
+
+
+def status_of(pid: int) -> dict[str, str]:
+    """Return /proc/PID/status."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def make_certificate() -> None:
+    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
+        "-keyout", ETC / "key.pem", "-out", ETC / "cert.pem")  # fmt: skip
+    run("chgrp", "imageio", ETC / "key.pem")
+    run("chmod", "640", ETC / "key.pem")
+
+
+def served_certificate() -> str:
+    command = "openssl s_client -connect localhost:54322 </dev/null 2>/dev/null | openssl x509 -noout -fingerprint"
+    return run("sh", "-c", command)
+
+
+def add_ticket(image: object, *arguments: object) -> str:
+    return run(CLIENT, "ticket", "add", "--control", CONTROL, "--sparse", *arguments, image)
+
+
+def url(ticket: str) -> str:
+    return f"https://localhost:54322/images/{ticket}"
+
+
+def upload(source: Path, ticket: str, *arguments: object) -> None:
+    run(CLIENT, "upload", "--quiet", "--no-state", "--cafile", ETC / "cert.pem", *arguments, source, url(ticket))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed() -> None:
+    """Do the rest of what the guide says: configuration, certificate, start."""
+    make_certificate()
+    (ETC / "conf.d" / "50-host.conf").write_text(CONFIG)
+    drop_in = Path(f"/etc/systemd/system/{UNIT}.service.d")
+    drop_in.mkdir()
+    (drop_in / "override.conf").write_text(DROP_IN)
+    IMAGES.mkdir()
+    user = pwd.getpwnam("imageio")
+    os.chown(IMAGES, user.pw_uid, user.pw_gid)
+    run("chgrp", "disk", DISK)
+    run("chmod", "660", DISK)
+    run("ip", "link", "set", "lo", "up")
+    run("sh", "-ex", "/start")
+
+
+@pytest.fixture(autouse=True)
+def running(installed: None) -> None:
+    """Start each test with a service that runs and has no tickets."""
+    run("systemctl", "reset-failed", UNIT)
+    run("systemctl", "restart", UNIT)
+
+
+@pytest.fixture
+def source() -> Iterator[Path]:
+    """A disk image with data and a hole."""
+    path = Path("/var/tmp/source")
+    with path.open("wb") as file:
+        file.write(os.urandom(SIZE // 2))
+        file.truncate(SIZE)
+    yield path
+    path.unlink()
+
+
+@pytest.fixture
+def image() -> Iterator[Path]:
+    """An empty image of the service's user."""
+    path = IMAGES / "image"
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+    user = pwd.getpwnam("imageio")
+    os.chown(path, user.pw_uid, user.pw_gid)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def qcow2(image: Path) -> Path:
+    """An empty qcow2 of the service's user."""
+    run("qemu-img", "create", "-f", "qcow2", image, SIZE)
+    return image
+
+
+def add_qcow2_ticket(image: Path) -> str:
+    """Install a ticket for a qcow2; the client's command has no word for it."""
+    ticket = run("cat", "/proc/sys/kernel/random/uuid")
+    fields = {
+        "uuid": ticket,
+        "url": f"file://{image}",
+        "format": "qcow2",
+        "size": SIZE,
+        "timeout": 300,
+        "ops": ["write"],
+    }
+    target = f"http://localhost/tickets/{ticket}"
+    run("curl", "-sSf", "--unix-socket", CONTROL, "-X", "PUT", target, "-d", json.dumps(fields))
+    return ticket
+
+
+def same(one: Path, other: Path) -> bool:
+    return one.read_bytes() == other.read_bytes()
+
+
+# Start
+
+
+def test_start_returns_when_all_services_listen() -> None:
+    assert show("ActiveState") == "active"
+    assert served_certificate()
+    assert CONTROL.is_socket()
+    assert NBD.is_socket()
+
+
+def test_status_tells_where_it_listens() -> None:
+    assert "remote on" in show("StatusText")
+
+
+def test_service_starts_at_boot() -> None:
+    assert run("systemctl", "is-enabled", UNIT) == "enabled"
+
+
+def test_bad_configuration_is_told_and_not_tried_again() -> None:
+    bad = ETC / "conf.d" / "99-bad.conf"
+    bad.write_text("[remote]\nport = http\n")
+    try:
+        run("systemctl", "restart", UNIT, ok=False)
+        assert (show("ActiveState"), show("ExecMainStatus"), show("NRestarts")) == ("failed", "2", "0")
+        assert f"{bad}:2" in journal()
+    finally:
+        bad.unlink()
+
+
+# What it may do
+
+
+def test_it_is_its_user_and_no_capability_is_left() -> None:
+    status = status_of(main_pid())
+    assert status["Uid"].split() == [str(pwd.getpwnam("imageio").pw_uid)] * 4
+    assert {status[f"Cap{kind}"] for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+
+
+def test_run_directory_and_sockets_have_their_modes() -> None:
+    for path, mode in ((CONTROL.parent, 0o755), (CONTROL, 0o660), (NBD, 0o660)):
+        status = path.stat()
+        assert (path.owner(), path.group(), stat.S_IMODE(status.st_mode)) == ("imageio", "imageio", mode), path
+
+
+@pytest.mark.parametrize("directory", ["/home", "/tmp", "/root"])
+def test_images_in_hidden_directories_cannot_be_opened(directory: str) -> None:
+    path = Path(directory) / "hidden"
+    path.write_bytes(bytes(4096))
+    path.chmod(0o666)
+    assert status_of_upload(add_ticket(path)) == "500"
+    assert re.search(f"open {path}: open: (No such file|Permission denied)", journal())
+
+
+@pytest.mark.parametrize("directory", [Path("/etc"), ETC, Path("/usr/share")])
+def test_images_in_directories_of_the_system_cannot_be_written(directory: Path) -> None:
+    path = directory / "image"
+    path.write_bytes(bytes(4096))
+    path.chmod(0o666)
+    assert status_of_upload(add_ticket(path)) == "500"
+    assert "Read-only file system" in journal()
+    path.unlink()
+
+
+def status_of_upload(ticket: str) -> str:
+    command = ["curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", ETC / "cert.pem"]
+    return run(*command, "-T", "/etc/hostname", url(ticket))
+
+
+def test_security_is_as_good_as_it_was() -> None:
+    """3.0 is what is wanted; the text goes into the log of the run."""
+    told = run("systemd-analyze", "security", "--no-pager", UNIT)
+    print(told)
+    match = re.search(r"Overall exposure level for \S+: ([\d.]+)", told)
+    assert match is not None
+    assert float(match[1]) <= 3.0
+
+
+# Transfers
+
+
+@pytest.mark.parametrize("way", [["--no-local"], []], ids=["tls", "local"])
+def test_upload_arrives(source: Path, image: Path, way: list[str]) -> None:
+    upload(source, add_ticket(image), "--verify", *way)
+    assert same(source, image)
+
+
+def test_download_arrives(source: Path, image: Path) -> None:
+    image.write_bytes(source.read_bytes())
+    copy = Path("/var/tmp/copy")
+    ticket = add_ticket(image)
+    run(CLIENT, "download", "--quiet", "--cafile", ETC / "cert.pem", url(ticket), copy)
+    assert same(source, copy)
+    copy.unlink()
+
+
+def test_block_device_is_written_and_zeroed(source: Path) -> None:
+    run("dd", "if=/dev/urandom", f"of={DISK}", "bs=1M", "count=16", "conv=fsync")
+    upload(source, add_ticket(DISK, "--size", SIZE), "--verify")
+    with DISK.open("rb") as file:
+        assert file.read(SIZE) == source.read_bytes()
+
+
+def test_nbd_client_copies(source: Path, image: Path) -> None:
+    run("nbdcopy", "--flush", source, f"nbd+unix:///{add_ticket(image)}?socket={NBD}")
+    assert same(source, image)
+
+
+def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: Path) -> None:
+    ticket = add_qcow2_ticket(qcow2)
+    upload(source, ticket, "--verify")
+    servers = [pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd"]
+    assert [(status_of(pid)["CapEff"], status_of(pid)["Seccomp"]) for pid in servers] == [("0" * 16, "2")]
+    run(CLIENT, "ticket", "cancel", "--control", CONTROL, ticket)
+    run("qemu-img", "check", "-f", "qcow2", qcow2)
+    run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, qcow2)
+
+
+# The log
+
+
+def test_journal_has_the_transfer_and_no_ticket(source: Path, image: Path) -> None:
+    ticket = add_ticket(image, "--transfer-id", "of-the-lab")
+    upload(source, ticket)
+    run(CLIENT, "ticket", "cancel", "--control", CONTROL, ticket)
+    lines = journal()
+    assert re.search(r"transfer ended.*transfer=of-the-lab", lines)
+    assert ticket not in lines
+
+
+# Reload, restart, stop
+
+
+def test_reload_serves_the_renewed_certificate() -> None:
+    before, pid = served_certificate(), main_pid()
+    make_certificate()
+    run("systemctl", "reload", UNIT)
+    eventually(lambda: served_certificate() != before, "the new certificate is served")
+    assert main_pid() == pid
+
+
+def test_reload_leaves_a_running_transfer_alone(image: Path) -> None:
+    with half_an_upload(image) as connection:
+        run("systemctl", "reload", UNIT)
+        connection.sendall(bytes(SIZE // 2))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_killed_service_is_restarted_and_serves(source: Path, qcow2: Path) -> None:
+    upload(source, add_qcow2_ticket(qcow2))
+    before = processes()
+    assert len(before) == 2
+    os.kill(main_pid(), signal.SIGKILL)
+    eventually(
+        lambda: show("ActiveState") == "active" and main_pid() not in before, "it is back", timeout=RESTART_TIMEOUT
+    )
+    assert processes() == [main_pid()]  # qemu-nbd has gone with it
+    assert not list(CONTROL.parent.glob("qemu-nbd-*"))
+    upload(source, add_qcow2_ticket(qcow2), "--verify")
+
+
+def test_stop_waits_for_a_request_that_goes_on(image: Path) -> None:
+    with half_an_upload(image) as connection:
+        run("systemctl", "stop", "--no-block", UNIT)
+        eventually(lambda: "stopping" in journal(), "it is told to stop")
+        connection.sendall(bytes(SIZE // 2))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+    eventually(lambda: show("ActiveState") == "inactive", "it stops")
+    assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
+    assert not CONTROL.parent.exists()
+
+
+def test_stop_cuts_a_request_that_does_not_go_on(image: Path) -> None:
+    with half_an_upload(image):
+        run("systemctl", "stop", UNIT)
+    assert show("ExecMainStatus") == "1"  # and not killed by systemd
+    assert "requests did not end" in journal()
+
+
+def test_stop_ends_what_does_not_end_itself(source: Path, qcow2: Path) -> None:
+    upload(source, add_qcow2_ticket(qcow2))
+    (server,) = (pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd")
+    os.kill(server, signal.SIGSTOP)
+    run("systemctl", "stop", UNIT)
+    assert show("ExecMainStatus") == "1"
+    assert not Path(f"/proc/{server}").exists()
+
+
+@contextlib.contextmanager
+def half_an_upload(image: Path) -> Iterator[ssl.SSLSocket]:
+    """Send the first half of an upload, wait until it is served, and yield the connection."""
+    ticket = add_ticket(image)
+    context = ssl.create_default_context(cafile=str(ETC / "cert.pem"))
+    with (
+        socket.create_connection(("localhost", 54322), timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        head = f"PUT /images/{ticket} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SIZE}\r\n\r\n"
+        connection.sendall(head.encode() + bytes(SIZE // 2))
+        told = [CLIENT, "ticket", "show", "--control", CONTROL, "--json", ticket]
+        eventually(lambda: '"active": true' in run(*told), "the upload runs")
+        yield connection

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Debian trees for the programs of the lab; sourced by them from the top of the project. All of it lies below .cache/lab.
+# shellcheck shell=bash
+
+lab=$PWD/.cache/lab
+mirror=${MIRROR:-http://deb.debian.org/debian}
+mkdir -p "$lab"
+
+# Of the Debian 13 that has newer peers and another kernel.
+trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev python3-pytest busybox-static kmod
+    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin nbdkit iproute2"
+
+# Status 77: cannot run here.
+cannot() {
+    echo "${0##*/}: $*" >&2
+    exit 77
+}
+
+needs() {
+    [ "$(id -u)" = 0 ] || cannot "needs root"
+    local program
+    for program; do command -v "$program" >/dev/null || cannot "needs $program"; done
+}
+
+# debian_tree SUITE NAME PACKAGE...: a tree with these packages, made once.
+debian_tree() {
+    local suite=$1 tree=$lab/$2 packages
+    shift 2
+    packages=$(echo "$@" | tr -s ' \n' ',')
+    [ ! -e "$tree" ] || return 0
+    rm -rf "$tree.new"
+    debootstrap --variant=minbase --include="${packages%,}" "$suite" "$tree.new" "$mirror" >"$tree.log" ||
+        { tail "$tree.log" >&2; return 1; }
+    # As every installed machine has it.
+    printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree.new/etc/hosts"
+    # Authorities that this host trusts in addition, its proxy's for one.
+    if [ -d "$tree.new/usr/local/share/ca-certificates" ]; then
+        find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree.new/usr/local/share/ca-certificates" {} +
+        chroot "$tree.new" update-ca-certificates >>"$tree.log"
+    fi
+    mv "$tree.new" "$tree"
+}
+
+# copy_tree FROM TO: a tree that a program may change, without what an earlier run did.
+copy_tree() {
+    rm -rf "${lab:?}/$2"
+    cp -a --reflink=auto "$lab/$1" "$lab/$2"
+}
+
+# copy_sources TO: this checkout as it is, without what was built.
+copy_sources() {
+    mkdir -p "$1"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 tar -c | tar -x -C "$1"
+}
+
+# inside TREE COMMAND...: run a command in a tree, with this host's network and what its pip is told.
+inside() {
+    local variable tell=()
+    for variable in PIP_CERT PIP_INDEX_URL; do
+        [ -z "${!variable:-}" ] || tell+=("--setenv=$variable=${!variable}")
+    done
+    # /tmp on the disk, as on any Debian 12.
+    SYSTEMD_NSPAWN_TMPFS_TMP=0 systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --resolv-conf=copy-host "${tell[@]}" -D "$lab/$1" "${@:2}"
+}
