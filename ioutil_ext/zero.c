@@ -58,7 +58,7 @@ struct zeroing {
     bool past_eof;    /* the range started at or past the end of the file: there is nothing to be freed */
     bool changed;     /* something of the range may have been zeroed */
     int grow_later;   /* FALLOC_FL_KEEP_SIZE as long as the file has not been extended to the end of the range */
-    unsigned skipped; /* bits of methods that answered EINVAL or EBUSY to this request */
+    unsigned skipped; /* bits of methods that this request was refused */
 };
 
 /* What the storage cannot do: learnt for the image's life. */
@@ -66,9 +66,13 @@ static bool is_unsupported(int error) {
     return error == -EOPNOTSUPP || error == -ENODEV || error == -ENOSYS || error == -ENOTTY;
 }
 
-/* Refused although the range is aligned as the device demands: another method may do, for this request. */
-static bool is_refused(int error) {
-    return error == -EINVAL || error == -EBUSY;
+/*
+ * Refused although the range is aligned as the device demands: another method may do, for this request. EREMOTEIO: a
+ * SCSI disk that has not the WRITE SAME with UNMAP that it claims to have; but also one that broke down in the middle
+ * of it, so a fast request, which has no other method that is sure to zero, must not say that nothing was changed.
+ */
+static bool is_refused(const struct op *op, int error) {
+    return error == -EINVAL || error == -EBUSY || (error == -EREMOTEIO && !(op->flags & IOU_FAST_ONLY));
 }
 
 /*
@@ -117,7 +121,7 @@ static int judge(struct op *op, iou_syscall call, int capability, int error) {
         return 0;
     if (is_unsupported(error))
         image->can[capability] = false;
-    if ((is_unsupported(error) || is_refused(error)) && !atomic_exchange(&image->given_up[capability], true))
+    if ((is_unsupported(error) || is_refused(op, error)) && !atomic_exchange(&image->given_up[capability], true))
         op->result.given_up[call - IOU_SYS_PUNCH_HOLE] = (uint16_t)-error;
     return op_fail(op, call, error);
 }
@@ -257,7 +261,7 @@ static int zero_step(struct zeroing *z, uint64_t offset, uint64_t length) {
             op->result.syscall = IOU_SYS_NONE;
             return 0;
         }
-        if (is_refused(error) && *method != IOU_METHOD_WRITE)
+        if (is_refused(op, error) && *method != IOU_METHOD_WRITE)
             z->skipped |= 1u << *method;
         else if (!is_unsupported(error) || *method == IOU_METHOD_WRITE)
             return error;
@@ -367,7 +371,7 @@ static int punch_steps(struct zeroing *z, uint64_t start, uint64_t end) {
         stop = step_end(z, start, end);
         uint64_t began = now_ns();
         int error = punch_hole(op, start, stop - start);
-        if (is_unsupported(error) || is_refused(error))
+        if (is_unsupported(error) || is_refused(op, error))
             break;
         if (error)
             return error;

@@ -11,7 +11,9 @@ from ioutil_ext import lib
 ZEROING_CALLS = ("punch_hole", "zero_range", "fallocate", "blkzeroout", "pwrite")
 
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENOSYS)
-REFUSED = (errno.EINVAL, errno.EBUSY)
+REFUSED = (errno.EINVAL, errno.EBUSY, errno.EREMOTEIO)
+#: Who says so may have changed something.
+NOT_SURE = (errno.EREMOTEIO,)
 REAL = (
     errno.ENOSPC,
     errno.EIO,
@@ -22,7 +24,6 @@ REAL = (
     errno.ENOMEM,
     errno.EROFS,
     errno.ESTALE,
-    errno.EREMOTEIO,
     errno.ETIMEDOUT,
 )
 EVERY_ERRNO = UNSUPPORTED + REFUSED + REAL
@@ -148,7 +149,9 @@ def predict_fast(kind: str, allocate: bool, faults: dict[str, int]) -> list[Outc
         numbers = {call: faults[call] for call in method.calls if faults.get(call)}
         if not numbers:
             return [Outcome(method=method.reported), *may_end]
-        real = {call: n for call, n in numbers.items() if not unsupported(call, n) and n not in REFUSED}
+        real = {
+            call: n for call, n in numbers.items() if not unsupported(call, n) and (n not in REFUSED or n in NOT_SURE)
+        }
         may_end += [Outcome(error=number, syscall=SYSCALLS[call]) for call, number in real.items()]
         if len(real) == len(numbers):
             return may_end
