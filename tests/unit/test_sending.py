@@ -71,7 +71,7 @@ async def _connections_after_cancelling() -> int:
             raise AssertionError("everything was sent")
 
         sending = asyncio.create_task(send())
-        await eventually_async(lambda: connection._writing_paused)
+        await eventually_async(lambda: connection._wire.writing_paused)
         sending.cancel()
         loop.call_soon(sending.cancel)
         return await sending

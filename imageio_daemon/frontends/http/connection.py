@@ -9,17 +9,14 @@ it does not own.
 import asyncio
 import enum
 import logging
-import select
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 
 from ... import logs
-from ...errors import Error, InvalidRequest, PeerGone, Truncated
+from ...errors import Error, InvalidRequest, Truncated
 from ...transfers import Transfer
-from ...transports import pause_when_anything_waits
 from ...units import KiB, MiB
-from ..watchdog import Watchdog, unsent
+from ..watchdog import Watchdog
 from . import errors, fastlane
 from .express import Short
 from .framing import Body, Head, find_head, parse_head
@@ -27,6 +24,7 @@ from .gate import Gate
 from .messages import encode
 from .owner import Owner
 from .receiver import Receiver
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -36,34 +34,6 @@ DISCARD_BYTES = 64 * MiB
 DISCARD_SECONDS = 2.0
 #: Bytes read at once while no request is served: a head, and all of a request with 4 KiB of data.
 HEAD_READ = 8 * KiB
-#: How often it is looked, in seconds, whether the last bytes of a TLS connection were delivered: at first, at most.
-CLOSE_STEP = 0.01
-CLOSE_STEP_MOST = 0.2
-
-
-class _Gone(asyncio.Transport):
-    """The transport of a connection that is lost.
-
-    The real one refers to the connection for ever (uvloop 0.23 under TLS), with 256 KiB of memory: a circle that would
-    stay until the collector runs.
-    """
-
-    def get_extra_info(self, name: str, default: object = None) -> object:
-        """Know nothing."""
-        return default
-
-    def is_closing(self) -> bool:
-        """Say yes."""
-        return True
-
-    def abort(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-_GONE = _Gone()
 
 
 class State(enum.Enum):
@@ -81,8 +51,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._tls = False
+        self._wire: Wire
         self._handler: asyncio.Protocol | None = None
         self._state = State.IDLE
         self._received_ahead = bytearray()
@@ -93,12 +62,9 @@ class Connection(asyncio.BufferedProtocol):
         self._short: Short | None = None
         self._into_receiver = False
         self._task: asyncio.Task[None] | None = None
-        self._drained: asyncio.Future[None] | None = None
-        self._lost: asyncio.Future[None] | None = None
         self._peer_sent_eof = False
         self._closing = False
-        self._writing_paused = self._short_writes = False
-        self._holds: set[str] = set()
+        self._short_writes = False
         self._discarded = 0
         self._end_timer: asyncio.TimerHandle | None = None
         self._transfers: list[Transfer] = []
@@ -114,13 +80,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to serve, or refuse when there are too many."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        self._transport = transport
-        self._tls = transport.get_extra_info("sslcontext") is not None
-        # Writing is paused until the transport holds nothing more, so that drained() can tell.
-        pause_when_anything_waits(transport)
-        peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):
-            self.peer = f"{peer[0]}:{peer[1]}"
+        self._wire = Wire(transport)
+        self.peer = self._wire.peer
+        self._wire.watch_writing()
         self._watchdog.start(transport)
         try:
             self._owner.admit(self)
@@ -145,9 +107,7 @@ class Connection(asyncio.BufferedProtocol):
             self._short = None
         handler, self._handler = self._handler, None
         self._receiver = self._on_body_error = None
-        self._transport = _GONE
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(None)
+        self._wire.lost()
         if handler is not None:
             handler.connection_lost(exc)
         self._log_end()
@@ -182,31 +142,29 @@ class Connection(asyncio.BufferedProtocol):
         elif self._state is not State.CLOSED:
             self._received_ahead += data
             self._next_request()
-            if self._received_ahead and (self._state is State.SERVING or self._writing_paused):
+            if self._received_ahead and (self._state is State.SERVING or self._wire.writing_paused):
                 self.hold_reading("ahead")
 
     def eof_received(self) -> bool:
         """The client sends no more. One on a plain socket may still wait for its answer."""
         self._peer_sent_eof = True
-        if self._state is not State.SERVING or _hung_up(self._transport):
+        if self._state is not State.SERVING or self._wire.hung_up:
             return False
         if self._body is not None and not self._body.ended:
             self._fail_body(Truncated("The request's body is shorter than announced"))
-        return not self._tls
+        return not self._wire.tls
 
     def pause_writing(self) -> None:
         """The client reads slower than we write."""
-        self._writing_paused = True
+        self._wire.pause_writing()
         self._watchdog.writing_paused(paused=True)
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
-        self._writing_paused = False
         self._watchdog.writing_paused(paused=False)
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
+        self._wire.resume_writing()
         if self._handler is not None:
             self._handler.resume_writing()
         if self._short_writes and self._short is not None:
@@ -239,21 +197,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes | memoryview) -> None:
         """Send bytes; a memoryview must stay as it is until drained() returns."""
-        if not self._transport.is_closing():
+        if not self._wire.is_closing:
             self.sent += len(data)
-            self._transport.write(data)
+            self._wire.transport.write(data)
 
     async def drained(self) -> None:
         """Wait until the transport holds no reference to what was written. Raises PeerGone."""
-        if self._writing_paused:
-            self._drained = self._loop.create_future()
-            await self._drained
-        if self._transport.is_closing():
-            raise PeerGone("the connection was lost inside an answer")
+        await self._wire.drained()
 
     def when_drained(self) -> None:
         """Call sent() of the short request when the transport holds no reference to what was written."""
-        if self._writing_paused or self._transport.is_closing():
+        if self._wire.writing_paused or self._wire.is_closing:
             self._short_writes = True  # when it is closing, connection_lost() comes instead
         elif self._short is not None:
             self._short_sent(self._short)
@@ -282,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def closed(self) -> bool:
         """Tell whether nothing more can be sent."""
-        return self._state in (State.DISCARDING, State.CLOSED) or self._transport.is_closing()
+        return self._state in (State.DISCARDING, State.CLOSED) or self._wire.is_closing
 
     def answered(self, *, close: bool) -> None:
         """Note that the answer is complete; go on to the next request, or close."""
@@ -305,15 +259,12 @@ class Connection(asyncio.BufferedProtocol):
         """Cut the connection: the answer cannot be completed."""
         self.reason = reason
         self._state = State.CLOSED
-        self._transport.abort()
+        self._wire.abort()
 
     async def aborted(self, reason: str) -> None:
         """Cut it and wait, cancelled or not, until the transport holds no reference to what was written."""
         self.abort(reason)
-        while self._transport is not _GONE:
-            self._lost = self._loop.create_future()
-            with suppress(asyncio.CancelledError):
-                await self._lost
+        await self._wire.gone()
 
     def close(self, reason: str) -> None:
         """Send what was written, take off what the client still sends, and close."""
@@ -334,22 +285,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def hold_reading(self, why: str) -> None:
         """Read no more until every reason to hold is gone."""
-        if not self._holds and not self._transport.is_closing():
-            self._transport.pause_reading()
-        self._holds.add(why)
+        self._wire.hold(why)
 
     def release_reading(self, why: str) -> None:
         """Take one reason back."""
-        if why in self._holds:
-            self._holds.discard(why)
-            if not self._holds and not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._wire.release(why)
 
     # Requests
 
     def _next_request(self) -> None:
         """Hand on the request that begins what was received, if its head is complete."""
-        if self._state is not State.IDLE or self._writing_paused:
+        if self._state is not State.IDLE or self._wire.writing_paused:
             return
         try:
             while self._received_ahead.startswith(b"\r\n"):  # RFC 9112 2.2
@@ -417,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
     def _to_handler(self, data: bytes) -> None:
         if self._handler is None:
             self._handler = self._owner.make_handler()
-            self._handler.connection_made(Gate(self, self._transport))
+            self._handler.connection_made(Gate(self, self._wire.transport))
         self._handler.data_received(data)
 
     def _serve_fast(self, head: Head, length: int) -> None:
@@ -467,10 +413,8 @@ class Connection(asyncio.BufferedProtocol):
         self._end_timer = self._loop.call_later(DISCARD_SECONDS, self._stop_discarding)
         ahead = bytes(self._received_ahead)
         self._received_ahead.clear()
-        for why in list(self._holds):
-            self.release_reading(why)
-        if self._transport.can_write_eof():
-            self._transport.write_eof()  # RFC 9112 9.6; TLS has no such thing
+        self._wire.release_all()
+        self._wire.end_sending()
         self._discard(ahead)
 
     def _discard(self, data: bytes) -> None:
@@ -496,27 +440,13 @@ class Connection(asyncio.BufferedProtocol):
             self._end_timer.cancel()
         self._state = State.CLOSED
         self._watchdog.progress()
-        if self._tls:
-            self._close_tls(CLOSE_STEP)
-        else:
-            self._transport.close()
-
-    def _close_tls(self, step: float) -> None:
-        """Close when all is delivered: uvloop cuts what is not, after its timeout."""
-        if any(unsent(self._transport)):
-            step = min(2 * step, CLOSE_STEP_MOST)
-        elif self._transport.is_closing():
-            self._transport.abort()
-            return
-        else:
-            self._transport.close()
-        self._end_timer = self._loop.call_later(step, self._close_tls, step)
+        self._wire.close()
 
     # Timers
 
     def _waits_for_peer(self) -> bool:
         if self._state is State.SERVING:
-            return self._watchdog.reading and not self._holds
+            return self._watchdog.reading and not self._wire.held
         return self._state is not State.DISCARDING
 
     def _timed_out(self) -> None:
@@ -539,10 +469,3 @@ class Connection(asyncio.BufferedProtocol):
                 reason=self.reason,
             ),
         )
-
-
-def _hung_up(transport: asyncio.Transport) -> bool:
-    """Tell whether the peer can receive no more either. A unix socket knows; over TCP only the next write finds out."""
-    poller = select.poll()
-    poller.register(transport.get_extra_info("socket").fileno(), 0)
-    return any(events & select.POLLHUP for _, events in poller.poll(0))

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket of a connection: when it is read, what was really sent, and how it ends without losing the last bytes."""
+
+import asyncio
+import select
+from contextlib import suppress
+
+from ...errors import PeerGone
+from ...transports import pause_when_anything_waits
+from ..watchdog import unsent
+
+#: How often it is looked, in seconds, whether the last bytes of a TLS connection were delivered: at first, at most.
+CLOSE_STEP = 0.01
+CLOSE_STEP_MOST = 0.2
+
+
+class _Gone(asyncio.Transport):
+    """The transport of a connection that is lost.
+
+    The real one refers to the connection for ever (uvloop 0.23 under TLS), with 256 KiB of memory: a circle that would
+    stay until the collector runs.
+    """
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Know nothing."""
+        return default
+
+    def is_closing(self) -> bool:
+        """Say yes."""
+        return True
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+_GONE = _Gone()
+
+
+class Wire:
+    """A transport, and what is said about it: why it is not read, who waits until it holds nothing more."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        self.tls = transport.get_extra_info("sslcontext") is not None
+        #: Something that was written is still held by the transport.
+        self.writing_paused = False
+        self._loop = asyncio.get_running_loop()
+        self._holds: set[str] = set()
+        self._drained: asyncio.Future[None] | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._closing: asyncio.TimerHandle | None = None
+
+    @property
+    def peer(self) -> str:
+        """Return the client's address and port; unix: it has none."""
+        peer = self.transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self.transport.is_closing()
+
+    # Reading
+
+    @property
+    def held(self) -> bool:
+        """Tell whether there is a reason not to read."""
+        return bool(self._holds)
+
+    def hold(self, why: str) -> None:
+        """Read no more until every reason to hold is gone."""
+        if not self._holds and not self.transport.is_closing():
+            self.transport.pause_reading()
+        self._holds.add(why)
+
+    def release(self, why: str) -> None:
+        """Take one reason back."""
+        if why in self._holds:
+            self._holds.discard(why)
+            if not self._holds and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def release_all(self) -> None:
+        """Take all reasons back."""
+        for why in list(self._holds):
+            self.release(why)
+
+    @property
+    def hung_up(self) -> bool:
+        """Tell whether the peer can receive no more. A unix socket knows; over TCP only the next write finds out."""
+        poller = select.poll()
+        poller.register(self.transport.get_extra_info("socket").fileno(), 0)
+        return any(events & select.POLLHUP for _, events in poller.poll(0))
+
+    # Writing
+
+    def watch_writing(self) -> None:
+        """Have writing paused until the transport holds nothing more, so that drained() can tell.
+
+        It is paused at once if a handshake has left something.
+        """
+        pause_when_anything_waits(self.transport)
+
+    def pause_writing(self) -> None:
+        """Note that the transport holds bytes that it could not send."""
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        """Note that it holds none."""
+        self.writing_paused = False
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    async def drained(self) -> None:
+        """Wait until the transport holds no reference to what was written. Raises PeerGone."""
+        if self.writing_paused:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if self.transport.is_closing():
+            raise PeerGone("the connection was lost inside an answer")
+
+    # The end
+
+    def end_sending(self) -> None:
+        """Tell the peer that nothing more comes, where that is possible (RFC 9112 9.6; TLS has no such thing)."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def close(self) -> None:
+        """Close when all that was written is delivered."""
+        if self.tls:
+            self._close_tls(CLOSE_STEP)
+        else:
+            self.transport.close()
+
+    def _close_tls(self, step: float) -> None:
+        """Close when all is delivered: uvloop cuts what is not, after its timeout."""
+        if any(unsent(self.transport)):
+            step = min(2 * step, CLOSE_STEP_MOST)
+        elif self.transport.is_closing():
+            self.transport.abort()
+            return
+        else:
+            self.transport.close()
+        self._closing = self._loop.call_later(step, self._close_tls, step)
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self.transport.abort()
+
+    async def gone(self) -> None:
+        """Wait, cancelled or not, until the transport holds no reference to what was written: lost() was called."""
+        while self.transport is not _GONE:
+            self._lost = self._loop.create_future()
+            with suppress(asyncio.CancelledError):
+                await self._lost
+
+    def lost(self) -> None:
+        """Let go of the transport, which has let go of everything."""
+        if self._closing is not None:
+            self._closing.cancel()
+        self.transport = _GONE
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
