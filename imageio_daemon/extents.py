@@ -55,9 +55,10 @@ class ExtentList(Sequence[Extent]):
         return self.bounds[-1]
 
     @property
-    def lengths(self) -> "array[int]":
+    def lengths(self) -> list[int]:
         """Return the length of each."""
-        return array("Q", map(sub, self.bounds[1:], self.bounds))
+        bounds = self.bounds.tolist()
+        return list(map(sub, bounds[1:], bounds))
 
     def append(self, extent: Extent) -> None:
         """Add an extent that begins where the last one ends."""
