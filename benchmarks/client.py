@@ -3,7 +3,7 @@
 
 python -m benchmarks.client [--quick] [--rounds N] [--only REGEX] [--directory DIR] [--output DIR] [--document]
 
-6 GiB with 1.1 GiB of data; a quarter of that if quick. All programs in turns, each in a process of its own that ends
+6 GiB with 1.2 GiB of data; a quarter of that if quick. All programs in turns, each in a process of its own that ends
 when all is on stable storage. The source is in the page cache; nothing is left to be written when a turn begins.
 """
 
