@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon on unix sockets, for the checks in the virtual machine, where only the installed package is."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.http_client import Connection, connect_unix
+from tests.support.polling import eventually
+
+CONFIG = """\
+[daemon]
+run_dir = {0}
+drop_privileges = false
+systemd_enable = false
+[tls]
+enable = false
+[remote]
+host = localhost
+port = 0
+[local]
+socket = {0}/local
+[nbd]
+enable = true
+port = -1
+socket = {0}/nbd
+[control]
+socket = {0}/control
+"""
+
+
+class Daemon:
+    """A running daemon, by its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.nbd = directory / "nbd"
+
+    def add_ticket(self, name: str, image: Path, size: int) -> None:
+        """Install a ticket of this name: nothing here is a secret."""
+        fields = {
+            "uuid": name,
+            "url": f"file://{image}",
+            "size": size,
+            "timeout": 3600,
+            "ops": ["write"],
+            "sparse": True,
+        }
+        self._request("control", "PUT", f"/tickets/{name}", json.dumps(fields).encode())
+
+    def remove_ticket(self, name: str) -> None:
+        self._request("control", "DELETE", f"/tickets/{name}")
+
+    def upload(self, name: str, offset: int, data: bytes, *, flush: bool) -> None:
+        """Write a range."""
+        headers = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*"}
+        self._request("local", "PUT", f"/images/{name}?flush={'y' if flush else 'n'}", data, headers)
+
+    def patch(self, name: str, body: str) -> None:
+        """Zero or flush."""
+        self._request("local", "PATCH", f"/images/{name}", body.encode())
+
+    def _request(
+        self, service: str, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        with Connection(connect_unix(str(self._directory / service), timeout=120)) as connection:
+            answer = connection.request(method, target, headers, body)
+        assert answer.status in (200, 204), answer
+
+
+@contextlib.contextmanager
+def running_daemon() -> Iterator[Daemon]:
+    """Run a daemon; it must end well."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as name:
+        directory = Path(name)
+        (directory / "conf.d").mkdir()
+        (directory / "conf.d" / "lab.conf").write_text(CONFIG.format(directory))
+        with (directory / "log").open("w") as log:
+            process = subprocess.Popen([sys.executable, "-m", "imageio_daemon", "-c", name], stderr=log)
+        try:
+            eventually(lambda: "ready" in (directory / "log").read_text(), "the daemon serves", timeout=120)
+            yield Daemon(directory)
+        finally:
+            process.terminate()
+            status = process.wait(120)
+            print((directory / "log").read_text())
+        assert status == 0
