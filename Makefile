@@ -27,7 +27,7 @@ soak: setup ## Campaigns of minutes: memory under load, storage against a model,
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
 
-lab: setup ## Check on other systems and storage, as root, 40 minutes (ONLY=systemd: one of them; tests/lab/README.md)
+lab: setup ## Check on other systems and storage, as root, 20 minutes (ONLY=systemd: one of them; tests/lab/README.md)
 	@for check in $(or $(ONLY),$(LAB)); do echo "== $$check"; tests/lab/$$check || exit; done
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
