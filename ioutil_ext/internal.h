@@ -305,6 +305,9 @@ int io_read(struct op *op);
 int io_write(struct op *op);
 int io_flush(struct op *op);
 
+/* Note that data was lost on its way to stable storage; returns error, as op_fail() does. */
+int io_flush_failed(struct op *op, iou_syscall call, int error);
+
 /* Write start..end from data, or zeros if NULL, with its edges; the range is inside the image's size. Counts progress.
  */
 int io_write_range(struct op *op, const char *data, uint64_t start, uint64_t end);

@@ -239,9 +239,15 @@ int io_write(struct op *op) {
 
 /*
  * After a failed fsync the data is lost and the next fsync succeeds, so a failure is kept: all flushes through handles
- * that were open then fail. Looked at again after the call, because another handle's may have taken the error
- * meanwhile.
+ * that were open then fail.
  */
+int io_flush_failed(struct op *op, iou_syscall call, int error) {
+    op->handle->image->flush_error = -error;
+    op->handle->image->flush_failures++;
+    return op_fail(op, call, error);
+}
+
+/* Looked at again after the call, because another handle's may have taken the error meanwhile. */
 static int check_flushes(struct op *op) {
     struct image *image = op->handle->image;
     bool failed = image->flush_failures != op->handle->flush_failures;
@@ -253,10 +259,5 @@ int io_flush(struct op *op) {
     if (error)
         return error;
     error = sys_fdatasync(op->handle->fd);
-    if (error < 0) {
-        op->handle->image->flush_error = -error;
-        op->handle->image->flush_failures++;
-        return op_fail(op, IOU_SYS_FDATASYNC, error);
-    }
-    return check_flushes(op);
+    return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : check_flushes(op);
 }

@@ -129,11 +129,7 @@ static int judge(struct op *op, iou_syscall call, int capability, int error) {
 /* Write the dirty pages of a range, other processes' too; what a failure has lost fails every later flush. */
 static int write_back(struct op *op, uint64_t start, uint64_t end) {
     int error = sys_write_back(op->handle->fd, start, end - start);
-    if (error >= 0)
-        return 0;
-    op->handle->image->flush_error = -error;
-    op->handle->image->flush_failures++;
-    return op_fail(op, IOU_SYS_SYNC_FILE_RANGE, error);
+    return error < 0 ? io_flush_failed(op, IOU_SYS_SYNC_FILE_RANGE, error) : 0;
 }
 
 /*
