@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from benchmarks import machine, report
 from benchmarks.cases import GiB, MiB
+from benchmarks.command import run_program
 from benchmarks.copies import DIRECTIONS, SERVERS, WAYS, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
@@ -170,13 +171,7 @@ def goals(results: Results) -> str:
 
 def main() -> int:
     """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
-    options = _parser().parse_args()
-    try:
-        _run(options)
-    except (BenchmarkError, subprocess.TimeoutExpired) as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return run_program(_parser(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

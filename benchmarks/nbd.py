@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine, report
+from benchmarks.command import run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
 from benchmarks.servers import CONFIGURATION, OURS, PROJECT, Program, running
@@ -311,14 +311,7 @@ def document(description: dict[str, str], how: str, results: Sequence[Result]) -
 
 def main() -> int:
     """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
-    options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers end with us
-    try:
-        _run(options)
-    except (BenchmarkError, subprocess.TimeoutExpired) as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    return 0
+    return run_program(_parser(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from benchmarks import machine
 from benchmarks.cases import GiB, MiB
+from benchmarks.command import run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
 from benchmarks.servers import OURS, PROGRAMS, PROJECT, THEIRS, Server, running
@@ -59,14 +60,8 @@ class Part(NamedTuple):
 
 
 def main() -> int:
-    """Run what the command line asks for, and return the exit status."""
-    options = _parser().parse_args()
-    try:
-        _run(options)
-    except BenchmarkError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    return 0
+    """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
+    return run_program(_parser(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from benchmarks import machine, plot, report
 from benchmarks.cases import GOALS, Case, GiB, all_cases
+from benchmarks.command import run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.images import Images
 from benchmarks.rounds import Measured, measure
@@ -33,16 +33,7 @@ FIGURES = PROJECT / "docs/performance.json"
 
 def main() -> int:
     """Run what the command line asks for, and return the exit status: 1 if it could not be measured."""
-    options = _parser().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and loop devices end with us
-    try:
-        _run(options)
-    except BenchmarkError as e:
-        print(f"bench: {e}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_program(_parser(), _run)
 
 
 def _parser() -> argparse.ArgumentParser:
