@@ -8,8 +8,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tests.support.http_client import Connection, connect_unix
+from tests.support.http_client import Answer, Connection, connect_unix
 from tests.support.polling import eventually
 
 CONFIG = """\
@@ -55,6 +56,10 @@ class Daemon:
     def remove_ticket(self, name: str) -> None:
         self._request("control", "DELETE", f"/tickets/{name}")
 
+    def status(self, name: str) -> Any:
+        """Return what the control service tells of a ticket."""
+        return self._request("control", "GET", f"/tickets/{name}").json()
+
     def upload(self, name: str, offset: int, data: bytes, *, flush: bool) -> None:
         """Write a range."""
         headers = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*"}
@@ -66,10 +71,11 @@ class Daemon:
 
     def _request(
         self, service: str, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
-    ) -> None:
+    ) -> Answer:
         with Connection(connect_unix(str(self._directory / service), timeout=120)) as connection:
             answer = connection.request(method, target, headers, body)
         assert answer.status in (200, 204), answer
+        return answer
 
 
 @contextlib.contextmanager
