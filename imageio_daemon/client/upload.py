@@ -270,7 +270,8 @@ class Upload:
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
         if ours != theirs:
             raise ChecksumMismatch(
-                f"the target reads as {theirs}, the source as {ours}: upload anew, and find out who else writes to it"
+                f"the target reads as {theirs}, the source as {ours}: "
+                "someone else writes to it, or its storage does not keep what it confirms"
             )
         return ours
 

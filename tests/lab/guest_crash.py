@@ -147,7 +147,7 @@ def test_http_answer_to_a_flush_is_a_promise() -> None:
 def test_nbd_flush_and_fua_are_promises() -> None:
     content = bytearray(PART)
     with served() as (daemon, device, promises):
-        uri = f"nbd+unix:///crash?socket={daemon.nbd}"
+        uri = daemon.nbd_uri("crash")
         for number in range(3):
             byte, offset = 16 + number, number * 70_000 // 512 * 512
             run("qemu-io", "-t", "none", "-f", "raw", "-c", f"write -f -P {byte} {offset} 64k", uri)

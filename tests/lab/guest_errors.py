@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Storage that fails, lies or hangs: the error is told, never swallowed."""
+"""Storage that fails: the error is told, never swallowed."""
 
 import errno
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from ioutil_ext import lib
 from tests.ioutil.disk import fill, on_disk
-from tests.ioutil.engine_driver import Failed, Image, running_engine
+from tests.ioutil.engine_driver import Failed, Image
 
 from .kernel_storage import (
-    FILESYSTEM,
     FlakyDisk,
     MiB,
     ScsiDisk,
     flaky_disk,
-    loop_disk,
     mounted,
-    nfs_mounted,
-    nfs_server,
     null_disk,
     run,
     scsi_disk,
@@ -151,51 +146,3 @@ def test_data_that_a_file_system_could_not_write_is_told(flaky: FlakyDisk, files
             if buffered:
                 with pytest.raises(Failed):
                     image.flush()
-
-
-# NFS
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    run("modprobe", "xfs")
-    with loop_disk(FILESYSTEM) as device, mounted("xfs", device) as directory:
-        (directory / "image").write_bytes(bytes(MiB))
-        yield directory
-
-
-def test_soft_mount_whose_server_is_gone_fails_and_recovers(directory: Path) -> None:
-    with nfs_server(directory) as server, nfs_mounted("soft", "timeo=10", "retrans=1") as mount:
-        with Image(mount / "image") as image:
-            image.write(0, b"x" * 4096)
-            server.stop()
-            with pytest.raises(Failed) as failed:
-                write_and_flush(image, b"y" * 4096)
-            print("soft mount:", failed.value)
-            server.start()
-        with Image(mount / "image") as image:
-            image.write(4096, b"z" * 4096)
-            image.flush()
-    assert (directory / "image").read_bytes()[4096:8192] == b"z" * 4096
-
-
-def test_hard_mount_whose_server_is_gone_holds_up_nobody_else(directory: Path) -> None:
-    other = Path("/var/tmp/other")
-    other.write_bytes(bytes(MiB))
-    with nfs_server(directory) as server, nfs_mounted("hard", "timeo=10", "retrans=1") as mount:
-        with running_engine(max_threads=8) as engine:
-            queue = engine.queue()
-            image, beside = queue.open(mount / "image"), queue.open(other)
-            server.stop()
-            writes = [
-                queue.submit(lib.IOU_WRITE, image, n * 4096, 4096, buffer=bytearray(b"h" * 4096)) for n in range(20)
-            ]
-            for n in range(20):
-                queue.run(lib.IOU_WRITE, beside, n * 4096, 4096, buffer=bytearray(b"o" * 4096))
-            assert not [result for result in queue.reap() if result.cookie in writes]
-            server.start()
-            assert [queue.wait(write, timeout=120).error for write in writes] == [0] * 20
-            queue.run(lib.IOU_FLUSH, image)
-            queue.close_handle(image)
-            queue.close_handle(beside)
-    assert (directory / "image").read_bytes()[: 20 * 4096] == b"h" * 20 * 4096

@@ -52,12 +52,15 @@ def new_file(directory: Path) -> Path:
     return path
 
 
-@contextlib.contextmanager
-def nfs_file() -> Iterator[Path]:
-    run("modprobe", "xfs")
-    with loop_disk(FILESYSTEM) as device, mounted("xfs", device) as directory, nfs_server(directory):
-        with nfs_mounted() as mount:
-            yield new_file(mount)
+def nfs_file(how: str) -> Make:
+    @contextlib.contextmanager
+    def make() -> Iterator[Path]:
+        run("modprobe", "xfs")
+        with loop_disk(FILESYSTEM) as device, mounted("xfs", device) as directory, nfs_server(directory):
+            with nfs_mounted(how) as mount:
+                yield new_file(mount)
+
+    return make
 
 
 def file_on(filesystem: str) -> Make:
@@ -81,7 +84,8 @@ STORAGE: dict[str, tuple[Make, str]] = {
     "null_blk, discard, 4096": (null(discard=1, blocksize=4096), "zero zero - -"),
     "xfs": (file_on("xfs"), "punch zero punch zero"),
     "ext4": (file_on("ext4"), "punch zero punch zero"),
-    "nfs 4.2": (nfs_file, "punch punch+allocate punch -"),
+    "nfs 4.2, hard": (nfs_file("hard"), "punch punch+allocate punch -"),
+    "nfs 4.2, soft": (nfs_file("soft"), "punch punch+allocate punch -"),
 }
 
 SHORT = {

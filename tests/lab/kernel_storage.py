@@ -31,13 +31,14 @@ class ScsiDisk:
 
     def __init__(self, address: str, path: Path) -> None:
         self.path = path
-        self._queue = Path("/sys/block", path.name, "queue")
+        self._block = Path("/sys/block", path.name)
+        self._disk = Path("/sys/class/scsi_disk", address)
         self._errors = Path("/sys/kernel/debug/scsi_debug", address, "error")
 
     @property
     def write_zeroes_max(self) -> int:
         """Return the most bytes that one command zeroes; 0: the kernel writes zeros itself."""
-        return int((self._queue / "write_zeroes_max_bytes").read_text())
+        return int((self._block / "queue/write_zeroes_max_bytes").read_text())
 
     def fail(self, command: int, sense: str, *, times: int = 1000) -> None:
         """Let a SCSI command end with sense key, ASC and ASCQ."""
@@ -46,6 +47,26 @@ class ScsiDisk:
     def heal(self, command: int) -> None:
         """Take back fail()."""
         self._errors.write_text(f"- 2 {command:#x}")
+
+    def hang(self, command: int, *, times: int = 1000) -> None:
+        """Let a SCSI command have no answer."""
+        self._errors.write_text(f"0 -{times} {command:#x}")
+
+    def answer(self, command: int) -> None:
+        """Take back hang()."""
+        self._errors.write_text(f"- 0 {command:#x}")
+
+    def be_impatient(self, *, offline_after: int) -> None:
+        """Let the kernel wait a second for each command, and give up the disk after so many that have no answer."""
+        for name in ("timeout", "eh_timeout"):
+            (self._block / "device" / name).write_text("1")
+        (self._disk / "max_retries").write_text("1")
+        (self._disk / "max_medium_access_timeouts").write_text(str(offline_after))
+
+    @property
+    def state(self) -> str:
+        """Return what the kernel thinks of the disk."""
+        return (self._block / "device/state").read_text().strip()
 
 
 @contextlib.contextmanager
@@ -145,26 +166,39 @@ def snapshot(device: Path, size: int) -> Iterator[Path]:
 class FlakyDisk:
     """A disk that works, until told otherwise."""
 
-    def __init__(self, device: Mapped, below: Path) -> None:
+    def __init__(self, device: Mapped, below: Path, size: int) -> None:
         self.path = device.path
+        self._sectors = size // SECTOR
         self._device = device
         self._below = below
 
     def break_writes(self) -> None:
         """Let every write fail."""
-        self._device.load(f"0 {FILESYSTEM // SECTOR} flakey {self._below} 0 0 3600 1 error_writes")
+        self._misbehave("error_writes")
+
+    def drop_writes(self) -> None:
+        """Answer every write as if it had been done, and do nothing."""
+        self._misbehave("drop_writes")
+
+    def corrupt_writes(self) -> None:
+        """Write another byte than the first of each request."""
+        self._misbehave("corrupt_bio_byte 1 w 1 0")
+
+    def _misbehave(self, features: str) -> None:
+        table = f"0 {self._sectors} flakey {self._below} 0 0 3600"
+        self._device.load(f"{table} {len(features.split())} {features}")
 
     def heal(self) -> None:
         """Let it work again."""
-        self._device.load(f"0 {FILESYSTEM // SECTOR} linear {self._below} 0")
+        self._device.load(f"0 {self._sectors} linear {self._below} 0")
 
 
 @contextlib.contextmanager
-def flaky_disk() -> Iterator[FlakyDisk]:
-    """Make a disk whose writes can be made to fail, large enough for a file system."""
+def flaky_disk(size: int = FILESYSTEM) -> Iterator[FlakyDisk]:
+    """Make a disk whose writes can be made to fail or to be lost."""
     run("modprobe", "dm-flakey")
-    with loop_disk(FILESYSTEM) as below, mapped(f"0 {FILESYSTEM // SECTOR} linear {below} 0") as device:
-        yield FlakyDisk(device, below)
+    with loop_disk(size) as below, mapped(f"0 {size // SECTOR} linear {below} 0") as device:
+        yield FlakyDisk(device, below, size)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,9 @@ from typing import Any
 from tests.support.http_client import Answer, Connection, connect_unix
 from tests.support.polling import eventually
 
+#: Of the only daemon of the machine.
+PORT = 54322
+
 CONFIG = """\
 [daemon]
 run_dir = {0}
@@ -22,7 +25,7 @@ systemd_enable = false
 enable = false
 [remote]
 host = localhost
-port = 0
+port = {1}
 [local]
 socket = {0}/local
 [nbd]
@@ -54,27 +57,41 @@ class Daemon:
         self._request("control", "PUT", f"/tickets/{name}", json.dumps(fields).encode())
 
     def remove_ticket(self, name: str) -> None:
-        self._request("control", "DELETE", f"/tickets/{name}")
+        self._request("control", "DELETE", f"/tickets/{name}", status=204)
 
     def status(self, name: str) -> Any:
         """Return what the control service tells of a ticket."""
         return self._request("control", "GET", f"/tickets/{name}").json()
 
-    def upload(self, name: str, offset: int, data: bytes, *, flush: bool) -> None:
-        """Write a range."""
-        headers = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*"}
-        self._request("local", "PUT", f"/images/{name}?flush={'y' if flush else 'n'}", data, headers)
+    def url(self, name: str) -> str:
+        """Return what a client is given."""
+        return f"http://localhost:{PORT}/images/{name}"
 
-    def patch(self, name: str, body: str) -> None:
+    def nbd_uri(self, name: str) -> str:
+        """Return the same for a client of NBD."""
+        return f"nbd+unix:///{name}?socket={self.nbd}"
+
+    def upload(self, name: str, offset: int, data: bytes, *, flush: bool, status: int = 200) -> None:
+        """Write a range; the answer has to have this status."""
+        headers = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*"}
+        self._request("local", "PUT", f"/images/{name}?flush={'y' if flush else 'n'}", data, headers, status)
+
+    def patch(self, name: str, body: str, *, status: int = 200) -> None:
         """Zero or flush."""
-        self._request("local", "PATCH", f"/images/{name}", body.encode())
+        self._request("local", "PATCH", f"/images/{name}", body.encode(), status=status)
 
     def _request(
-        self, service: str, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        service: str,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        status: int = 200,
     ) -> Answer:
         with Connection(connect_unix(str(self._directory / service), timeout=120)) as connection:
             answer = connection.request(method, target, headers, body)
-        assert answer.status in (200, 204), answer
+        assert answer.status == status, answer
         return answer
 
 
@@ -84,7 +101,7 @@ def running_daemon() -> Iterator[Daemon]:
     with tempfile.TemporaryDirectory(prefix="lab-") as name:
         directory = Path(name)
         (directory / "conf.d").mkdir()
-        (directory / "conf.d" / "lab.conf").write_text(CONFIG.format(directory))
+        (directory / "conf.d" / "lab.conf").write_text(CONFIG.format(directory, PORT))
         with (directory / "log").open("w") as log:
             process = subprocess.Popen([sys.executable, "-m", "imageio_daemon", "-c", name], stderr=log)
         try:
