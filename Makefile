@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
 
-LAB = bare systemd newer_peers storage
+LAB = $(addprefix lab-,$(or $(ONLY),newer_peers bare systemd storage))
 
 .PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd clean
 
@@ -28,7 +28,13 @@ soak: setup ## Campaigns of minutes: memory under load, storage against a model,
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, 20 minutes (ONLY=systemd: one of them; tests/lab/README.md)
-	@for check in $(or $(ONLY),$(LAB)); do echo "== $$check"; tests/lab/$$check || exit; done
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync $(LAB)
+
+lab-%:
+	@echo "== $*"; tests/lab/$*
+
+# Both make the tree of Debian 13.
+lab-storage: $(filter lab-newer_peers,$(LAB))
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
 	@scripts/setup --oldest
