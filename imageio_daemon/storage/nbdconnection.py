@@ -141,10 +141,14 @@ class Connection(asyncio.BufferedProtocol):
         return connection
 
     async def _open(self) -> None:
-        if self._address.socket:
-            await self._loop.create_unix_connection(lambda: self, self._address.socket)
-        else:
-            await self._loop.create_connection(lambda: self, self._address.host, self._address.port)
+        try:
+            if self._address.socket:
+                await self._loop.create_unix_connection(lambda: self, self._address.socket)
+            else:
+                await self._loop.create_connection(lambda: self, self._address.host, self._address.port)
+        except BaseException:
+            self._open_transport = None  # closed already, and uvloop's does not even take a close() any more
+            raise
 
     async def _receive(self) -> None:
         """Wait for bytes; raise what ended the connection."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
@@ -25,18 +26,18 @@ from imageio_daemon.nbdproto.constants import (
     Reply,
 )
 from imageio_daemon.nbdproto.options import BlockSizes
-from imageio_daemon.nbdurl import parse
+from imageio_daemon.nbdurl import NbdAddress, parse
 from imageio_daemon.storage import nbd, nbdsession
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.nbd import NbdBackend
-from imageio_daemon.storage.nbdconnection import Options
+from imageio_daemon.storage.nbdconnection import Connection, Options
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import make_qcow2, nbdkit, qemu_nbd
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually, eventually_async
 
 from .test_backend import read, write
 
@@ -136,6 +137,26 @@ async def test_an_open_that_is_cancelled_leaves_no_connection(server: FakeNbd, o
     with pytest.raises(asyncio.CancelledError):
         await opening
     await eventually_async(lambda: server.ended == 3)
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "default"])
+def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    class CanceledThen(Connection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            canceled[0].cancel()
+
+    async def connect(address: NbdAddress) -> Connection:
+        canceled.append(asyncio.ensure_future(CanceledThen.connect(address, OPTIONS)))
+        return await canceled[0]
+
+    canceled: list[asyncio.Future[Connection]] = []
+    with nbdkit("memory", "1M") as kit, asyncio.Runner(loop_factory=new_loop) as runner:
+        with pytest.raises(asyncio.CancelledError):
+            runner.run(connect(parse(kit.url)))
+        eventually(lambda: kit.connections() == 0, "the connection is closed")
 
 
 async def test_qemu_nbd_that_serves_one_connection_is_served_by_one(
