@@ -64,6 +64,7 @@ class ServingLoop:
     """A loop and the servers on it. Methods may be called in the first loop's thread only, if they don't say more."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.set_exception_handler(_report)
         self._loop = loop
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
@@ -153,6 +154,17 @@ async def serving_loops(count: int) -> AsyncIterator[list[ServingLoop]]:
     finally:
         for thread in threads:
             await thread.stop()
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Report what went wrong in a callback. A TLS connection that we gave up while it was made is no accident.
+
+    uvloop closes its transport at once, and after that still sends the end of the handshake (uvloop 0.23).
+    """
+    if "SSL protocol" in context.get("message", "") and "handler is closed" in str(context.get("exception")):
+        log.debug("a TLS connection was given up in its handshake")
+    else:
+        loop.default_exception_handler(context)
 
 
 class _LoopThread:

@@ -3,20 +3,25 @@
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import uvloop
 
 from imageio_daemon import loops
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.loops import Acceptor, Endpoint, ServingLoop, default_count, serving_loops
-from imageio_daemon.tls import ServerTls
+from imageio_daemon.tls import ServerTls, client_context
+from tests.support.daemon import Certificates
 from tests.support.polling import SOON
 
 
@@ -319,3 +324,60 @@ async def test_connection_that_was_given_up_before_it_was_accepted_is_no_error()
 
 def _here() -> ServingLoop:
     return ServingLoop(asyncio.get_running_loop())
+
+
+class CanceledThen(asyncio.Protocol):
+    """Ends its making as soon as it can."""
+
+    connecting: "asyncio.Task[object]"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connecting.cancel()
+
+
+def _same(protocol: CanceledThen) -> CanceledThen:
+    return protocol
+
+
+def test_a_tls_connection_that_is_given_up_in_its_handshake_is_no_accident(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.certfile, certificates.keyfile)
+    listening, tries = socket.create_server(("127.0.0.1", 0)), 20  # not each of them brings it about
+    served = threading.Semaphore(0)
+
+    def serve() -> None:
+        for _ in range(tries):
+            sock, _ = listening.accept()
+            with sock, suppress(OSError):
+                context.wrap_socket(sock, server_side=True).close()
+            served.release()
+
+    async def give_up() -> None:
+        trusting = client_context(str(certificates.cafile))
+        async with serving_loops(1):
+            for _ in range(tries):
+                client = CanceledThen()
+                connecting = asyncio.get_running_loop().create_connection(
+                    partial(_same, client), *listening.getsockname(), ssl=trusting, server_hostname="localhost"
+                )
+                client.connecting = asyncio.create_task(connecting)
+                with pytest.raises(asyncio.CancelledError):
+                    await client.connecting
+                assert await asyncio.to_thread(served.acquire, timeout=SOON)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with listening:
+        uvloop.run(give_up())
+        serving.join()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_an_accident_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving_loops(1):
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert "ZeroDivisionError" in caplog.text
