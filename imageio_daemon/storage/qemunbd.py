@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT = 30.0
 #: Seconds that it may take to end: it writes its metadata then. Below the daemon's own shutdown_timeout.
 STOP_TIMEOUT = 20.0
+#: Seconds between signals to end: while it starts, for some 10 ms, it takes note of them and goes on.
+SIGNAL_INTERVAL = 0.2
 #: Seconds between looks whether it serves.
 POLL = 0.01
 #: How much of what it says is kept, in bytes: the last.
@@ -89,9 +91,11 @@ class QemuNbd:
         with self._lock:
             self._stopping = True
         if self._process is not None:
-            self._process.terminate()
-            _, running = await asyncio.wait([ended], timeout=STOP_TIMEOUT)
-            if running:
+            deadline = time.monotonic() + STOP_TIMEOUT
+            while not ended.done() and time.monotonic() < deadline:
+                self._process.terminate()
+                await asyncio.wait([ended], timeout=SIGNAL_INTERVAL)
+            if not ended.done():
                 log.error("qemu-nbd for %s does not end, and is killed", self._image)
                 self._process.kill()
         await asyncio.wait([ended])

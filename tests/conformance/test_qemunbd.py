@@ -92,6 +92,23 @@ async def test_one_that_does_not_end_is_killed(
     assert "is killed" in caplog.text
 
 
+async def test_one_that_loses_a_signal_while_it_starts_is_sent_another(
+    image: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "qemu-nbd"
+    program.write_text(
+        "#!/bin/sh\n"
+        "trap 'trap - TERM' TERM\n"
+        'for word; do case $word in --pid-file=*) echo $$ >"${word#*=}" ;; esac; done\n'
+        "while :; do sleep 0.01; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    server = await start(image, run_dir)
+    await server.stop()
+    assert "is killed" not in caplog.text
+
+
 async def test_one_that_ends_by_itself_is_logged(server: QemuNbd, caplog: pytest.LogCaptureFixture) -> None:
     os.kill(pid(server), signal.SIGKILL)
     await in_thread(server._ended.result)

@@ -2,6 +2,7 @@
 """NBD servers that nobody here wrote, each a process of its own on a unix socket."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import tempfile
@@ -27,6 +28,17 @@ class NbdServer:
     def url(self) -> str:
         return f"nbd:unix:{self.socket}"
 
+    @property
+    def uri(self) -> str:
+        """The same, as the programs of libnbd write it."""
+        return f"nbd+unix:///?socket={self.socket}"
+
+    def connections(self) -> int:
+        """Return how many there are."""
+        assert self.process is not None
+        opened = [os.readlink(entry) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        return sum(name.startswith("socket:") for name in opened) - 1  # the one that listens
+
     def start(self) -> None:
         """Start the process and wait until it listens."""
         self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
@@ -40,9 +52,13 @@ class NbdServer:
 
     def stop(self) -> None:
         """End the process in order: it writes what it has to write."""
+        eventually(self._ends, f"{self.command[0]} ends", timeout=30)
+
+    def _ends(self) -> bool:
         assert self.process is not None
+        # Again and again: qemu-nbd loses those that come while it starts.
         self.process.terminate()
-        self.process.wait(30)
+        return self.process.poll() is not None
 
     def kill(self) -> None:
         """End the process at once."""
