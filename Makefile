@@ -23,9 +23,9 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, all through a proxy
+soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, the images API on all storage
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
-	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/functional -k proxy $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/functional $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, 20 minutes (ONLY=systemd: one of them; tests/lab/README.md)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync $(LAB)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that look at a running daemon from outside."""
 
-import os
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
-from tests.support.proxied import ProxiedDaemon
+from tests.support.places import Place, Setting
 from tests.support.services import Connect, Service
 
 pytest_plugins = ["tests.support.realstorage"]
@@ -23,17 +22,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
-#: The tests of images run through a proxy, too, but 8 minutes are too long for each run of all tests: there the
-#: conformance suite has its backend.
-PROXIED = {f"test_{name}" for name in ("get", "put", "patch", "extents", "checksum", "options", "errors", "storage")}
-WAYS = ["fast_lane", "aiohttp_lane", *(["proxy"] if os.environ.get("IMAGEIO_TEST_LONG") else [])]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the proxy out where a test is not about images."""
-    items[:] = [item for item in items if item.path.stem in PROXIED or not _through_proxy(item)]
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Make what was captured encodable: a lone surrogate in a log line ends pytest-xdist."""
@@ -42,21 +30,23 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-def _through_proxy(item: pytest.Item) -> bool:
-    callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("shared_daemon") == "proxy"
-
-
-@pytest.fixture(scope="session", params=WAYS)
+@pytest.fixture(scope="session", params=["fast_lane", "aiohttp_lane"])
 def shared_daemon(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
     """One daemon for all tests that do not need their own; with each way to serve requests, and number of loops."""
-    if request.param == "proxy":
-        with ProxiedDaemon(certificates) as daemon:
-            yield daemon
-        return
     fast = request.param == "fast_lane"
-    config: dict[str, Section] = {"daemon": {"loops": 2 if fast else 1}, "remote": {"fast_lane": str(fast).lower()}}
+    config: dict[str, Section] = {
+        "daemon": {"loops": 2 if fast else 1},
+        "remote": {"fast_lane": str(fast).lower()},
+        "backend_http": {"ca_file": certificates.cafile},
+    }
     with Daemon(certificates, config) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def other_daemon(certificates: Certificates) -> Iterator[Daemon]:
+    """The daemon that has the images behind tickets of https urls."""
+    with Daemon(certificates) as daemon:
         yield daemon
 
 
@@ -100,17 +90,27 @@ def client(service: Service) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def new_image(request: pytest.FixtureRequest, tmp_path: Path, daemon: Daemon) -> MakeImage:
-    """Make images with tickets: new_image(b"content", ops=["read"]), new_image(size=4096), new_image(path=device)."""
-    make = make_image(daemon, tmp_path)
+def image_kind() -> type[Place]:
+    """What new images are. The tests of the images API have others."""
+    return Place
 
-    def make_for_the_test(*arguments: Any, **fields: Any) -> Image:
-        image = make(*arguments, **fields)
+
+@pytest.fixture
+def new_image(request: pytest.FixtureRequest, tmp_path: Path, daemon: Daemon, image_kind: type[Place]) -> MakeImage:
+    """Make images with tickets: new_image(b"content", ops=["read"]), new_image(size=4096), new_image(path=device)."""
+
+    def make(*arguments: Any, **fields: Any) -> Image:
+        cleanup = ExitStack()
         # Before the storage goes that was there when the image was made: it must not be open then.
-        request.node.addfinalizer(lambda: daemon.control("DELETE", f"/tickets/{image.ticket}"))
+        request.node.addfinalizer(cleanup.close)
+        setting = Setting(daemon, lambda: request.getfixturevalue("other_daemon"), cleanup)
+        image = make_image(daemon, tmp_path, lambda raw, fields: image_kind.make(raw, fields, setting))(
+            *arguments, **fields
+        )
+        cleanup.callback(daemon.control, "DELETE", f"/tickets/{image.ticket}")
         return image
 
-    return make_for_the_test
+    return make
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from imageio_daemon.storage.nbdconnection import Options
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import MiB
 from tests.support.backends import MemoryBackend
-from tests.support.daemon import Certificates, Daemon
+from tests.support.daemon import Daemon
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 
 OpenHttp = Callable[[str], Awaitable[HttpBackend]]
@@ -60,13 +60,6 @@ def loop_device(tmp_path: Path) -> Iterator[Path]:
     device = subprocess.check_output(["losetup", "--find", "--show", backing], text=True).strip()
     yield Path(device)
     subprocess.check_call(["losetup", "--detach", device])
-
-
-@pytest.fixture(scope="session")
-def other_daemon(certificates: Certificates) -> Iterator[Daemon]:
-    """The daemon behind the backends of https urls."""
-    with Daemon(certificates) as daemon:
-        yield daemon
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from tests.support.daemon import Baseline, Daemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.places import Place
 from tests.support.polling import eventually
 from tests.support.services import Connect, Service
 
@@ -42,7 +43,7 @@ def stages(image: Image) -> dict[str, bytes]:
     }
 
 
-STAGES = list(stages(Image(Path("x"), "x")))
+STAGES = list(stages(Image(Place(Path("x")), "x")))
 
 
 @pytest.mark.parametrize("stage", STAGES)

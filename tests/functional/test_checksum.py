@@ -9,6 +9,7 @@ import pytest
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.places import Trait, needs
 
 
 def digest(algorithm: str, data: bytes) -> bytes:
@@ -25,6 +26,7 @@ def checksum(content: bytes, algorithm: str = "blake2b", block_size: int = 4 * M
 CONTENT = pattern(9 * MiB + 12_345)
 
 
+@pytest.mark.every_kind
 def test_by_default_it_is_blake2b_over_blocks_of_4_mib(client: Connection, new_image: MakeImage) -> None:
     answer = client.get(f"{new_image(CONTENT).url}/checksum")
     assert answer.status == 200
@@ -37,6 +39,7 @@ def test_algorithms(client: Connection, new_image: MakeImage, algorithm: str) ->
     assert answer == {"algorithm": algorithm, "block_size": 4 * MiB, "checksum": checksum(CONTENT, algorithm)}
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize("block_size", [MiB, MiB + 4096, 3 * MiB, 16 * MiB])
 def test_block_sizes(client: Connection, new_image: MakeImage, block_size: int) -> None:
     answer = client.get(f"{new_image(CONTENT).url}/checksum?block_size={block_size}").json()
@@ -61,31 +64,32 @@ def test_other_algorithms_are_refused(client: Connection, image: Image, algorith
     assert client.get(f"{image.url}/checksum").status == 200, "the connection stays usable"
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize("size", [0, 1, 4 * MiB, 4 * MiB + 1, 100 * MiB + 5])
 def test_a_hole_counts_as_zeros(client: Connection, new_image: MakeImage, size: int) -> None:
     assert client.get(f"{new_image(size=size).url}/checksum").json()["checksum"] == checksum(bytes(size))
 
 
+@pytest.mark.every_kind
 def test_data_between_holes(client: Connection, new_image: MakeImage) -> None:
-    image = new_image(size=20 * MiB + 1)
-    with image.path.open("r+b") as file:
-        file.seek(5 * MiB)
-        file.write(pattern(5000))
-        file.seek(18 * MiB - 100)
-        file.write(pattern(200))
+    image = new_image(size=20 * MiB + 1, pieces={5 * MiB: pattern(5000), 18 * MiB - 100: pattern(200)})
     assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(image.content())
 
 
+@pytest.mark.every_kind
 def test_it_ends_with_the_ticket(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ticket_size=MiB)
     assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(CONTENT[:MiB])
 
 
+@pytest.mark.every_kind
+@needs(Trait.EXACT)
 def test_it_ends_with_the_image(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ticket_size=100 * MiB)
     assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(CONTENT)
 
 
+@needs(Trait.ZEROS)
 def test_an_empty_disk_of_1_tib_is_quick(client: Connection, new_image: MakeImage) -> None:
     assert client.get(f"{new_image(size=1024**4).url}/checksum?block_size={16 * MiB}").status == 200
 

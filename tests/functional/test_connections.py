@@ -205,6 +205,7 @@ def test_the_limit_is_for_one_ticket(narrow: Daemon, narrow_images: MakeImage) -
             connection.close()
 
 
+@pytest.mark.every_kind
 def test_one_connection_may_use_many_tickets(daemon: Daemon, new_image: MakeImage, service_name: str) -> None:
     images = [new_image(pattern(100, seed=seed)) for seed in range(5)]
     with daemon.connect(service_name) as connection:

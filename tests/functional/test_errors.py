@@ -9,7 +9,7 @@ import imageio_daemon
 from tests.support.daemon import Daemon
 from tests.support.http_client import Answer, Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, pattern
-from tests.support.proxied import ProxiedDaemon
+from tests.support.places import Trait, needs
 from tests.support.services import Connect
 
 
@@ -79,6 +79,7 @@ def test_all_reasons_for_no_access_look_the_same(
     assert answers.pop().startswith("You are not allowed to access this resource")
 
 
+@needs(Trait.NAMED)
 def test_an_error_of_the_server_tells_no_detail(client: Connection, new_image: MakeImage) -> None:
     image = new_image()
     image.path.unlink()
@@ -89,11 +90,10 @@ def test_an_error_of_the_server_tells_no_detail(client: Connection, new_image: M
     assert "errno" not in answer.text.lower()
 
 
+@needs(Trait.NAMED, Trait.OWN)
 def test_the_detail_of_an_error_of_the_server_is_in_the_log(
     client: Connection, new_image: MakeImage, daemon: Daemon
 ) -> None:
-    if isinstance(daemon, ProxiedDaemon):
-        pytest.skip("the detail is in the log of the other server")
     start = daemon.log.end()
     image = new_image()
     image.path.unlink()
@@ -127,6 +127,7 @@ def test_an_error_with_nothing_unread_keeps_the_connection(
     assert client.get(image.url).body == image.content()
 
 
+@needs(Trait.NAMED)
 def test_an_error_of_the_server_keeps_the_connection(client: Connection, image: Image, new_image: MakeImage) -> None:
     missing = new_image()
     missing.path.unlink()
@@ -234,6 +235,7 @@ def test_info_tells_the_version(daemon: Daemon) -> None:
     assert answer.json() == {"version": imageio_daemon.__version__}
 
 
+@pytest.mark.every_kind
 def test_after_an_error_the_body_of_the_next_request_is_not_mixed_up(client: Connection, image: Image) -> None:
     content = pattern(MiB, seed=4)
     for _ in range(3):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.places import Trait, needs
 from tests.support.realstorage import Storage
 
 
@@ -26,6 +27,7 @@ def filled(storage: Storage) -> Path:
     return path
 
 
+@needs(Trait.PATH, Trait.SPACE)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_fast_zero_is_done_or_refused_with_nothing_changed(
     client: Connection, new_image: MakeImage, storage: Storage, sparse: bool
@@ -45,6 +47,7 @@ def test_fast_zero_is_done_or_refused_with_nothing_changed(
     assert client.get(image.url).body == bytes(MiB)
 
 
+@needs(Trait.PATH, Trait.OWN)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_fast_zero_works_where_storage_has_it(
     client: Connection, new_image: MakeImage, storage: Storage, sparse: bool
@@ -56,6 +59,7 @@ def test_fast_zero_works_where_storage_has_it(
     assert options(client, image)[0] == works
 
 
+@needs(Trait.PATH, Trait.OWN)
 def test_fast_zero_of_a_part_of_a_block_is_refused_on_a_device(
     client: Connection, new_image: MakeImage, block_storage: Storage
 ) -> None:
@@ -85,6 +89,7 @@ def test_the_star_tells_nothing_of_an_image(client: Connection) -> None:
 # zero_state
 
 
+@needs(Trait.PATH, Trait.OWN)
 def test_sparse_image_that_is_one_hole_is_zero(client: Connection, new_image: MakeImage, file_storage: Storage) -> None:
     assert options(client, new_image(path=file_storage.make(MiB), sparse=True))[1] == "zero"
 
@@ -97,14 +102,16 @@ def test_image_with_data_is_unknown(client: Connection, new_image: MakeImage) ->
     assert options(client, new_image(sparse=True))[1] == "unknown"
 
 
+@needs(Trait.OWN, Trait.HOLES)
 def test_image_that_was_written_is_unknown_through_every_ticket(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=MiB, sparse=True)
-    other = new_image(path=image.path, sparse=True)
+    other = new_image(of=image, sparse=True)
     assert (options(client, image)[1], options(client, other)[1]) == ("zero", "zero")
     assert client.put(other.url, b"data").status == 200
     assert (options(client, image)[1], options(client, other)[1]) == ("unknown", "unknown")
 
 
+@needs(Trait.OWN, Trait.RAW_FILE)
 def test_image_that_another_process_has_written_is_unknown(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=MiB, sparse=True)
     assert options(client, image)[1] == "zero"
@@ -125,5 +132,6 @@ def test_file_shorter_than_its_ticket_is_unknown(client: Connection, new_image: 
     assert options(client, new_image(size=4096, ticket_size=MiB, sparse=True))[1] == "unknown"
 
 
+@needs(Trait.PATH)
 def test_block_device_is_unknown(client: Connection, new_image: MakeImage, block_storage: Storage) -> None:
     assert options(client, new_image(path=block_storage.make(MiB), sparse=True))[1] == "unknown"

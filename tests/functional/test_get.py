@@ -6,10 +6,12 @@ import pytest
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import MakeImage, MiB, pattern
+from tests.support.places import Trait, needs
 
 CONTENT = pattern(10_000)
 
 
+@pytest.mark.every_kind
 def test_the_whole_image(client: Connection, new_image: MakeImage) -> None:
     answer = client.get(new_image(CONTENT).url)
     assert answer.status == 200
@@ -20,11 +22,13 @@ def test_the_whole_image(client: Connection, new_image: MakeImage) -> None:
     assert "Content-Range" not in answer.headers
 
 
+@pytest.mark.every_kind
 def test_an_image_of_many_buffers(client: Connection, new_image: MakeImage) -> None:
     content = pattern(20 * MiB + 777)
     assert client.get(new_image(content).url).body == content
 
 
+@pytest.mark.every_kind
 def test_an_empty_image(client: Connection, new_image: MakeImage) -> None:
     answer = client.get(new_image(b"").url)
     assert (answer.status, answer.body) == (200, b"")
@@ -35,6 +39,7 @@ def test_a_ticket_that_may_write_may_read(client: Connection, new_image: MakeIma
     assert client.get(new_image(CONTENT, ops=ops).url).body == CONTENT
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     ("value", "first", "last"),
     [
@@ -66,6 +71,7 @@ def test_a_range(client: Connection, new_image: MakeImage, value: str, first: in
     assert answer.body == CONTENT[first : last + 1]
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     "value",
     [
@@ -117,6 +123,7 @@ def test_a_malformed_range(client: Connection, new_image: MakeImage, value: str)
     assert client.get(image.url).body == CONTENT, "the connection stays usable"
 
 
+@pytest.mark.every_kind
 def test_a_ticket_smaller_than_the_image_serves_what_the_ticket_has(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ticket_size=6000)
     assert client.get(image.url).body == CONTENT[:6000]
@@ -126,6 +133,8 @@ def test_a_ticket_smaller_than_the_image_serves_what_the_ticket_has(client: Conn
     assert client.get(image.url, {"Range": "bytes=6000-"}).headers["Content-Range"] == "bytes */6000"
 
 
+@pytest.mark.every_kind
+@needs(Trait.EXACT)
 def test_a_ticket_larger_than_the_image_serves_what_the_image_has(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ticket_size=20_000)
     assert client.get(image.url).body == CONTENT
@@ -138,6 +147,8 @@ def test_a_ticket_larger_than_the_image_serves_what_the_image_has(client: Connec
     assert (refused.status, refused.headers["Content-Range"]) == (416, "bytes */10000")
 
 
+@pytest.mark.every_kind
+@needs(Trait.GROWS, Trait.RAW_FILE)
 def test_an_image_that_grew_is_served_as_it_is_now(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT, ticket_size=20_000)
     assert client.get(image.url).body == CONTENT
@@ -228,6 +239,7 @@ def test_the_path_is_percent_decoded(client: Connection, new_image: MakeImage) -
     assert client.get(encoded).body == CONTENT
 
 
+@needs(Trait.PATH)
 def test_a_path_of_a_file_url_is_not_percent_decoded(
     client: Connection, new_image: MakeImage, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -250,16 +262,20 @@ def test_an_http_1_0_client_may_ask_to_keep_the_connection(client: Connection, n
         assert client.receive().body == CONTENT
 
 
+@pytest.mark.every_kind
+@needs(Trait.NAMED)
 def test_a_missing_image_is_the_servers_fault(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT)
-    image.path.unlink()
+    elsewhere = image.path.rename(image.path.with_suffix(".elsewhere"))
     answer = client.get(image.url)
     assert answer.status == 500
     assert str(image.path) not in answer.text
-    image.path.write_bytes(CONTENT)
+    elsewhere.rename(image.path)
     assert client.get(image.url).body == CONTENT, "the next request tries again"
 
 
+@pytest.mark.every_kind
+@needs(Trait.GROWS, Trait.RAW_FILE)
 def test_an_image_that_shrinks_in_mid_body_cuts_the_answer_short(client: Connection, new_image: MakeImage) -> None:
     size = 256 * MiB
     image = new_image(size=size, ops=["read"])
@@ -280,6 +296,7 @@ def test_an_image_that_shrinks_in_mid_body_cuts_the_answer_short(client: Connect
 # HEAD
 
 
+@pytest.mark.every_kind
 def test_head_is_get_without_the_body(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT)
     answer = client.request("HEAD", image.url)

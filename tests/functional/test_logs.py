@@ -9,6 +9,7 @@ import pytest
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.places import Trait, needs
 from tests.support.polling import eventually
 
 
@@ -53,6 +54,7 @@ def test_the_ticket_id_is_never_logged(
             assert ticket_id[-8:] not in line
 
 
+@needs(Trait.NAMED)
 def test_a_transfer_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImage) -> None:
     start = daemon.log.end()
     transfer(daemon, new_image, transfer_id="job-18")

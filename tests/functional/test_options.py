@@ -13,6 +13,7 @@ READ_FEATURES = ["checksum", "extents"]
 WRITE_FEATURES = ["checksum", "extents", "flush", "zero"]
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize("ops", [["write"], ["read", "write"]], ids=str)
 def test_a_writable_image_offers_everything(client: Connection, new_image: MakeImage, ops: list[str]) -> None:
     answer = client.request("OPTIONS", new_image(ops=ops).url)
@@ -21,6 +22,7 @@ def test_a_writable_image_offers_everything(client: Connection, new_image: MakeI
     assert sorted(answer.json()["features"]) == WRITE_FEATURES
 
 
+@pytest.mark.every_kind
 def test_a_read_only_image_offers_no_change(client: Connection, new_image: MakeImage) -> None:
     answer = client.request("OPTIONS", new_image(ops=["read"]).url)
     assert answer.status == 200

@@ -9,12 +9,14 @@ import pytest
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, MiB
+from tests.support.places import Trait, needs
 
 
 def zeroed(before: bytes, offset: int, size: int) -> bytes:
     return before[:offset] + bytes(size) + before[offset + size :]
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     ("offset", "size"),
     [(0, MiB), (0, 1), (MiB - 1, 1), (4096, 4096), (1, 4095), (4095, 2), (100, 70_000), (0, 0), (MiB, 0)],
@@ -32,12 +34,15 @@ def test_zero_starts_at_0_by_default(client: Connection, image: Image) -> None:
     assert image.content() == zeroed(before, 0, 5000)
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize("flush", [True, False])
 def test_zero_with_flush(client: Connection, image: Image, flush: bool) -> None:
     assert client.patch(image.url, {"op": "zero", "size": 5000, "flush": flush}).status == 200
     assert image.read(0, 5000) == bytes(5000)
 
 
+@pytest.mark.every_kind
+@needs(Trait.SPACE)
 def test_zero_of_a_sparse_ticket_gives_the_space_back(client: Connection, new_image: MakeImage) -> None:
     image = new_image(sparse=True)
     assert client.patch(image.url, {"op": "zero", "size": MiB, "flush": True}).status == 200
@@ -45,6 +50,8 @@ def test_zero_of_a_sparse_ticket_gives_the_space_back(client: Connection, new_im
     assert image.path.stat().st_blocks == 0
 
 
+@pytest.mark.every_kind
+@needs(Trait.SPACE)
 def test_zero_of_a_ticket_that_is_not_sparse_keeps_the_space(client: Connection, new_image: MakeImage) -> None:
     image = new_image(sparse=False)
     assert client.patch(image.url, {"op": "zero", "size": MiB, "flush": True}).status == 200
@@ -52,17 +59,22 @@ def test_zero_of_a_ticket_that_is_not_sparse_keeps_the_space(client: Connection,
     assert image.path.stat().st_blocks * 512 >= MiB
 
 
+@pytest.mark.every_kind
+@needs(Trait.GROWS)
 def test_zero_lets_a_file_grow_to_the_size_of_its_ticket(client: Connection, new_image: MakeImage) -> None:
     image = new_image(b"start", ticket_size=MiB)
     assert client.patch(image.url, {"op": "zero", "offset": 100_000, "size": MiB - 100_000}).status == 200
     assert image.content() == b"start" + bytes(MiB - 5)
 
 
+@pytest.mark.every_kind
+@needs(Trait.QUICK_ZERO)
 def test_zero_of_8_tib_is_quick(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=8 * 1024**4, sparse=True)
     assert client.patch(image.url, {"op": "zero", "size": 8 * 1024**4}).status == 200
 
 
+@pytest.mark.every_kind
 def test_flush(client: Connection, image: Image) -> None:
     answer = client.patch(image.url, {"op": "flush"})
     assert (answer.status, answer.body, answer.headers["Content-Length"]) == (200, b"", "0")
@@ -140,6 +152,7 @@ def test_a_document_just_below_64_kib_is_read(client: Connection, image: Image) 
     assert client.request("PATCH", image.url, None, body).status == 200
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize("document", [{"op": "zero", "size": 1, "offset": MiB}, {"op": "zero", "size": MiB + 1}])
 def test_zero_outside_of_the_ticket(client: Connection, image: Image, document: dict[str, Any]) -> None:
     before = image.content()

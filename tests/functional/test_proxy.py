@@ -9,6 +9,7 @@ import pytest
 from tests.support.daemon import Certificates, Daemon, MakeDaemon, ticket
 from tests.support.http_client import Connection
 from tests.support.images import Image, KiB, MiB, pattern
+from tests.support.places import Place
 from tests.support.polling import eventually
 
 
@@ -43,7 +44,9 @@ def make_image(storage_daemon: Daemon, proxy: Daemon, path: Path, content: bytes
     path.write_bytes(content)
     behind = storage_daemon.add_ticket(path, len(content), **fields)
     proxy.hide(behind)
-    return Image(path, proxy.put_ticket({**ticket("", len(content), **fields), "url": storage_daemon.url(behind)}))
+    return Image(
+        Place(path), proxy.put_ticket({**ticket("", len(content), **fields), "url": storage_daemon.url(behind)})
+    )
 
 
 def test_download(client: Connection, image: Image) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.places import Trait, needs
 from tests.support.services import Connect
 
 NEW = pattern(MiB, seed=1)
@@ -24,11 +25,13 @@ def test_a_body_without_a_range_is_written_at_0(client: Connection, image: Image
     assert image.content() == changed(before, 0, NEW[:5000])
 
 
+@pytest.mark.every_kind
 def test_a_whole_image(client: Connection, image: Image) -> None:
     assert client.put(image.url, NEW).status == 200
     assert image.content() == NEW
 
 
+@pytest.mark.every_kind
 def test_a_body_of_many_buffers(client: Connection, new_image: MakeImage) -> None:
     content = pattern(40 * MiB + 333, seed=2)
     image = new_image(size=len(content))
@@ -36,6 +39,7 @@ def test_a_body_of_many_buffers(client: Connection, new_image: MakeImage) -> Non
     assert image.content() == content
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     ("offset", "length"),
     [(0, 1), (1, 1), (511, 2), (4095, 2), (4096, 4096), (100, 10_000), (MiB - 1, 1), (65_535, 65_537), (0, MiB)],
@@ -114,6 +118,7 @@ def test_content_range_twice_is_refused(client: Connection, image: Image) -> Non
     assert image.content() == before
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     "value",
     [
@@ -138,6 +143,7 @@ def test_the_last_byte_of_the_ticket_can_be_written(client: Connection, image: I
     assert image.content()[-11:].endswith(b"1234567890")
 
 
+@pytest.mark.every_kind
 def test_a_ticket_smaller_than_the_image_protects_the_rest(connect: Connect, new_image: MakeImage) -> None:
     image = new_image(ticket_size=1000)
     before = image.content()
@@ -146,12 +152,15 @@ def test_a_ticket_smaller_than_the_image_protects_the_rest(connect: Connect, new
     assert image.content() == changed(before, 998, b"12")
 
 
+@pytest.mark.every_kind
+@needs(Trait.GROWS)
 def test_a_ticket_larger_than_a_file_lets_it_grow(client: Connection, new_image: MakeImage) -> None:
     image = new_image(b"start", ticket_size=MiB)
     assert client.put_at(image.url, 10_000, b"end").status == 200
     assert image.content() == b"start" + bytes(9995) + b"end"
 
 
+@pytest.mark.every_kind
 def test_an_image_of_odd_size_keeps_it(client: Connection, new_image: MakeImage) -> None:
     image = new_image(NEW[:10_001])
     assert client.put_at(image.url, 9_000, NEW[:1001]).status == 200
@@ -187,6 +196,7 @@ def test_close_asks_for_the_end_of_the_connection(client: Connection, image: Ima
 # The body
 
 
+@pytest.mark.every_kind
 def test_an_empty_body_is_fine(client: Connection, image: Image) -> None:
     before = image.content()
     assert client.put(image.url, b"").status == 200
@@ -206,6 +216,7 @@ def test_a_body_without_a_length_is_refused(client: Connection, image: Image) ->
     assert image.content() == before
 
 
+@pytest.mark.every_kind
 def test_a_chunked_body_is_written(client: Connection, image: Image) -> None:
     before = image.content()
     headers = {"Transfer-Encoding": "chunked", "Content-Range": "bytes 100-*/*"}
@@ -219,6 +230,7 @@ def test_a_chunked_body_is_written(client: Connection, image: Image) -> None:
     assert client.get(image.url).status == 200, "the connection stays usable"
 
 
+@needs(Trait.GROWS)
 def test_a_chunked_body_that_leaves_the_ticket_is_refused(client: Connection, new_image: MakeImage) -> None:
     image = new_image(b"", ticket_size=1000)
     client.send(encode_request("PUT", image.url, {"Transfer-Encoding": "chunked"}))
@@ -263,6 +275,7 @@ def test_an_unknown_ticket_cannot_write(client: Connection) -> None:
     assert client.is_closed()
 
 
+@pytest.mark.every_kind
 def test_writing_and_reading_on_many_connections(connect: Connect, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image(size=8 * MiB)
     connections = [connect() for _ in range(8)]

@@ -7,11 +7,13 @@ import pytest
 
 from tests.support.http_client import Connection
 from tests.support.images import MakeImage, MiB, pattern
+from tests.support.places import Trait, needs
 from tests.support.realstorage import Storage
 
 SIZE = 4 * MiB
 
 
+@needs(Trait.PATH)
 def test_what_was_written_is_read(client: Connection, new_image: MakeImage, storage: Storage) -> None:
     image = new_image(path=storage.make(SIZE))
     content = pattern(SIZE)
@@ -20,6 +22,7 @@ def test_what_was_written_is_read(client: Connection, new_image: MakeImage, stor
     assert image.content() == content
 
 
+@needs(Trait.PATH)
 def test_any_offset_and_length(client: Connection, new_image: MakeImage, storage: Storage) -> None:
     image = new_image(path=storage.make(SIZE), sparse=True)
     expected = bytearray(SIZE)
@@ -39,6 +42,7 @@ def test_any_offset_and_length(client: Connection, new_image: MakeImage, storage
     assert image.content() == expected
 
 
+@needs(Trait.PATH)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_zeroing_the_whole_image(client: Connection, new_image: MakeImage, storage: Storage, sparse: bool) -> None:
     image = new_image(path=storage.make(SIZE), sparse=sparse)
@@ -49,6 +53,7 @@ def test_zeroing_the_whole_image(client: Connection, new_image: MakeImage, stora
         assert (storage.allocated(image.path) < SIZE // 4) is sparse
 
 
+@needs(Trait.PATH)
 def test_extents_cover_the_image(client: Connection, new_image: MakeImage, storage: Storage) -> None:
     image = new_image(path=storage.make(SIZE))
     assert client.put_at(image.url, MiB, pattern(MiB)).status == 200
@@ -62,6 +67,7 @@ def test_extents_cover_the_image(client: Connection, new_image: MakeImage, stora
         assert extents == [{"start": 0, "length": SIZE, "zero": False, "hole": False}]
 
 
+@needs(Trait.PATH)
 def test_the_checksum_is_equal_on_all_storage(client: Connection, new_image: MakeImage, storage: Storage) -> None:
     image, on_file = new_image(path=storage.make(SIZE)), new_image(size=SIZE)
     for each in (image, on_file):
@@ -69,6 +75,7 @@ def test_the_checksum_is_equal_on_all_storage(client: Connection, new_image: Mak
     assert client.get(f"{image.url}/checksum").json() == client.get(f"{on_file.url}/checksum").json()
 
 
+@needs(Trait.PATH)
 def test_a_device_cannot_grow(client: Connection, new_image: MakeImage, block_storage: Storage) -> None:
     image = new_image(path=block_storage.make(SIZE), ticket_size=2 * SIZE)
     refused = client.patch(image.url, {"op": "zero", "offset": SIZE, "size": 4096})

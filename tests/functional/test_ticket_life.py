@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, MakeDaemon, now, ticket
+from tests.support.daemon import Daemon, MakeDaemon, now
 from tests.support.http_client import Connection, DisconnectedError, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
@@ -51,6 +51,7 @@ def test_an_expired_ticket_still_has_a_status(image: Image, daemon: Daemon) -> N
     assert daemon.status(image.ticket)["expires"] <= now()
 
 
+@pytest.mark.every_kind
 @pytest.mark.parametrize(
     "request_", ["GET", "HEAD", "OPTIONS", "PUT", "PATCH", "GET /extents", "GET /checksum", "GET ?again"]
 )
@@ -71,6 +72,7 @@ def test_renewal_never_shortens_an_extension(client: Connection, image: Image, d
     assert daemon.status(image.ticket)["expires"] > now() + 8000
 
 
+@pytest.mark.every_kind
 def test_expiry_does_not_cut_a_running_request_which_renews_at_its_end(
     client: Connection, image: Image, daemon: Daemon
 ) -> None:
@@ -86,6 +88,7 @@ def test_expiry_does_not_cut_a_running_request_which_renews_at_its_end(
 # Progress
 
 
+@pytest.mark.every_kind
 def test_transferred_counts_what_was_written(client: Connection, image: Image, daemon: Daemon) -> None:
     client.put_at(image.url, 0, bytes(1000))
     client.put_at(image.url, 5000, bytes(1000))
@@ -119,6 +122,7 @@ def test_reading_is_no_progress_of_a_write_ticket(client: Connection, image: Ima
     assert daemon.status(image.ticket)["transferred"] == 0
 
 
+@pytest.mark.every_kind
 def test_transferred_counts_the_part_done_of_a_running_request(
     client: Connection, new_image: MakeImage, daemon: Daemon
 ) -> None:
@@ -156,11 +160,12 @@ def test_a_connection_that_was_refused_is_not_counted(connect: Connect, new_imag
     assert daemon.status(image.ticket)["connections"] == 0
 
 
+@pytest.mark.every_kind
 def test_the_image_is_closed_with_its_ticket(client: Connection, image: Image, daemon: Daemon) -> None:
     assert client.get(image.url).status == 200
-    assert daemon.has_open(image.path)
+    assert image.place.is_open(daemon)
     daemon.remove(image.ticket)
-    assert not daemon.has_open(image.path)
+    image.place.check_closed(daemon)
 
 
 # Removal
@@ -184,24 +189,27 @@ def test_removal_with_idle_connections_is_done_at_once(connect: Connect, image: 
     assert now() - started < 2
 
 
+@pytest.mark.every_kind
 def test_removal_ends_a_running_upload(client: Connection, image: Image, daemon: Daemon) -> None:
     with slow_upload(client, image.url):
         wait_active(daemon, image.ticket)
         daemon.remove(image.ticket)
-        assert not daemon.has_open(image.path)
+        image.place.check_closed(daemon)
         assert client.status_or_end() in (403, None)
 
 
+@pytest.mark.every_kind
 def test_removal_ends_a_running_download(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image(size=256 * MiB, ops=["read"])
     client.send(encode_request("GET", image.url))
     assert not client.is_silent(timeout=10), "the answer has begun"
     daemon.remove(image.ticket)
-    assert not daemon.has_open(image.path)
+    image.place.check_closed(daemon)
     with pytest.raises(DisconnectedError):
         client.receive()
 
 
+@pytest.mark.every_kind
 def test_nothing_is_written_after_removal(client: Connection, image: Image, daemon: Daemon) -> None:
     with slow_upload(client, image.url, sent=65536):
         wait_active(daemon, image.ticket)
@@ -212,31 +220,35 @@ def test_nothing_is_written_after_removal(client: Connection, image: Image, daem
     assert image.content() == before
 
 
-def test_replacement_cancels_running_requests_of_the_old_ticket(connect: Connect, image: Image, daemon: Daemon) -> None:
+@pytest.mark.every_kind
+def test_replacement_cancels_running_requests_of_the_old_ticket(
+    connect: Connect, new_image: MakeImage, daemon: Daemon
+) -> None:
+    image = new_image()
     running, idle = connect(), connect()
     assert idle.get(image.url).status == 200
     with slow_upload(running, image.url):
         wait_active(daemon, image.ticket)
-        daemon.put_ticket(ticket(image.path, MiB, uuid=image.ticket))
+        new_image(of=image, uuid=image.ticket)
         assert running.status_or_end() in (403, None)
     # An idle connection goes on with the new ticket.
     assert idle.get(image.url).status == 200
     assert daemon.status(image.ticket)["canceled"] is False
 
 
-def test_a_replaced_ticket_counts_from_the_start(client: Connection, image: Image, daemon: Daemon) -> None:
+def test_a_replaced_ticket_counts_from_the_start(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
+    image = new_image()
     client.put_at(image.url, 0, bytes(4096))
-    daemon.put_ticket(ticket(image.path, MiB, uuid=image.ticket))
+    new_image(of=image, uuid=image.ticket)
     status = daemon.status(image.ticket)
     assert (status["transferred"], status["connections"]) == (0, 0)
 
 
-def test_an_idle_connection_uses_the_image_of_the_new_ticket(
-    client: Connection, new_image: MakeImage, daemon: Daemon
-) -> None:
+@pytest.mark.every_kind
+def test_an_idle_connection_uses_the_image_of_the_new_ticket(client: Connection, new_image: MakeImage) -> None:
     old, new = new_image(b"old"), new_image(b"new")
     assert client.get(old.url).body == b"old"
-    daemon.put_ticket(ticket(new.path, 3, uuid=old.ticket))
+    new_image(of=new, uuid=old.ticket)
     assert client.get(old.url).body == b"new"
 
 

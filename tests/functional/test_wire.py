@@ -56,6 +56,7 @@ def test_pipelined_requests_are_answered_in_order(client: Connection, image: Ima
         assert client.receive().body == content[at : at + 10]
 
 
+@pytest.mark.every_kind
 def test_pipelined_writes_and_reads_take_effect_in_order(client: Connection, image: Image) -> None:
     requests = requests_of_every_kind(image)
     client.send(b"".join(request for request, _, _ in requests) * 3)
@@ -275,6 +276,7 @@ def test_a_body_longer_than_declared_is_the_next_request(client: Connection, ima
     assert image.content() == b"hello" + before[5:]
 
 
+@pytest.mark.every_kind
 def test_a_body_shorter_than_declared_is_the_clients_error(client: Connection, image: Image, daemon: Daemon) -> None:
     start = daemon.log.end()
     before = image.content()
@@ -370,6 +372,7 @@ def test_another_expectation_is_refused_or_ignored(client: Connection, image: Im
 # Many at once
 
 
+@pytest.mark.every_kind
 def test_connections_do_not_see_each_others_bytes(connect: Connect, new_image: MakeImage) -> None:
     images = [new_image(pattern(50_000, seed=seed)) for seed in range(8)]
     connections = [connect() for _ in images]

@@ -45,10 +45,7 @@ def test_an_import_by_the_upload_plugin_of_virt_v2v(daemon: Daemon, client: Conn
 
 
 def test_a_backup_by_the_client_of_ovirt(client: Connection, connect: Connect, new_image: MakeImage) -> None:
-    image = new_image(size=4 * MiB, ops=["read"], dirty=True)
-    with image.path.open("r+b") as file:
-        file.seek(MiB)
-        file.write(pattern(MiB))
+    image = new_image(size=4 * MiB, pieces={MiB: pattern(MiB)}, ops=["read"], dirty=True)
     assert client.request("OPTIONS", image.url, {"host": "localhost"}).json()["max_readers"] >= 4
     assert client.get(f"{image.url}/extents?context=dirty").status == 404
     extents = client.get(f"{image.url}/extents?context=zero").json()

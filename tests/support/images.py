@@ -2,13 +2,15 @@
 """Images with tickets, for tests."""
 
 import hashlib
+import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, ticket
+from tests.support.places import Place
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -18,22 +20,25 @@ MakeImage = Callable[..., "Image"]
 
 @dataclass(frozen=True)
 class Image:
-    """A file or device and a ticket for it. `url` is the path of the image in a service."""
+    """An image and a ticket for it. `url` is the path of the image in a service."""
 
-    path: Path
+    place: Place
     ticket: str
+
+    @property
+    def path(self) -> Path:
+        """The file or device, where the place has one."""
+        return self.place.path
 
     @property
     def url(self) -> str:
         return f"/images/{self.ticket}"
 
     def content(self) -> bytes:
-        return self.path.read_bytes()
+        return self.place.content()
 
     def read(self, offset: int, length: int) -> bytes:
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
+        return self.place.read(offset, length)
 
 
 def pattern(length: int, seed: int = 0) -> bytes:
@@ -41,35 +46,52 @@ def pattern(length: int, seed: int = 0) -> bytes:
     return hashlib.shake_128(seed.to_bytes(8)).digest(length)
 
 
-def make_image(daemon: Daemon, directory: Path) -> MakeImage:
+def _file(raw: Path, _: Mapping[str, Any]) -> Place:
+    return Place(raw)
+
+
+def make_image(
+    daemon: Daemon, directory: Path, place_of: Callable[[Path, Mapping[str, Any]], Place] = _file
+) -> MakeImage:
     """Return a function that makes images below directory with tickets of daemon.
 
-    content: what a new file holds, default 1 MiB of a pattern. size: makes a hole of that size instead.
-    path: an image that exists, a device for instance. ticket_size: default the image's. Other arguments: of the ticket.
+    content: what a new image holds, default 1 MiB of a pattern. size: makes a hole of that size instead, with pieces of
+    data, by their offsets. path: an image that exists, a device for instance. of: another ticket of an image.
+    ticket_size: default the image's. Other arguments: of the ticket.
     """
 
     def make(
         content: bytes | None = None,
         *,
         size: int | None = None,
+        pieces: Mapping[int, bytes] | None = None,
         path: Path | None = None,
+        of: Image | None = None,
         ticket_size: int | None = None,
         **fields: Any,
     ) -> Image:
+        if of is not None:
+            size = daemon.status(of.ticket)["size"] if ticket_size is None else ticket_size
+            return Image(of.place, daemon.add_ticket(of.path, size, **of.place.where, **fields))
         if path is None:
             path = directory / f"image-{uuid.uuid4().hex[:8]}"
             if size is None:
-                data = pattern(MiB) if content is None else content
-                path.write_bytes(data)
-                size = len(data)
+                path.write_bytes(pattern(MiB) if content is None else content)
             else:
-                with path.open("wb") as file:
-                    file.truncate(size)
-        if ticket_size is None:
-            ticket_size = size if size is not None else _size_of(path)
-        return Image(path, daemon.add_ticket(path, ticket_size, **fields))
+                _write_sparse(path, size, pieces or {})
+        fields = ticket(path, _size_of(path) if ticket_size is None else ticket_size, **fields)
+        place = place_of(path, fields)
+        return Image(place, daemon.put_ticket({**fields, **place.where}))
 
     return make
+
+
+def _write_sparse(path: Path, size: int, pieces: Mapping[int, bytes]) -> None:
+    with path.open("wb") as file:
+        file.truncate(size)
+        for offset, data in pieces.items():
+            os.pwrite(file.fileno(), data, offset)
+        os.fsync(file.fileno())
 
 
 def _size_of(path: Path) -> int:
