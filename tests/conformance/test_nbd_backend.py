@@ -582,6 +582,30 @@ async def test_a_server_that_shuts_down_is_left_in_order(server: FakeNbd, open_n
     assert [asked.header.command for asked in server.asked] == [Command.READ, Command.DISC, Command.READ]
 
 
+async def test_the_goodbye_is_the_last_word_and_waits_for_all_replies(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    answered = asyncio.Event()
+
+    async def late(asked: Asked) -> bytes:
+        await answered.wait()
+        return server.success(asked)
+
+    server.answer = late
+    backend = await open_nbd(server)
+    reading = asyncio.ensure_future(read(backend, pool, 0, 10))
+    await eventually_async(lambda: server.asked)
+    closing = asyncio.ensure_future(backend.close())
+    done, _ = await asyncio.wait([reading, closing], timeout=0.05)
+    assert not done
+    answered.set()
+    assert await reading == bytes(10)
+    await closing
+    await eventually_async(lambda: server.ended == 1)
+    assert [asked.header.command for asked in server.asked] == [Command.READ, Command.DISC]
+    assert not server.after_goodbye
+
+
 async def test_a_server_that_breaks_the_protocol_is_left_at_once(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:

@@ -309,6 +309,21 @@ def test_a_poisoned_image_is_refused(client: Connection, daemon: Daemon, images:
     assert not children(daemon)
 
 
+def test_an_image_whose_data_is_elsewhere_is_refused(
+    client: Connection, daemon: Daemon, images: Path, tmp_path: Path
+) -> None:
+    image, secret = images / "data-elsewhere.qcow2", tmp_path / "secret"
+    qemu_img("create", "-f", "qcow2", "-o", f"data_file={secret},data_file_raw=on", image, "1M")
+    secret.write_bytes(pattern(MiB))
+    ticket = daemon.add_ticket(image, MiB, format="qcow2")
+    for answer in (client.get(f"/images/{ticket}"), client.put(f"/images/{ticket}", b"overwritten")):
+        assert answer.status == 500
+        assert "secret" not in answer.text
+    assert secret.read_bytes() == pattern(MiB)
+    daemon.log.wait_for("data-elsewhere.qcow2.*secret'.*allowed_paths")
+    assert not children(daemon)
+
+
 def test_what_qemu_nbd_says_is_logged(client: Connection, daemon: Daemon, images: Path) -> None:
     image = create(images / "broken.qcow2")
     with image.open("r+b") as file:

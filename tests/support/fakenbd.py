@@ -45,6 +45,7 @@ class FakeNbd:
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     ended: int = 0  # connections
+    after_goodbye: bytes = b""
     refusal: Answers | None = None  # of GO
     #: What connections after the first are told of the size.
     later_size: int | None = None
@@ -114,6 +115,7 @@ class FakeNbd:
             header = RequestHeader.unpack(data, extended=self.extended)
             if header.command == Command.DISC:
                 self.asked.append(Asked(number, header))
+                self.after_goodbye += await reader.read()
                 return
             if self.answer is not None and header.command == Command.WRITE and header.length > MOST_READ:
                 payload = b""  # what is answered before it was received
