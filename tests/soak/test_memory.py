@@ -4,13 +4,16 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.daemon import Baseline, Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.places import Managed, Place, Qcow2Served, Setting
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("IMAGEIO_TEST_LONG"), reason="takes minutes: IMAGEIO_TEST_LONG=1"),
@@ -29,6 +32,22 @@ def own(make_daemon: MakeDaemon) -> Daemon:
 @pytest.fixture
 def images(own: Daemon, tmp_path: Path) -> MakeImage:
     return make_image(own, tmp_path)
+
+
+@pytest.fixture(params=[Place, Qcow2Served, Managed], ids=lambda kind: kind.kind)
+def images_anywhere(request: pytest.FixtureRequest, own: Daemon, tmp_path: Path) -> Iterator[MakeImage]:
+    """Make images in files, and such as an NBD server has: that one has a process, and memory, of its own."""
+    kind: type[Place] = request.param
+    with ExitStack() as cleanup:
+        setting = Setting(own, lambda: own, cleanup)
+        make = make_image(own, tmp_path, lambda raw, fields: kind.make(raw, fields, setting))
+
+        def make_one(*arguments: Any, **fields: Any) -> Image:
+            image = make(*arguments, **fields)
+            cleanup.callback(own.remove, image.ticket)  # the image is closed then
+            return image
+
+        yield make_one
 
 
 def in_threads(work: Callable[[int], None], count: int) -> None:
@@ -52,9 +71,9 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
 
 @pytest.mark.parametrize("size", [16 * MiB, 256 * 1024])
 def test_uploads_on_64_connections_stay_within_the_budget(
-    own: Daemon, images: MakeImage, service_name: str, size: int
+    own: Daemon, images_anywhere: MakeImage, service_name: str, size: int
 ) -> None:
-    image = images(size=CONNECTIONS * size)
+    image = images_anywhere(size=CONNECTIONS * size)
     body = pattern(size)
     rounds = 4 if size >= MiB else 40
 
@@ -68,8 +87,10 @@ def test_uploads_on_64_connections_stay_within_the_budget(
     assert image.read(0, size) == body
 
 
-def test_downloads_on_64_connections_stay_within_the_budget(own: Daemon, images: MakeImage, service_name: str) -> None:
-    image = images(pattern(64 * MiB))
+def test_downloads_on_64_connections_stay_within_the_budget(
+    own: Daemon, images_anywhere: MakeImage, service_name: str
+) -> None:
+    image = images_anywhere(pattern(64 * MiB))
 
     def download(_: int) -> None:
         with own.connect(service_name, timeout=600) as connection:
@@ -80,9 +101,9 @@ def test_downloads_on_64_connections_stay_within_the_budget(own: Daemon, images:
 
 
 def test_64_downloads_that_nobody_reads_stay_within_the_budget(
-    own: Daemon, images: MakeImage, service_name: str
+    own: Daemon, images_anywhere: MakeImage, service_name: str
 ) -> None:
-    image = images(size=1024 * MiB)
+    image = images_anywhere(size=1024 * MiB)
     connections = [own.connect(service_name) for _ in range(CONNECTIONS)]
     try:
         for connection in connections:
