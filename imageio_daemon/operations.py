@@ -8,16 +8,15 @@ buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from .buffers import PAGE, Buffer, BufferPool, Slice
-from .errors import Canceled, OutOfRange, Truncated
+from .buffers import PAGE, Buffer, BufferPool
+from .errors import Canceled, Truncated
 from .extents import Extent, ExtentList, merged
+from .starting import readable_size, require_room
 from .storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
 from .tickets import Access
 from .transfers import DENIED, Transfer
-
-_T = TypeVar("_T")
 
 
 class ByteSource(Protocol):
@@ -98,43 +97,6 @@ async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, s
     transfer.require_range(offset, length)
     async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(length) as lent:
         await _send(backend, op, lent, offset, length, sink)
-
-
-def start_read(transfer: Transfer, backend: Backend, piece: Slice, offset: int) -> "asyncio.Future[object]":
-    """Start to fill the piece with the bytes at offset, for frontends that run many requests without a task for each.
-
-    backend: the transfer's. The storage retains the buffer until it has let go of it. Cancelling the transfer ends the
-    operation. Raises Forbidden, OutOfRange; the future fails as the storage does.
-    """
-    transfer.require(Access.READ)
-    return _start(transfer, Access.READ, offset, len(piece), lambda op: backend.pread(op, piece, offset))
-
-
-def start_write(
-    transfer: Transfer, backend: Backend, piece: Slice, offset: int, *, fua: bool
-) -> "asyncio.Future[object]":
-    """Start to write the piece at offset; see start_read(). fua: on stable storage at the end."""
-    transfer.require(Access.WRITE)
-    return _start(transfer, Access.WRITE, offset, len(piece), lambda op: backend.pwrite(op, piece, offset, fua=fua))
-
-
-def start_extent(transfer: Transfer, backend: Backend, offset: int, length: int) -> "asyncio.Future[ExtentList]":
-    """Start to look for the extent at offset; see start_read() and Backend.extent_at()."""
-    return _start(transfer, None, offset, length, lambda op: backend.extent_at(op, offset, length))
-
-
-def _start(
-    transfer: Transfer, access: Access | None, offset: int, length: int, call: Callable[[Operation], Awaitable[_T]]
-) -> "asyncio.Future[_T]":
-    transfer.require_range(offset, length)
-    op = transfer.begin(access, offset, length)
-    try:
-        future = asyncio.ensure_future(call(op))
-    except BaseException:
-        op.release()
-        raise
-    future.add_done_callback(op.ended)
-    return future
 
 
 async def zero(
@@ -229,24 +191,6 @@ async def extents_in(transfer: Transfer, context: Context, offset: int, length: 
         if found.end < offset + length:
             found.append(Extent(found.end, offset + length - found.end, zero=True))
         return found
-
-
-def readable_size(transfer: Transfer, backend: Backend) -> int:
-    """Return the bytes that can be read: a ticket larger than the image serves what the image has."""
-    size = backend.info.size
-    transfer.covered = size >= transfer.ticket.size
-    return min(transfer.ticket.size, size)
-
-
-def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
-    """Raise OutOfRange unless the image holds the bytes, or grows."""
-    if transfer.covered:
-        return  # who calls has compared the range with the ticket
-    info = backend.info
-    transfer.covered = info.size >= transfer.ticket.size
-    if not info.can_grow and offset + length > info.size:
-        size = readable_size(transfer, backend)
-        raise OutOfRange(f"Requested range {offset}..{offset + length} is outside of the image's {size} bytes", size)
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from . import operations
+from . import starting
 from .buffers import Slice
 from .errors import Canceled, Error
 from .storage.base import Backend, ZeroMethod
@@ -31,7 +31,7 @@ class Single:
     ) -> None:
         transfer.require_range(offset, length)
         if access is Access.WRITE:
-            operations.require_room(transfer, backend, offset, length)
+            starting.require_room(transfer, backend, offset, length)
         self._transfer = transfer
         self._backend = backend
         self._loop = asyncio.get_running_loop()

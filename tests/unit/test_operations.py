@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from imageio_daemon import operations
+from imageio_daemon import operations, starting
 from imageio_daemon.buffers import MIN_BUFFER, BufferPool
 from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, PeerGone, StorageError, Truncated
 from imageio_daemon.extents import Extent, ExtentList
@@ -320,8 +320,8 @@ async def test_started_read_and_write_need_no_task(world: World) -> None:
     backend = await world.transfer.backend()
     buffer = await world.pool.acquire(MIN_BUFFER)
     buffer.view[:3] = b"abc"
-    await operations.start_write(world.transfer, backend, buffer.slice(0, 3), 5, fua=False)
-    await operations.start_read(world.transfer, backend, buffer.slice(10, 20), 0)
+    await starting.start_write(world.transfer, backend, buffer.slice(0, 3), 5, fua=False)
+    await starting.start_read(world.transfer, backend, buffer.slice(10, 20), 0)
     assert bytes(buffer.view[10:20]) == bytes(5) + b"abc" + bytes(2)
     buffer.release()
     assert not world.transfer.status()["active"]
@@ -332,9 +332,9 @@ async def test_started_operation_outside_of_the_ticket_is_refused(world: World) 
     backend = await world.transfer.backend()
     buffer = await world.pool.acquire(MIN_BUFFER)
     with pytest.raises(OutOfRange):
-        operations.start_write(world.transfer, backend, buffer.slice(0, 2), SIZE - 1, fua=False)
+        starting.start_write(world.transfer, backend, buffer.slice(0, 2), SIZE - 1, fua=False)
     with pytest.raises(OutOfRange):
-        operations.start_read(world.transfer, backend, buffer.slice(0, 2), SIZE - 1)
+        starting.start_read(world.transfer, backend, buffer.slice(0, 2), SIZE - 1)
     buffer.release()
 
 
@@ -343,7 +343,7 @@ async def test_nothing_is_started_for_a_cancelled_transfer(world: World) -> None
     buffer = await world.pool.acquire(MIN_BUFFER)
     await world.store.remove("secret", 60)
     with pytest.raises(Forbidden):
-        operations.start_read(world.transfer, backend, buffer.slice(0, 1), 0)
+        starting.start_read(world.transfer, backend, buffer.slice(0, 1), 0)
     buffer.release()
 
 
@@ -354,7 +354,7 @@ async def test_storage_that_refuses_to_start_leaves_no_operation(world: World) -
 
     buffer = await world.pool.acquire(MIN_BUFFER)
     with pytest.raises(StorageError):
-        operations.start_read(world.transfer, Full(), buffer.slice(0, 1), 0)  # type: ignore[arg-type]
+        starting.start_read(world.transfer, Full(), buffer.slice(0, 1), 0)  # type: ignore[arg-type]
     buffer.release()
     assert not world.transfer.status()["active"]
 

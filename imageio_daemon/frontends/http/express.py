@@ -11,8 +11,9 @@ from typing import Protocol
 
 from ...buffers import PAGE, Buffer
 from ...errors import Error
-from ...operations import Buffers, readable_size
+from ...operations import Buffers
 from ...single import Single
+from ...starting import readable_size
 from ...storage.base import Backend
 from ...tickets import Access
 from ...transfers import Transfer
@@ -148,7 +149,6 @@ class Short:
         self.body = FixedBody(length)
         self._head = head
         self._line = line
-        self._single: Single | None = None
         self._started = time.perf_counter()
 
     @property
@@ -179,8 +179,7 @@ class Short:
         self._abandon()
 
     def _abandon(self) -> None:
-        if self._single is not None:
-            self._single.abandon()
+        """End what runs for the request: nobody waits for it."""
 
     def _ended(self, error: Exception | None) -> None:
         """Answer."""
@@ -204,6 +203,8 @@ class Short:
 class _Buffered(Short):
     """A request whose bytes lie in a buffer, which is its own until it ends."""
 
+    _single: Single
+
     def __init__(self, head: Head, line: ExpressLine, body: int, buffer: Buffer, start: int, length: int) -> None:
         super().__init__(head, line, body)
         self._buffer: Buffer | None = buffer
@@ -213,6 +214,9 @@ class _Buffered(Short):
         """Let go of everything: the client is gone."""
         super().lost()
         self._release()
+
+    def _abandon(self) -> None:
+        self._single.abandon()
 
     def _release(self) -> None:
         buffer, self._buffer = self._buffer, None
@@ -236,7 +240,7 @@ class ShortPut(_Buffered):
         flush: bool,
     ) -> None:
         super().__init__(head, line, length, buffer, start, length)
-        self._single: Single = Single(*found, Access.WRITE, offset, length, self._ended)
+        self._single = Single(*found, Access.WRITE, offset, length, self._ended)
         self._place = start
         self._flush = flush
 
@@ -287,7 +291,7 @@ class ShortGet(_Buffered):
         response: Response,
     ) -> None:
         super().__init__(head, line, 0, buffer, start, length)
-        self._single: Single = Single(*found, Access.READ, offset, length, self._ended)
+        self._single = Single(*found, Access.READ, offset, length, self._ended)
         self._response = response
         self._close = self._sending = False
 
@@ -328,6 +332,7 @@ class ShortPatch(Short):
         self._express = express
         self._name = name
         self._text = b""
+        self._single: Single | None = None
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes; return those behind the body."""
@@ -338,6 +343,10 @@ class ShortPatch(Short):
             if not self._zero():
                 self._line.hand_over(self._head, self._text)
         return data[count:]
+
+    def _abandon(self) -> None:
+        if self._single is not None:
+            self._single.abandon()
 
     def _zero(self) -> bool:
         try:

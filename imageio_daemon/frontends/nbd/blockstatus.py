@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from ... import operations
+from ... import operations, starting
 from ...errors import NotFound
 from ...extents import ZERO, ExtentList
 from ...nbdproto.constants import MAX_EXTENTS, Status
@@ -52,9 +52,9 @@ class BlockStatus:
         return (min(data.stop - request.offset, request.length),), (0,)
 
     def ask_one(self, request: Request) -> "asyncio.Future[ExtentList]":
-        """Start to look for it; see learn(). Raises as operations.start_extent()."""
+        """Start to look for it; see learn(). Raises as starting.start_extent()."""
         self._generation = self._backend.generation
-        return operations.start_extent(self._transfer, self._backend, request.offset, request.length)
+        return starting.start_extent(self._transfer, self._backend, request.offset, request.length)
 
     def learn(self, request: Request, found: ExtentList) -> Answer:
         """Return the extent of those that were found."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ... import operations
+from ... import operations, starting
 from ...buffers import Slice
 from ...errors import Error
 from ...extents import ExtentList
@@ -90,7 +90,7 @@ class Commands:
             self._writes[request] = write
         write.running += 1
         try:
-            future = operations.start_write(self._transfer, self._backend, piece, offset, fua=request.fua)
+            future = starting.start_write(self._transfer, self._backend, piece, offset, fua=request.fua)
         except Error as e:
             self._written(request, write, piece, e)
         else:

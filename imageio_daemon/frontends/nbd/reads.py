@@ -5,7 +5,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator
 
-from ... import operations
+from ... import starting
 from ...buffers import MIN_BUFFER, PAGE, Slice
 from ...errors import TooLarge, Unavailable
 from ...nbdproto.constants import CommandFlag
@@ -121,7 +121,7 @@ class Reads:
             inside = piece.buffer.slice(piece.start, piece.start + length)
             piece.buffer.view[inside.stop : piece.stop] = bytes(piece.stop - inside.stop)
             place = min(offset, self._image_end)
-        return operations.start_read(self._transfer, self._backend, inside, place)
+        return starting.start_read(self._transfer, self._backend, inside, place)
 
     def _may_cut(self, request: Request) -> bool:
         return self._replies.chunks and not request.flags & CommandFlag.DF
