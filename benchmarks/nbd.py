@@ -4,7 +4,9 @@
 python -m benchmarks.nbd [--quick] [--only REGEX] [--rounds N] [--directory DIR] [--output DIR] [--document]
 
 All three serve a unix socket, in turns, past the page cache: ours and qemu-nbd with O_DIRECT, nbdkit by dropping what
-it read and wrote. On tmpfs, which is memory, the server is all that is measured.
+it read and wrote. It drops late, and what it read ahead not at all: 94 % of 512 MiB are there after a copy (fincore).
+So the page cache of the image is emptied before each round, for all three. On tmpfs, which is memory, the server is
+all that is measured.
 """
 
 import argparse
@@ -264,11 +266,19 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
             for server in servers[turn % 3 :] + servers[: turn % 3]:
                 if case.image == "zeroed":
                     refill(path, images.size)
+                forget(path)
                 before = server.cpu
                 rate = case.run(server, images, seconds)
                 result.rates[server.name].append(rate)
                 result.cpu[server.name].append(server.cpu - before)
     return result
+
+
+def forget(path: Path) -> None:
+    """Write back what the page cache has of the image, and drop it."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def refill(path: Path, size: int) -> None:
