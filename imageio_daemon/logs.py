@@ -3,6 +3,7 @@
 
     log.info("transfer ended", extra=logs.fields(transfer="ab12", bytes=4096))
 
+Lines for systemd's journal begin with their priority, so that `journalctl -p warning` finds them (sd-daemon(3)).
 Text that came from a peer cannot end a line or begin another one: whatever is not printable is escaped.
 """
 
@@ -23,6 +24,9 @@ STDERR = 2
 MAX_WAITING = 1024 * 1024
 #: How long stop waits for a reader that does not read, in seconds.
 STOP_TIMEOUT = 2.0
+
+#: What the journal calls the levels: syslog(3).
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 _PACKAGE = __package__ + "."
 _BARE_VALUE = re.compile(r'[^\s"=]+')
@@ -87,6 +91,7 @@ class LineHandler(logging.Handler):
     def __init__(self, fd: int) -> None:
         super().__init__()
         self._fd = fd
+        self._for_journal = _is_journal(fd)
         # Reentrant: garbage collected while the lock is held may log, too.
         self._changed = threading.Condition(threading.RLock())
         self._waiting: list[bytes] = []
@@ -99,7 +104,7 @@ class LineHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue the line of a record."""
         try:
-            line = self.format(record).encode() + b"\n"
+            line = self._line(record)
         except (TypeError, ValueError):
             # The message and its arguments do not match: a bug, and no reason to fail a transfer.
             self.handleError(record)
@@ -144,7 +149,23 @@ class LineHandler(logging.Handler):
     def _about_dropped(self, count: int) -> bytes:
         record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines dropped", None, None)
         record.__dict__.update(fields(count=count))
-        return self.format(record).encode() + b"\n"
+        return self._line(record)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        text = self.format(record)
+        if self._for_journal:
+            prefix = f"<{_PRIORITIES.get(record.levelno, 6)}>"
+            text = prefix + text.replace("\n", "\n" + prefix)  # each line of a traceback is an entry of its own
+        return text.encode() + b"\n"
+
+
+def _is_journal(fd: int) -> bool:
+    """Tell whether systemd reads the descriptor for its journal: JOURNAL_STREAM in systemd.exec(5)."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _write(fd: int, data: bytes) -> None:

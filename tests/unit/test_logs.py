@@ -219,3 +219,41 @@ def test_log_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     with logs.setup("info", "text"):
         log.info("hello")
     assert capfd.readouterr().err.endswith("hello\n")
+
+
+@pytest.mark.parametrize(
+    ("level", "priority"),
+    [(logging.INFO, 6), (logging.WARNING, 4), (logging.ERROR, 3), (logging.CRITICAL, 2), (logging.INFO + 1, 6)],
+)
+def test_line_for_the_journal_begins_with_its_priority(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, level: int, priority: int
+) -> None:
+    pretend_journal(pipe, monkeypatch)
+    assert logged(pipe, lambda: log.log(level, "hello")).startswith(f"<{priority}>20")
+
+
+def test_each_line_of_a_traceback_has_the_priority_in_the_journal(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_journal(pipe, monkeypatch)
+    lines = logged(pipe, fail).splitlines()
+    assert len(lines) > 2
+    assert all(line.startswith("<3>") for line in lines)
+
+
+def test_line_for_a_descriptor_that_is_not_the_journal_has_no_priority(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JOURNAL_STREAM", "1:2")
+    assert logged(pipe, lambda: log.info("hello")).startswith("20")
+
+
+def test_closed_descriptor_is_not_the_journal() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    os.close(write_end)
+    logs.LineHandler(write_end).close()
+
+
+def pretend_journal(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment say that systemd reads the pipe."""
+    status = os.fstat(pipe.write_end)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
