@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upload of a file-system image into qcow2 through qemu-nbd, beside ovirt-imageio and qemu-img convert.
 
-python -m benchmarks.qcow2 [--rounds N] [--size GIB] [--data MIB] [--directory DIR] [--output DIR]
+python -m benchmarks.qcow2 [--rounds N] [--size GIB] [--data MIB] [--directory DIR] [--output DIR] [--document]
 
-The same client sends the same requests to both servers: PUT of 4 MiB of data at most, PATCH zero of each hole, on 1 or
-4 connections to the unix socket, and a flush at the end. `make bench ONLY=qcow2` runs this.
+The same load goes to both servers: PUT of 4 MiB of data at most, PATCH zero of each hole, on 1 or 4 connections to the
+unix socket, and a flush at the end. Then each product's own client sends the image to its own server, through the unix
+socket, too. `make bench ONLY=qcow2` runs this.
 """
 
 import argparse
@@ -24,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import machine
+from benchmarks import client, machine, report
 from benchmarks.cases import GiB, MiB
 from benchmarks.command import run_program
+from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
 from benchmarks.servers import OURS, PROGRAMS, PROJECT, THEIRS, Server, running
@@ -36,7 +38,11 @@ from tests.support.nbdservers import make_qcow2, qemu_nbd
 
 CONNECTIONS = (1, 4)
 PIECE = 4 * MiB
+#: What each product sends an image with.
+CLIENTS = {OURS: imageio_client(), THEIRS: ovirt_client}
 CONVERT = "qemu-img convert"
+DOCUMENT = PROJECT / "docs/performance.md"
+BEGIN, END = "<!-- qcow2 results -->", "<!-- end of qcow2 results -->"
 #: qemu-nbd as production runs it; without direct I/O where the file system has none.
 DIRECT = ("--cache=none", "--aio=native")
 #: What ours is to reach, as a multiple of ovirt-imageio's speed.
@@ -49,6 +55,10 @@ class Upload(NamedTuple):
     seconds: float
     server_cpu: float
     nbd_cpu: float
+
+
+#: Sends an image to a server, with a ticket.
+Send = Callable[[Server, str], None]
 
 
 class Part(NamedTuple):
@@ -71,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data", type=int, default=1100, metavar="MIB", help="data in it (default: 1100)")
     parser.add_argument("--directory", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")))
     parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
+    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
     return parser
 
 
@@ -82,6 +93,7 @@ def _run(options: argparse.Namespace) -> None:
         directory = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="imageio-bench-", dir=options.directory))
         )
+        description = machine.describe(directory)
         source = _make_source(directory, options.size * GiB, options.data * MiB)
         parts = list(_parts(source))
         direct = DIRECT if _takes_direct_io(directory) else ()
@@ -91,10 +103,18 @@ def _run(options: argparse.Namespace) -> None:
         servers = [
             stack.enter_context(running(program, certificates, run_directory / program.name)) for program in PROGRAMS
         ]
-        ways: dict[str, Callable[[Path], Upload]] = {
-            _way(server.name, connections): partial(_upload, server, source, parts, direct, connections)
+        loads = {
+            _way(server.name, connections): (server, partial(_send_all, source, parts, connections))
             for connections in CONNECTIONS
             for server in servers
+        }
+        clients = {
+            f"{server.name}, its own client": (server, partial(_run_client, source, certificates.cafile))
+            for server in servers
+        }
+        ways: dict[str, Callable[[Path], Upload]] = {
+            name: partial(_upload, server, send, source.stat().st_size, direct)
+            for name, (server, send) in (loads | clients).items()
         }
         ways[CONVERT] = partial(_convert, source, direct)
         results: dict[str, list[Upload]] = {name: [] for name in ways}
@@ -108,7 +128,14 @@ def _run(options: argparse.Namespace) -> None:
                 target.unlink()
                 print(f"{number + 1}/{options.rounds} {name}: {results[name][-1].seconds:.2f} s", file=sys.stderr)
         data = sum(part.length for part in parts if part.data)
-        _write(options.output, results, data, len(parts), warning)
+    text = _document(description, results, data, len(parts), warning)
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "qcow2.md").write_text(text + "\n")
+    figures = {name: [upload._asdict() for upload in uploads] for name, uploads in results.items()}
+    (options.output / "qcow2.json").write_text(json.dumps(figures, indent=1) + "\n")
+    if options.document:
+        report.write_into(DOCUMENT, text, BEGIN, END)
 
 
 def _way(program: str, connections: int) -> str:
@@ -158,25 +185,28 @@ def _takes_direct_io(directory: Path) -> bool:
     return True
 
 
-def _upload(
-    server: Server, source: Path, parts: Sequence[Part], options: Sequence[str], connections: int, target: Path
-) -> Upload:
-    size = source.stat().st_size
+def _upload(server: Server, send: Send, size: int, options: Sequence[str], target: Path) -> Upload:
     with qemu_nbd(target, "qcow2", *options) as nbd:
         assert nbd.process is not None
-        ticket = server.add_ticket(nbd.url, size, sparse=True, ops=["write"])
-        server_cpu, nbd_cpu = _cpu(server.pid), _cpu(nbd.process.pid)
+        ticket = server.add_ticket(nbd.url, size, sparse=True)
+        server_cpu, nbd_cpu = server.cpu, _cpu(nbd.process.pid)
         started = time.monotonic()
-        _send_all(server, f"/images/{ticket}", source, parts, connections)
+        send(server, ticket)
         seconds = time.monotonic() - started
-        used = Upload(seconds, _cpu(server.pid) - server_cpu, _cpu(nbd.process.pid) - nbd_cpu)
+        used = Upload(seconds, server.cpu - server_cpu, _cpu(nbd.process.pid) - nbd_cpu)
         server.remove_ticket(ticket)
         nbd.stop()
     server.check()
     return used
 
 
-def _send_all(server: Server, url: str, source: Path, parts: Sequence[Part], connections: int) -> None:
+def _run_client(source: Path, cafile: Path, server: Server, ticket: str) -> None:
+    job = Job(DIRECTIONS[0], source, source, source.stat().st_size, cafile, server, ticket)
+    client.timed(CLIENTS[server.program](job), None)
+
+
+def _send_all(source: Path, parts: Sequence[Part], connections: int, server: Server, ticket: str) -> None:
+    url = f"/images/{ticket}"
     todo: queue.SimpleQueue[Part] = queue.SimpleQueue()
     for part in parts:
         todo.put(part)
@@ -255,27 +285,28 @@ def _children_cpu() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def _write(output: Path, results: dict[str, list[Upload]], data: int, parts: int, warning: str | None) -> None:
-    rows = []
-    for name, uploads in results.items():
-        seconds, cpu, nbd = (statistics.median(column) for column in zip(*uploads, strict=True))
-        rival = name.replace(OURS.name, THEIRS.name) if name != CONVERT else _way(THEIRS.name, CONNECTIONS[-1])
-        ratio = statistics.median(upload.seconds for upload in results[rival]) / seconds
-        rate = data / MiB / seconds
-        rows.append((name, f"{seconds:.2f}", f"{rate:.0f}", f"{ratio:.2f}", f"{cpu:.2f}", f"{nbd:.2f}"))
-    header = ("into qcow2 through qemu-nbd", "s", "MiB/s of data", f"speed / {THEIRS.name}", "CPU s", "qemu-nbd CPU s")
+def _document(
+    description: dict[str, str], results: dict[str, list[Upload]], data: int, parts: int, warning: str | None
+) -> str:
+    """Return all that a run has to say, as Markdown."""
     rounds = len(next(iter(results.values())))
-    text = (
-        f"{data // MiB} MiB of data in {parts} parts, {rounds} rounds in turns, medians; "
-        f"to reach: {GOAL} times the speed of {THEIRS.name}.\n\n{table(header, rows)}"
-    )
+    how = f"{data // MiB} MiB of data in {parts} parts, {rounds} rounds in turns; medians."
     if warning:
-        text += f"\n\n**{warning[0].upper()}{warning[1:]}.**"
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "qcow2.md").write_text(text + "\n")
-    figures = {name: [upload._asdict() for upload in uploads] for name, uploads in results.items()}
-    (output / "qcow2.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(text)
+        how += f" **{warning[0].upper()}{warning[1:]}.**"
+    header = (
+        "into qcow2 through qemu-nbd", "s", "MiB/s of data", f"speed / {THEIRS.name}", "to reach", "",
+        "server CPU s", "qemu-nbd CPU s",
+    )  # fmt: skip
+    rows = table(header, [_row(name, results, data) for name in results])
+    return "\n\n".join((table(("machine", ""), list(description.items())), how, rows))
+
+
+def _row(name: str, results: dict[str, list[Upload]], data: int) -> tuple[str, ...]:
+    seconds, cpu, nbd = (statistics.median(column) for column in zip(*results[name], strict=True))
+    rival = name.replace(OURS.name, THEIRS.name) if name != CONVERT else _way(THEIRS.name, CONNECTIONS[-1])
+    ratio = statistics.median(upload.seconds for upload in results[rival]) / seconds
+    verdict = (f"≥ {GOAL}", "pass" if ratio >= GOAL else "MISS") if name.startswith(OURS.name) else ("", "")
+    return name, f"{seconds:.2f}", f"{data / MiB / seconds:.0f}", f"{ratio:.2f}", *verdict, f"{cpu:.2f}", f"{nbd:.2f}"
 
 
 if __name__ == "__main__":
