@@ -6,11 +6,12 @@ buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
-from .buffers import PAGE, Buffer, BufferPool
+from .buffers import MAX_BUFFER, PAGE, Buffer, BufferPool
 from .errors import Canceled, Truncated
 from .extents import Extent, ExtentList, merged
 from .starting import readable_size, require_room
@@ -43,9 +44,13 @@ class Buffers:
         self.size = size
 
     @asynccontextmanager
-    async def lease(self, length: int | None, most: int = 2) -> AsyncIterator[list[Buffer]]:
-        """Lend one buffer, and more for requests that can use them, if they are there without waiting."""
-        wanted = self.size if length is None else min(self.size, length + PAGE)
+    async def lease(self, length: int | None, most: int = 2, piece: int = MAX_BUFFER) -> AsyncIterator[list[Buffer]]:
+        """Lend one buffer, and more for requests that can use them, if they are there without waiting.
+
+        piece: bytes moved at once, at most, where that is less than `size`.
+        """
+        size = min(self.size, piece)
+        wanted = size if length is None else min(size, length + PAGE)
         buffers = [await self.pool.acquire(wanted)]
         try:
             if length is None or length > wanted - PAGE:
@@ -80,14 +85,17 @@ async def write(
 ) -> None:
     """Write length bytes from the source at offset; None: all that it has. flush: on stable storage at the end.
 
-    Receiving a piece overlaps the storage write of the one before it. Raises Truncated when the source ends early:
+    Receiving a piece overlaps the storage writes of those before it. Raises Truncated when the source ends early:
     what came before may have been written, nothing else is.
     """
     transfer.require_range(offset, length or 0)
     async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
         require_room(transfer, backend, offset, length or 0)
-        async with buffers.lease(length) as lent:
-            await _Writer(transfer, backend, op, lent).run(offset, length, source)
+        writes, piece = 1, MAX_BUFFER
+        if transfer.running == 1:  # several requests overlap anyway, and longer pieces cost less
+            writes, piece = backend.info.writes, backend.info.write_piece
+        async with buffers.lease(length, 1 + writes, piece) as lent:
+            await _Writer(transfer, backend, op, lent, piece).run(offset, length, source)
         if flush:
             await backend.flush(op)
 
@@ -224,46 +232,51 @@ def _expire(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Writer:
-    """Fill one buffer while the other one is written."""
+    """Fill one buffer while the others are written. Pieces end at multiples of `most` at the latest."""
 
-    def __init__(self, transfer: Transfer, backend: Backend, op: Operation, buffers: list[Buffer]) -> None:
+    def __init__(self, transfer: Transfer, backend: Backend, op: Operation, buffers: list[Buffer], most: int) -> None:
         self._transfer = transfer
         self._backend = backend
         self._op = op
         self._buffers = buffers
-        self._pending: asyncio.Future[object] | None = None
+        self._most = most
+        self._pending: deque[asyncio.Future[object]] = deque()  # the oldest first
 
     async def run(self, offset: int, length: int | None, source: ByteSource) -> None:
         end = None if length is None else offset + length
         position = offset
         turn = 0
+        # One buffer is filled meanwhile.
+        others = max(1, len(self._buffers) - 1)
         try:
             while end is None or position < end:
                 buffer = self._buffers[turn % len(self._buffers)]
                 # The same place in a page as in the image, so that whole blocks are not copied by the storage.
                 start = position % PAGE
-                room = buffer.size - start if end is None else min(buffer.size - start, end - position)
+                room = min(buffer.size - start, self._most - position % self._most)
+                if end is not None:
+                    room = min(room, end - position)
                 if len(self._buffers) == 1:
-                    await self._settle()
+                    await self._settle(0)
                 filled = await _fill(source, buffer.view[start : start + room], exact=end is not None)
-                await self._settle()
+                await self._settle(others - 1)
                 if not filled:
                     break
                 require_room(self._transfer, self._backend, position, filled)
                 self._transfer.require_range(position, filled)
                 piece = buffer.slice(start, start + filled)
-                self._pending = asyncio.ensure_future(self._backend.pwrite(self._op, piece, position))
+                self._pending.append(asyncio.ensure_future(self._backend.pwrite(self._op, piece, position)))
                 position += filled
                 turn += 1
-            await self._settle()
+            await self._settle(0)
         finally:
-            if self._pending is not None:
-                self._pending.cancel()
+            for pending in self._pending:
+                pending.cancel()
 
-    async def _settle(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            await pending
+    async def _settle(self, left: int) -> None:
+        """Wait for the oldest writes, until no more than `left` are under way."""
+        while len(self._pending) > left:
+            await self._pending.popleft()
 
 
 async def _fill(source: ByteSource, view: memoryview, *, exact: bool) -> int:

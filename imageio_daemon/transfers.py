@@ -246,6 +246,11 @@ class Transfer:
         self._ended.add_done_callback(lambda _: callback(self))
 
     @property
+    def running(self) -> int:
+        """Return how many operations run just now."""
+        return len(self._operations)
+
+    @property
     def in_use(self) -> bool:
         """Tell whether requests run or wait for the image, ours or those that come before."""
         running = bool(self._operations) or self._opening is not None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ioutil_ext import ffi
 
-from ..buffers import Slice
+from ..buffers import MAX_BUFFER, Slice
 from ..extents import ExtentList, ExtentStream
 
 
@@ -115,6 +115,9 @@ class BackendInfo:
     can_fast_allocate: bool = False  # can_fast_zero, where the range stays provisioned
     identity: object = None  # which image it is: equal for two backends of one; None: nobody knows
     reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
+    #: For a long write beside which no other runs: its pieces end at multiples of this; so many under way at a time.
+    write_piece: int = MAX_BUFFER
+    writes: int = 1
     reopenable: bool = False  # worth closing while nobody uses it, and nothing is forgotten by that after a flush
 
 

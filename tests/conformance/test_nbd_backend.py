@@ -19,12 +19,14 @@ from imageio_daemon.extents import Extent
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
     DIRTY_BITMAP,
+    Chunk,
     Command,
     CommandFlag,
     ErrorNumber,
     ExportFlag,
     Reply,
 )
+from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.nbdurl import NbdAddress, parse
 from imageio_daemon.storage import nbd, nbdsession
@@ -199,6 +201,42 @@ async def test_zeroing_with_extended_headers_is_one_request(server: FakeNbd, ope
     (asked,) = server.commands(Command.WRITE_ZEROES)
     assert (asked.range, asked.header.flags) == ((4096, 99 * GiB), CommandFlag.NO_HOLE)
     assert op.done == 99 * GiB
+
+
+# Many bytes
+
+
+async def test_a_server_on_this_host_is_warmed_up_with_zeros(server: FakeNbd, open_nbd: Open) -> None:
+    server.size = 2 * nbd.WARM_UP
+    await open_nbd(server)
+    await eventually_async(lambda: len(server.asked) == 2)
+    assert [asked.range for asked in server.asked] == [(0, nbd.WARM_UP)] * 2
+    assert [asked.header.command for asked in server.asked] == [Command.BLOCK_STATUS, Command.READ]
+
+
+async def test_a_server_that_refuses_to_be_warmed_up_is_used(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
+    server.size = 2 * nbd.WARM_UP
+    answering(server, Command.READ, ErrorNumber.EIO)
+    backend = await open_nbd(server)
+    await eventually_async(lambda: len(server.commands(Command.READ)) == 1)
+    await write(backend, pool, 0, b"x")
+
+
+async def test_data_is_not_read_to_warm_a_server_up(server: FakeNbd, open_nbd: Open) -> None:
+    server.size = 2 * nbd.WARM_UP
+
+    async def data_at_the_end(asked: Asked) -> bytes:
+        if asked.header.command != Command.BLOCK_STATUS:
+            return server.success(asked)
+        return server.chunk(
+            asked, Chunk.BLOCK_STATUS, pack_extents(10, [nbd.WARM_UP - 4096, 4096], [3, 0], extended=False)
+        )
+
+    server.answer = data_at_the_end
+    backend = await open_nbd(server)
+    await eventually_async(lambda: server.asked)
+    await backend.close()
+    assert not server.commands(Command.READ)
 
 
 # Block sizes
@@ -388,7 +426,8 @@ async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extende
     server.size, server.extended = TiB, extended
     backend = await open_nbd(server)
     assert await told(backend, 0, TiB) == [Extent(0, TiB, zero=True)]
-    assert len(server.asked) == 1 if extended else len(server.asked) > 500
+    asked = [asked for asked in server.commands(Command.BLOCK_STATUS) if asked.header.length > nbd.WARM_UP]
+    assert len(asked) == 1 if extended else len(asked) > 500
 
 
 async def test_one_extent_is_asked_for_as_such(server: FakeNbd, open_nbd: Open) -> None:

@@ -4,10 +4,11 @@
 import asyncio
 from collections.abc import Callable
 
-from imageio_daemon.buffers import Slice
+from imageio_daemon.buffers import MAX_BUFFER, Slice
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
 from imageio_daemon.extents import Extent, ExtentList, ExtentStream, merged
 from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
+from imageio_daemon.storage.home import Home
 
 
 class MemoryBackend:
@@ -20,6 +21,8 @@ class MemoryBackend:
         self.closed = False
         self.reopenable = False
         self.identity: object = None
+        self.write_piece = MAX_BUFFER
+        self.writes = 1
 
     @property
     def info(self) -> BackendInfo:
@@ -29,6 +32,8 @@ class MemoryBackend:
             can_grow=self.can_grow,
             can_fast_zero=True,
             has_dirty=False,
+            write_piece=self.write_piece,
+            writes=self.writes,
             reopenable=self.reopenable,
             identity=self.identity,
         )
@@ -98,6 +103,31 @@ class MemoryBackend:
             if not self.can_grow:
                 raise OutOfRange("past the end", len(self.content))
             self.content.extend(bytes(end - len(self.content)))
+
+
+class SlowBackend(MemoryBackend):
+    """An image in memory whose writes go on until the test ends them. It keeps their buffers, whoever awaits."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._home = Home()
+        #: What began, in order: where, and what the test ends it with.
+        self.begun: list[tuple[range, asyncio.Future[None]]] = []
+
+    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begun.append((range(offset, offset + len(piece)), end))
+        await self._home.run(self._write(op, piece, offset, end), op, piece.buffer)
+
+    async def _write(self, op: Operation, piece: Slice, offset: int, end: "asyncio.Future[None]") -> None:
+        await end
+        await super().pwrite(op, piece, offset)
+
+    def finish(self) -> None:
+        """End all that goes on."""
+        for _, end in self.begun:
+            if not end.done():
+                end.set_result(None)
 
 
 class FaultyBackend:

@@ -14,7 +14,8 @@ from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer
 from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import MiB
-from tests.support.backends import FaultyBackend, MemoryBackend
+from tests.support.backends import FaultyBackend, MemoryBackend, SlowBackend
+from tests.support.polling import eventually_async
 
 SIZE = MiB
 
@@ -185,6 +186,107 @@ async def test_receiving_overlaps_the_storage_write(world: World) -> None:
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
+
+
+@pytest.fixture
+async def slow(world: World) -> SlowBackend:
+    """Let the world have an image that takes three writes at a time, and ends them when it is told."""
+    slow = SlowBackend(bytes(SIZE))
+    slow.writes = 3
+    world.backend = FaultyBackend(slow)
+    return slow
+
+
+def start_long_write(world: World) -> "tuple[asyncio.Task[None], bytes]":
+    data = os.urandom(6 * MIN_BUFFER)
+    return asyncio.create_task(world.write(0, Source([data]), len(data))), data
+
+
+async def test_as_many_writes_are_under_way_as_storage_takes_and_one_buffer_is_filled(
+    world: World, slow: SlowBackend
+) -> None:
+    writing, data = start_long_write(world)
+    await eventually_async(lambda: len(slow.begun) == 3)
+    assert world.pool.lent == 4 * MIN_BUFFER
+    for number in range(6):
+        await eventually_async(lambda begun=number: len(slow.begun) == min(6, 3 + begun))  # type: ignore[misc]
+        slow.begun[number][1].set_result(None)
+    await writing
+    assert slow.content[: len(data)] == data
+    assert world.pool.lent == 0
+
+
+async def test_requests_beside_each_other_have_one_write_under_way_each(world: World, slow: SlowBackend) -> None:
+    stuck = Stuck()
+    other = asyncio.create_task(world.write(0, stuck, 1))
+    await stuck.reached.wait()
+    writing, data = start_long_write(world)
+    for number in range(6):
+        await eventually_async(lambda begun=number: len(slow.begun) == begun + 1)  # type: ignore[misc]
+        assert world.pool.lent == 3 * MIN_BUFFER
+        slow.begun[number][1].set_result(None)
+    await writing
+    assert slow.content[: len(data)] == data
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+
+
+async def test_fewer_writes_are_under_way_where_memory_is_short(world: World, slow: SlowBackend) -> None:
+    hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(6)]
+    writing, data = start_long_write(world)
+    for number in range(6):
+        await eventually_async(lambda begun=number: len(slow.begun) == begun + 1)  # type: ignore[misc]
+        assert world.pool.lent == 8 * MIN_BUFFER
+        slow.begun[number][1].set_result(None)
+    await writing
+    assert slow.content[: len(data)] == data
+    for hog in hogs:
+        hog.release()
+
+
+async def test_an_error_of_one_of_several_writes_ends_the_request_and_each_keeps_its_buffer_to_its_end(
+    world: World, slow: SlowBackend
+) -> None:
+    writing, _ = start_long_write(world)
+    await eventually_async(lambda: len(slow.begun) == 3)
+    slow.begun[1][1].set_exception(StorageError(28, "write", "pwrite"))
+    slow.begun[0][1].set_result(None)
+    with pytest.raises(StorageError):
+        await writing
+    started = len(slow.begun)
+    assert world.pool.lent == (started - 2) * MIN_BUFFER
+    assert world.transfer.status()["active"]
+    slow.finish()
+    await eventually_async(lambda: not world.transfer.status()["active"])
+    assert world.pool.lent == 0
+    assert len(slow.begun) == started
+
+
+async def test_cancelling_the_transfer_ends_several_writes_and_each_keeps_its_buffer_to_its_end(
+    world: World, slow: SlowBackend
+) -> None:
+    writing, _ = start_long_write(world)
+    await eventually_async(lambda: len(slow.begun) == 3)
+    removing = asyncio.create_task(world.store.remove("secret", 60))
+    with pytest.raises(Canceled):
+        await writing
+    assert world.pool.lent == 3 * MIN_BUFFER
+    assert not removing.done()
+    slow.finish()
+    await removing
+    assert world.pool.lent == 0
+
+
+async def test_pieces_end_at_multiples_of_what_storage_takes_at_once(world: World, slow: SlowBackend) -> None:
+    slow.write_piece = MIN_BUFFER
+    data = os.urandom(2 * MIN_BUFFER)
+    writing = asyncio.create_task(world.write(MIN_BUFFER + 5000, Source([data]), len(data)))
+    await eventually_async(lambda: len(slow.begun) == 3)
+    slow.finish()
+    await writing
+    borders = [MIN_BUFFER + 5000, 2 * MIN_BUFFER, 3 * MIN_BUFFER, 3 * MIN_BUFFER + 5000]
+    assert [where for where, _ in slow.begun] == list(map(range, borders, borders[1:]))
 
 
 @pytest.mark.parametrize("call", ["write", "read", "zero"])
