@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands of docs/nbd.md do what it says: each is run as it stands there."""
+"""The commands of docs/nbd.md do what it says: each is run as it stands there. Those that need
+another kernel are run by the lab."""
 
 import os
 import re
@@ -63,8 +64,6 @@ def test_command_works(line: str, environment: dict[str, str], tmp_path: Path) -
     program = line.split(maxsplit=1)[0]
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    if program == "nbd-client" and not Path("/dev/nbd0").exists():
-        pytest.skip("the kernel has no NBD client here")
     if program == "nbdfuse":
         if not os.access("/dev/fuse", os.W_OK):
             pytest.skip("no FUSE here")
