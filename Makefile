@@ -27,7 +27,7 @@ soak: setup ## Campaigns of minutes: memory under load, storage against a model,
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/functional $(ARGS)
 
-lab: setup ## Check on other systems and storage, as root, 20 minutes (ONLY=systemd: one of them; tests/lab/README.md)
+lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync $(LAB)
 
 lab-%:
