@@ -271,7 +271,7 @@ class Upload:
         if ours != theirs:
             raise ChecksumMismatch(
                 f"the target reads as {theirs}, the source as {ours}: "
-                "someone else writes to it, or its storage does not keep what it confirms"
+                "someone else writes to it, or its storage does not keep what it confirms; mend that, and upload anew"
             )
         return ours
 
