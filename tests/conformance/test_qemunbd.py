@@ -16,6 +16,7 @@ from imageio_daemon.errors import StorageError
 from imageio_daemon.storage import chain, qemunbd
 from imageio_daemon.storage.qemunbd import QemuNbd, in_thread
 from tests.support.polling import eventually_async
+from tests.support.processes import open_files
 
 
 @pytest.fixture
@@ -45,9 +46,9 @@ def pid(server: QemuNbd) -> int:
 
 def flags_of(process: int, opened: Path) -> int:
     """Return the flags that a process has opened a file with."""
-    for entry in Path(f"/proc/{process}/fd").iterdir():
-        if entry.is_symlink() and os.readlink(entry) == str(opened):
-            text = Path(f"/proc/{process}/fdinfo/{entry.name}").read_text()
+    for descriptor, name in open_files(process).items():
+        if name == str(opened):
+            text = Path(f"/proc/{process}/fdinfo/{descriptor}").read_text()
             return int(next(line.split()[1] for line in text.splitlines() if line.startswith("flags")), 8)
     raise AssertionError(f"{process} does not have {opened}")
 
@@ -68,7 +69,7 @@ async def test_it_has_no_descriptors_of_ours(image: Path, run_dir: Path, tmp_pat
     with (tmp_path / "secret").open("wb") as file:
         os.set_inheritable(file.fileno(), True)
         server = await start(image, run_dir)
-        opened = {os.readlink(entry) for entry in Path(f"/proc/{pid(server)}/fd").iterdir()}
+        opened = open_files(pid(server)).values()
         await server.stop()
     assert file.name not in opened
 

@@ -13,6 +13,7 @@ from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection
 from tests.support.images import KiB, MiB, pattern
 from tests.support.polling import eventually
+from tests.support.processes import open_files
 
 SIZE = 8 * MiB
 
@@ -64,7 +65,7 @@ def server_of(daemon: Daemon, image: Path) -> int:
 def is_gone(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
@@ -243,7 +244,7 @@ def test_the_server_runs_as_it_should(client: Connection, daemon: Daemon, images
     assert Path(socket).stat().st_mode & 0o777 == 0o600
     assert Path(socket).parent.stat().st_mode & 0o777 == 0o700
     assert os.getpgid(pid) == pid
-    opened = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    opened = open_files(pid).values()
     assert not any("/imageio-" in name and "qemu-nbd-" not in name for name in opened), opened
 
 

@@ -29,6 +29,7 @@ import trustme
 
 from tests.support.http_client import Answer, Connection, connect_tls, connect_unix
 from tests.support.polling import SOON, eventually
+from tests.support.processes import open_files
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -282,11 +283,7 @@ class Daemon:
 
     def descriptors(self) -> list[str]:
         """Return what the process has open."""
-        found = []
-        for entry in Path(f"/proc/{self.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                found.append(os.readlink(entry))
-        return found
+        return list(open_files(self.pid).values())
 
     def has_open(self, path: Path) -> bool:
         """Tell whether the process has the file open."""

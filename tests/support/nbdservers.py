@@ -2,7 +2,6 @@
 """NBD servers that nobody here wrote, each a process of its own on a unix socket."""
 
 import contextlib
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.polling import eventually
+from tests.support.processes import open_files
 
 #: Connections that a server takes at a time.
 SHARED = 8
@@ -37,7 +37,7 @@ class NbdServer:
     def connections(self) -> int:
         """Return how many there are."""
         assert self.process is not None
-        opened = [os.readlink(entry) for entry in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+        opened = open_files(self.process.pid).values()
         return sum(name.startswith("socket:") for name in opened) - 1  # the one that listens
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ so: @needs(Trait.GROWS).
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 from tests.support.daemon import Daemon
 from tests.support.nbdservers import NbdServer, nbdkit, qemu_nbd
 from tests.support.polling import eventually
+from tests.support.processes import open_files
 
 SECTOR = 512
 
@@ -276,12 +277,10 @@ def _check_qcow2(image: Path) -> None:
 
 def _is_open(path: Path) -> bool:
     """Tell whether any process has a file open."""
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(entry) == str(path):
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is not ours to look at
+            if str(path) in open_files(int(entry.name)).values():
                 return True
-        except OSError:
-            continue  # closed meanwhile
     return False
 
 
