@@ -11,16 +11,16 @@ from typing import Self
 
 from ..buffers import Slice
 from ..errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
-from ..extents import Extent, ExtentList, ExtentStream
+from ..extents import ExtentList, ExtentStream
 from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
 from ..units import MiB
-from . import nbdextents
 from .base import BackendInfo, Context, Operation, ZeroMethod
 from .home import Home
 from .nbdblocks import Blocks, Exclusion
 from .nbdconnection import Call, Options
 from .nbdsession import Piece, Session, same_image
+from .nbdwarmup import WarmUp
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,6 @@ REQUEST = 4 * MiB
 #: writes share is zeroed first, and the second one waits for the first.
 WRITE_PIECE = 2 * MiB
 WRITES = 3
-#: Bytes of the one large READ; see _warm_up(). Twice what a request has at most.
-WARM_UP = 8 * MiB
 #: Requests of zeros that are written where the server cannot zero, at a time.
 ZERO_WRITES = 4
 
@@ -50,6 +48,7 @@ class NbdBackend:
         self._options = options
         self._connections = connections
         self._session = session
+        self._warm_up: WarmUp | None = None
         self._agreed = session.agreed
         self._home = Home()
         self._exclusion = Exclusion()
@@ -73,7 +72,7 @@ class NbdBackend:
             raise failure
         backend = cls(address, options, connections, session)
         if address.socket:
-            backend._home.run(backend._warm_up())
+            backend._warm_up = WarmUp(session)
         return backend
 
     @property
@@ -142,9 +141,14 @@ class NbdBackend:
 
     async def close(self) -> None:
         """Say goodbye; no connection is left when this returns."""
-        await self._home.run(self._session.close())
+        await self._home.run(self._leave())
 
     # On the home loop: connections
+
+    async def _leave(self) -> None:
+        if self._warm_up is not None:
+            await self._warm_up.end()
+        await self._session.close()
 
     async def _current(self, op: Operation) -> Session:
         """Return a session that works. Raises ServerGone, Canceled.
@@ -182,23 +186,6 @@ class NbdBackend:
         if offset + length > self._agreed.size:
             raise OutOfRange(f"{offset}..{offset + length} is outside of the image's bytes", self._agreed.size)
         return session
-
-    async def _warm_up(self) -> None:
-        """Ask a server on this host for many zeros at once. Nothing waits for it, and it may fail.
-
-        glibc, from which qemu-nbd has the memory of each request, maps and unmaps requests as large as the largest so
-        far one by one: the kernel has to clear every page of every request. After one that is larger than all the
-        others these get memory that was used before. Zeros, because they are told and not sent.
-        """
-        op, agreed = Operation(), self._agreed
-        if min(agreed.size, agreed.sizes.maximum) < WARM_UP:
-            return
-        found = await self._status(op, 0, WARM_UP, Context.ZERO, CommandFlag.REQ_ONE)
-        if found.end >= WARM_UP and all(extent.zero for extent in found):
-            await self._session.run([Call(op, Command.READ, 0, WARM_UP, view=memoryview(bytearray(WARM_UP)))])
-
-    def _broken(self, reason: str) -> StorageError:
-        return StorageError(errno.EPROTO, f"NBD server {self._address}", reason)
 
     # On the home loop: operations
 
@@ -291,27 +278,10 @@ class NbdBackend:
     async def _status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
         """Return what the server tells of the beginning of the range: nothing where there is no image."""
         session = await self._current(op)
-        agreed = session.agreed
-        length = min(length, agreed.size - offset)
+        length = min(length, session.agreed.size - offset)
         if length <= 0:
             return ExtentList.of((), offset)
-        contexts = nbdextents.wanted_contexts(agreed, context)
-        if not contexts:
-            return ExtentList.of([Extent(offset, length)], offset)
-        start = offset // agreed.sizes.minimum * agreed.sizes.minimum
-        end = -(-(offset + length) // agreed.sizes.minimum) * agreed.sizes.minimum
-        piece = session.status_piece(start, end - start)
-        call = Call(op, Command.BLOCK_STATUS, *piece, flags)
-        await session.run([call])
-        until = min(piece.offset + piece.length, offset + length)
-        told = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
-        try:
-            found = ExtentList.of((_from(extent, offset) for extent in told if extent.end > offset), offset)
-        except ValueError as e:
-            raise self._broken(str(e)) from None
-        if not found:
-            raise self._broken(f"no status at {offset}")
-        return found
+        return await session.status(op, offset, length, context, flags)
 
     # What they share
 
@@ -353,9 +323,3 @@ def _fua(session: Session) -> int:
 def _require_running(op: Operation) -> None:
     if op.canceled:
         raise Canceled("The transfer was cancelled")
-
-
-def _from(extent: Extent, offset: int) -> Extent:
-    """Return the part of an extent from offset on."""
-    start = max(extent.start, offset)
-    return extent._replace(start=start, length=extent.end - start)

@@ -2,18 +2,21 @@
 """The connections of one transfer to an NBD server, and which of them has which part of the image."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from .. import logs
-from ..errors import Error, ServerGone
+from ..errors import Error, ServerGone, StorageError
+from ..extents import Extent, ExtentList
 from ..nbdproto.client import Agreed
 from ..nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
 from ..nbdurl import NbdAddress
 from ..units import KiB, MiB
-from .base import Operation
+from . import nbdextents
+from .base import Context, Operation
 from .nbdconnection import Call, Connection, Options
 
 log = logging.getLogger(__name__)
@@ -106,7 +109,7 @@ class Session:
         most = length if self.agreed.extended else MAX_COMPACT_LENGTH
         return self._pieces(offset, length, most, borders=not self._may_mix)
 
-    def status_piece(self, offset: int, length: int) -> Piece:
+    def _status_piece(self, offset: int, length: int) -> Piece:
         """Return the beginning of a range that can be asked about at once."""
         most = length if self.agreed.extended else MAX_COMPACT_STATUS
         return next(self._pieces(offset, length, most, borders=not self._may_mix))
@@ -151,6 +154,30 @@ class Session:
         await self._finish(calls)
         self._flushed = max(self._flushed, changed)
 
+    async def status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
+        """Return what the server tells of the beginning of a range of the image, which is not empty."""
+        agreed = self.agreed
+        contexts = nbdextents.wanted_contexts(agreed, context)
+        if not contexts:
+            return ExtentList.of([Extent(offset, length)], offset)
+        start = offset // agreed.sizes.minimum * agreed.sizes.minimum
+        end = -(-(offset + length) // agreed.sizes.minimum) * agreed.sizes.minimum
+        piece = self._status_piece(start, end - start)
+        call = Call(op, Command.BLOCK_STATUS, *piece, flags)
+        await self.run([call])
+        until = min(piece.offset + piece.length, offset + length)
+        told = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
+        try:
+            found = ExtentList.of((_from(extent, offset) for extent in told if extent.end > offset), offset)
+        except ValueError as e:
+            raise self._broken(str(e)) from None
+        if not found:
+            raise self._broken(f"no status at {offset}")
+        return found
+
+    def _broken(self, reason: str) -> StorageError:
+        return StorageError(errno.EPROTO, f"NBD server {self._address}", reason)
+
     async def _finish(self, calls: Sequence[Call]) -> None:
         failure: Error | None = None
         for call in calls:
@@ -177,13 +204,22 @@ class Session:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     def _connection_lost(self, _: object) -> None:
-        if self._leaving:
-            return  # each ends as it can
-        # One state for all: the next operation negotiates anew.
-        gone = ServerGone(str(self._address), "another connection of the transfer has ended")
+        if not self._leaving:  # else each ends as it can
+            # One state for all: the next operation negotiates anew.
+            self.abort("another connection of the transfer has ended")
+
+    def abort(self, reason: str) -> None:
+        """End every connection now, without a goodbye."""
+        gone = ServerGone(str(self._address), reason)
         for connection in self._connections:
             if not connection.lost.done():
                 connection.abort(gone)
+
+
+def _from(extent: Extent, offset: int) -> Extent:
+    """Return the part of an extent from offset on."""
+    start = max(extent.start, offset)
+    return extent._replace(start=start, length=extent.end - start)
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:

@@ -29,17 +29,18 @@ from imageio_daemon.nbdproto.constants import (
 from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.nbdurl import NbdAddress, parse
-from imageio_daemon.storage import nbd, nbdsession
+from imageio_daemon.storage import nbd, nbdsession, nbdwarmup
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.nbd import NbdBackend
 from imageio_daemon.storage.nbdconnection import Connection, Options
+from imageio_daemon.storage.nbdwarmup import WARM_UP
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import make_qcow2, nbdkit, qemu_nbd
-from tests.support.polling import eventually, eventually_async
+from tests.support.polling import SOON, eventually, eventually_async
 
 from .test_backend import read, write
 
@@ -207,15 +208,15 @@ async def test_zeroing_with_extended_headers_is_one_request(server: FakeNbd, ope
 
 
 async def test_a_server_on_this_host_is_warmed_up_with_zeros(server: FakeNbd, open_nbd: Open) -> None:
-    server.size = 2 * nbd.WARM_UP
+    server.size = 2 * WARM_UP
     await open_nbd(server)
     await eventually_async(lambda: len(server.asked) == 2)
-    assert [asked.range for asked in server.asked] == [(0, nbd.WARM_UP)] * 2
+    assert [asked.range for asked in server.asked] == [(0, WARM_UP)] * 2
     assert [asked.header.command for asked in server.asked] == [Command.BLOCK_STATUS, Command.READ]
 
 
 async def test_a_server_that_refuses_to_be_warmed_up_is_used(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
-    server.size = 2 * nbd.WARM_UP
+    server.size = 2 * WARM_UP
     answering(server, Command.READ, ErrorNumber.EIO)
     backend = await open_nbd(server)
     await eventually_async(lambda: len(server.commands(Command.READ)) == 1)
@@ -223,20 +224,61 @@ async def test_a_server_that_refuses_to_be_warmed_up_is_used(server: FakeNbd, op
 
 
 async def test_data_is_not_read_to_warm_a_server_up(server: FakeNbd, open_nbd: Open) -> None:
-    server.size = 2 * nbd.WARM_UP
+    server.size = 2 * WARM_UP
 
     async def data_at_the_end(asked: Asked) -> bytes:
         if asked.header.command != Command.BLOCK_STATUS:
             return server.success(asked)
-        return server.chunk(
-            asked, Chunk.BLOCK_STATUS, pack_extents(10, [nbd.WARM_UP - 4096, 4096], [3, 0], extended=False)
-        )
+        return server.chunk(asked, Chunk.BLOCK_STATUS, pack_extents(10, [WARM_UP - 4096, 4096], [3, 0], extended=False))
 
     server.answer = data_at_the_end
     backend = await open_nbd(server)
     await eventually_async(lambda: server.asked)
     await backend.close()
     assert not server.commands(Command.READ)
+
+
+@pytest.mark.parametrize("command", [Command.BLOCK_STATUS, Command.READ])
+async def test_closing_does_not_wait_for_a_server_that_does_not_answer_its_warm_up(
+    server: FakeNbd, open_nbd: Open, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    async def all_but_one(asked: Asked) -> bytes | None:
+        return None if asked.header.command == command else server.success(asked)
+
+    monkeypatch.setattr(nbdwarmup, "CLOSE_TIMEOUT", 0.05)
+    server.size, server.answer = 2 * WARM_UP, all_but_one
+    backend = await open_nbd(server)
+    await eventually_async(lambda: server.commands(command))
+    async with asyncio.timeout(SOON):
+        await backend.close()
+    await eventually_async(lambda: server.ended == 1)
+
+
+async def test_a_server_that_answers_its_warm_up_late_gets_a_goodbye(server: FakeNbd, open_nbd: Open) -> None:
+    async def late(asked: Asked) -> bytes:
+        if asked.header.command == Command.READ:
+            await released.wait()
+        return server.success(asked)
+
+    released = asyncio.Event()
+    server.size, server.answer = 2 * WARM_UP, late
+    backend = await open_nbd(server)
+    await eventually_async(lambda: server.commands(Command.READ))
+    closing = asyncio.ensure_future(backend.close())
+    released.set()
+    await closing
+    await eventually_async(lambda: server.commands(Command.DISC))
+
+
+async def test_a_session_that_died_is_not_opened_again_to_warm_the_server_up(server: FakeNbd, open_nbd: Open) -> None:
+    server.size, server.greeted = 2 * WARM_UP, 1
+    opening = asyncio.ensure_future(open_nbd(server, connections=2))
+    await eventually_async(lambda: server.connections == 2)
+    server.greeted = 1000
+    server.hang_up()  # before the session is complete
+    backend = await opening
+    await backend.flush(Operation())  # opens the next one
+    assert {asked.header.command for asked in server.asked} == {Command.FLUSH}
 
 
 # Block sizes
@@ -426,7 +468,7 @@ async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extende
     server.size, server.extended = TiB, extended
     backend = await open_nbd(server)
     assert await told(backend, 0, TiB) == [Extent(0, TiB, zero=True)]
-    asked = [asked for asked in server.commands(Command.BLOCK_STATUS) if asked.header.length > nbd.WARM_UP]
+    asked = [asked for asked in server.commands(Command.BLOCK_STATUS) if asked.header.length > WARM_UP]
     assert len(asked) == 1 if extended else len(asked) > 500
 
 

@@ -68,10 +68,14 @@ class FakeNbd:
         """Close all connections and listen no more."""
         if self._server is not None:
             self._server.close()
+        self.hang_up()
+        self.socket.unlink(missing_ok=True)
+
+    def hang_up(self) -> None:
+        """Close all connections."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
-        self.socket.unlink(missing_ok=True)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = self.connections
