@@ -27,7 +27,7 @@ from benchmarks.cases import GiB, MiB
 from benchmarks.command import run_program
 from benchmarks.copies import DIRECTIONS, SERVERS, WAYS, Job
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import table
+from benchmarks.measure import children_seconds, table
 from benchmarks.servers import PROJECT, Server, running
 from tests.support.daemon import Certificates
 
@@ -126,13 +126,12 @@ def prepare(direction: str, target: Path, size: int) -> None:
 
 
 def timed(command: list[str], server: Server | None) -> Turn:
-    before, of_server = resource.getrusage(resource.RUSAGE_CHILDREN), server.cpu if server else 0.0
+    before, of_server = children_seconds(), server.cpu if server else 0.0
     started = time.perf_counter()
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT, env=ENVIRONMENT)
-    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall, client = time.perf_counter() - started, children_seconds() - before
     if done.returncode != 0:
         raise BenchmarkError(f"{command[0]} failed: {done.stderr.strip()}")
-    client = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Turn(wall, client, server.cpu - of_server if server else 0.0)
 
 

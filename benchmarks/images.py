@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.cases import Case, MiB
 from benchmarks.errors import BenchmarkError
+from benchmarks.measure import drop_cache
 from tests.support.realstorage import loop_device
 
 
@@ -56,9 +57,8 @@ def _fill(fd: int, size: int) -> None:
     piece = os.urandom(MiB)
     for _ in range(size // MiB):
         os.write(fd, piece)
-    os.fsync(fd)
     # Whoever reads through the page cache shall find it as cold as who does not.
-    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_cache(fd)
 
 
 def _fio(path: Path, size: int, case: Case, seconds: float) -> float:

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Side-by-side measurement: interleaved rounds, medians, a Markdown table."""
+"""Side-by-side measurement: interleaved rounds, medians, processor time, a Markdown table."""
 
+import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 
 def interleaved(
@@ -22,6 +25,24 @@ def interleaved(
             contenders[name]()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def drop_cache(fd: int) -> None:
+    """Write back what the page cache has of a file, and drop it."""
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of all threads of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def children_seconds() -> float:
+    """Return the processor time of all processes of ours that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.command import run_program
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import table
+from benchmarks.measure import drop_cache, processor_seconds, table
 from benchmarks.servers import CONFIGURATION, OURS, PROJECT, Program, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
@@ -43,7 +43,6 @@ NAMES = ("imageio-daemon", "qemu-nbd", "nbdkit")
 #: Every client command ends in this time, in seconds, or something hangs.
 TIMEOUT = 60.0
 EXTENTS = 8192
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class Server:
     @property
     def cpu(self) -> float:
         """Processor seconds of all threads so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICK
+        return processor_seconds(self.pid)
 
 
 @dataclass(frozen=True)
@@ -266,19 +264,13 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
             for server in servers[turn % 3 :] + servers[: turn % 3]:
                 if case.image == "zeroed":
                     refill(path, images.size)
-                forget(path)
+                with path.open("r+b") as file:
+                    drop_cache(file.fileno())
                 before = server.cpu
                 rate = case.run(server, images, seconds)
                 result.rates[server.name].append(rate)
                 result.cpu[server.name].append(server.cpu - before)
     return result
-
-
-def forget(path: Path) -> None:
-    """Write back what the page cache has of the image, and drop it."""
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def refill(path: Path, size: int) -> None:

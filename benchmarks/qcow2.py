@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import queue
-import resource
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from benchmarks.cases import GiB, MiB
 from benchmarks.command import run_program
 from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import table
+from benchmarks.measure import children_seconds, processor_seconds, table
 from benchmarks.servers import OURS, PROGRAMS, PROJECT, THEIRS, Server, running
 from tests.support.daemon import Certificates
 from tests.support.http_client import Connection, connect_unix
@@ -189,11 +188,11 @@ def _upload(server: Server, send: Send, size: int, options: Sequence[str], targe
     with qemu_nbd(target, "qcow2", *options) as nbd:
         assert nbd.process is not None
         ticket = server.add_ticket(nbd.url, size, sparse=True)
-        server_cpu, nbd_cpu = server.cpu, _cpu(nbd.process.pid)
+        server_cpu, nbd_cpu = server.cpu, processor_seconds(nbd.process.pid)
         started = time.monotonic()
         send(server, ticket)
         seconds = time.monotonic() - started
-        used = Upload(seconds, server.cpu - server_cpu, _cpu(nbd.process.pid) - nbd_cpu)
+        used = Upload(seconds, server.cpu - server_cpu, processor_seconds(nbd.process.pid) - nbd_cpu)
         server.remove_ticket(ticket)
         nbd.stop()
     server.check()
@@ -260,11 +259,13 @@ def _convert(source: Path, options: Sequence[str], target: Path) -> Upload:
     """Copy with qemu-img through a qemu-nbd of its own, as the servers do."""
     with qemu_nbd(target, "qcow2", *options) as nbd:
         assert nbd.process is not None
-        before, nbd_cpu = _children_cpu(), _cpu(nbd.process.pid)
+        before, nbd_cpu = children_seconds(), processor_seconds(nbd.process.pid)
         started = time.monotonic()
         command = ["qemu-img", "convert", "-n", "-W", "-f", "raw", "-O", "raw", str(source), f"{nbd.url}"]
         subprocess.check_call(command)
-        used = Upload(time.monotonic() - started, _children_cpu() - before, _cpu(nbd.process.pid) - nbd_cpu)
+        used = Upload(
+            time.monotonic() - started, children_seconds() - before, processor_seconds(nbd.process.pid) - nbd_cpu
+        )
         nbd.stop()
     return used
 
@@ -273,16 +274,6 @@ def _check(source: Path, target: Path) -> None:
     command = ["qemu-img", "compare", "-q", "-f", "raw", "-F", "qcow2", str(source), str(target)]
     if subprocess.call(command) != 0:
         raise BenchmarkError(f"{target} is not the image that was uploaded")
-
-
-def _cpu(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _children_cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _document(

@@ -3,7 +3,6 @@
 
 import contextlib
 import json
-import os
 import re
 import secrets
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.measure import processor_seconds
 from tests.support.daemon import Certificates
 from tests.support.http_client import Connection, connect_unix
 from tests.support.polling import eventually
@@ -105,8 +105,7 @@ class Server:
     @property
     def cpu(self) -> float:
         """Processor seconds of all threads so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self.pid)
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")

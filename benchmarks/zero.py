@@ -27,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.machine import busy
-from benchmarks.measure import interleaved
+from benchmarks.measure import drop_cache, interleaved
 from ioutil_ext import ffi, lib
 from tests.ioutil.engine_driver import Image
 from tests.support.realstorage import (
@@ -127,8 +127,7 @@ def prepared(storage: Storage, path: Path) -> None:
             file.seek(offset)
             file.write(piece)
         file.flush()
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cache(file.fileno())
 
 
 @contextmanager
