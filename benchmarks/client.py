@@ -24,15 +24,13 @@ from typing import NamedTuple
 
 from benchmarks import machine, report
 from benchmarks.cases import GiB, MiB
-from benchmarks.command import run_program
+from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, SERVERS, WAYS, Job
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import children_seconds, table
-from benchmarks.servers import PROJECT, Server, running
+from benchmarks.servers import Server, running
 from tests.support.daemon import Certificates
 
-DOCUMENT = PROJECT / "docs/performance.md"
-BEGIN, END = "<!-- client results -->", "<!-- end of client results -->"
 #: A piece of data in each step: 19 %.
 PIECE, STEP = 16 * MiB, 80 * MiB
 #: A program that takes longer hangs, seconds.
@@ -178,9 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a smaller image, fewer rounds")
     parser.add_argument("--rounds", type=int, help="rounds of each program (default: 5; 3 if quick)")
     parser.add_argument("--only", default="", metavar="REGEX", help='cases whose "direction program" matches')
-    parser.add_argument("--directory", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")))
-    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
-    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    add_places(parser)
     return parser
 
 
@@ -199,14 +195,8 @@ def _run(options: argparse.Namespace) -> None:
         f"{rounds} rounds, in turns; medians. {size / GiB:g} GiB, of which {size // STEP * PIECE // MiB} MiB are data. "
         f"Peak memory of any of the clients: {memory} MiB. {time.monotonic() - started:.0f} s in all."
     )
-    if warning:
-        how += f" **{warning[0].upper()}{warning[1:]}.**"
-    text = document(description, how, results)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "client.md").write_text(text + "\n")
-    if options.document:
-        report.write_into(DOCUMENT, text, BEGIN, END)
+    text = document(description, report.with_warning(how, warning), results)
+    report.publish(text, options, "client")
 
 
 if __name__ == "__main__":

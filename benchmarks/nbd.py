@@ -26,17 +26,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine, report
-from benchmarks.command import run_program
+from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import drop_cache, processor_seconds, table
-from benchmarks.servers import CONFIGURATION, OURS, PROJECT, Program, running
+from benchmarks.servers import CONFIGURATION, OURS, Program, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
 KiB = 1024
 MiB = 1024 * KiB
-DOCUMENT = PROJECT / "docs/performance.md"
-BEGIN, END = "<!-- nbd results -->", "<!-- end of nbd results -->"
 
 CONFIG = CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n"
 NAMES = ("imageio-daemon", "qemu-nbd", "nbdkit")
@@ -321,9 +319,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="only what is to be reached, in at most 2 minutes")
     parser.add_argument("--only", default="", metavar="REGEX", help='cases whose "name on storage" matches')
     parser.add_argument("--rounds", type=int, help="rounds of each server (default: 7; 3 if quick)")
-    parser.add_argument("--directory", type=Path, help="where the images are (default: $TMPDIR or /var/tmp)")
-    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
-    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    add_places(parser)
     return parser
 
 
@@ -331,7 +327,6 @@ def _run(options: argparse.Namespace) -> None:
     for program in ("qemu-nbd", "qemu-img", "nbdkit", "nbdcopy", "nbdsh", "fio"):
         if shutil.which(program) is None:
             raise BenchmarkError(f"{program} is not installed")
-    parent = options.directory or Path(os.environ.get("TMPDIR", "/var/tmp"))
     rounds, seconds = options.rounds or (3 if options.quick else 7), 0.4 if options.quick else 1.0
     size = (256 if options.quick else 512) * MiB
     started, warning = time.monotonic(), machine.busy()
@@ -339,7 +334,7 @@ def _run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         directory, memory = (
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nbd-bench-", dir=where)))
-            for where in (parent, "/dev/shm")
+            for where in (options.directory, "/dev/shm")
         )
         source = memory / "source"
         with source.open("wb") as file:
@@ -354,14 +349,8 @@ def _run(options: argparse.Namespace) -> None:
                 results.append(measure(case, storage, images, rounds, seconds, directory))
                 print(" | ".join(rows(results[-1:])[0]), file=sys.stderr)
     how = f"{rounds} rounds, in turns; medians. Images of {size // MiB} MiB. {time.monotonic() - started:.0f} s in all."
-    if warning:
-        how += f" **{warning[0].upper()}{warning[1:]}.**"
-    text = document(description, how, results)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "nbd.md").write_text(text + "\n")
-    if options.document:
-        report.write_into(DOCUMENT, text, BEGIN, END)
+    text = document(description, report.with_warning(how, warning), results)
+    report.publish(text, options, "nbd")
 
 
 def versions() -> dict[str, str]:

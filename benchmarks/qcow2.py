@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 from benchmarks import client, machine, report
 from benchmarks.cases import GiB, MiB
-from benchmarks.command import run_program
+from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import children_seconds, processor_seconds, table
-from benchmarks.servers import OURS, PROGRAMS, PROJECT, THEIRS, Server, running
+from benchmarks.servers import OURS, PROGRAMS, THEIRS, Server, running
 from tests.support.daemon import Certificates
 from tests.support.http_client import Connection, connect_unix
 from tests.support.nbdservers import make_qcow2, qemu_nbd
@@ -40,8 +40,6 @@ PIECE = 4 * MiB
 #: What each product sends an image with.
 CLIENTS = {OURS: imageio_client(), THEIRS: ovirt_client}
 CONVERT = "qemu-img convert"
-DOCUMENT = PROJECT / "docs/performance.md"
-BEGIN, END = "<!-- qcow2 results -->", "<!-- end of qcow2 results -->"
 #: qemu-nbd as production runs it; without direct I/O where the file system has none.
 DIRECT = ("--cache=none", "--aio=native")
 #: What ours is to reach, as a multiple of ovirt-imageio's speed.
@@ -78,9 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each program (default: 5)")
     parser.add_argument("--size", type=int, default=6, metavar="GIB", help="size of the image (default: 6)")
     parser.add_argument("--data", type=int, default=1100, metavar="MIB", help="data in it (default: 1100)")
-    parser.add_argument("--directory", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")))
-    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
-    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    add_places(parser)
     return parser
 
 
@@ -127,14 +123,9 @@ def _run(options: argparse.Namespace) -> None:
                 target.unlink()
                 print(f"{number + 1}/{options.rounds} {name}: {results[name][-1].seconds:.2f} s", file=sys.stderr)
         data = sum(part.length for part in parts if part.data)
-    text = _document(description, results, data, len(parts), warning)
-    print(text)
-    options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "qcow2.md").write_text(text + "\n")
+    report.publish(_document(description, results, data, len(parts), warning), options, "qcow2")
     figures = {name: [upload._asdict() for upload in uploads] for name, uploads in results.items()}
     (options.output / "qcow2.json").write_text(json.dumps(figures, indent=1) + "\n")
-    if options.document:
-        report.write_into(DOCUMENT, text, BEGIN, END)
 
 
 def _way(program: str, connections: int) -> str:
@@ -281,9 +272,9 @@ def _document(
 ) -> str:
     """Return all that a run has to say, as Markdown."""
     rounds = len(next(iter(results.values())))
-    how = f"{data // MiB} MiB of data in {parts} parts, {rounds} rounds in turns; medians."
-    if warning:
-        how += f" **{warning[0].upper()}{warning[1:]}.**"
+    how = report.with_warning(
+        f"{data // MiB} MiB of data in {parts} parts, {rounds} rounds in turns; medians.", warning
+    )
     header = (
         "into qcow2 through qemu-nbd", "s", "MiB/s of data", f"speed / {THEIRS.name}", "to reach", "",
         "server CPU s", "qemu-nbd CPU s",

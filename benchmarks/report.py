@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results as text: Markdown tables, and the place for them in docs/performance.md."""
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.cases import AT_THE_DISK, GOALS, PARITY, Goal
 from benchmarks.measure import table
 from benchmarks.rounds import Measured, Metric, memory
-from benchmarks.servers import OURS, THEIRS
+from benchmarks.servers import OURS, PROJECT, THEIRS
 
+DOCUMENT = PROJECT / "docs/performance.md"
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -97,6 +99,20 @@ def document(machine: Mapping[str, str], how: str, results: Sequence[Measured]) 
         results_table(results),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def with_warning(how: str, warning: str | None) -> str:
+    """Add a sentence that makes figures doubtful, if there is one."""
+    return f"{how} **{warning[0].upper()}{warning[1:]}.**" if warning else how
+
+
+def publish(text: str, options: argparse.Namespace, name: str) -> None:
+    """Show what a run has to say, and write it to where the options tell."""
+    print(text)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / f"{name}.md").write_text(text + "\n")
+    if options.document:
+        write_into(DOCUMENT, text, f"<!-- {name} results -->", f"<!-- end of {name} results -->")
 
 
 def write_into(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:

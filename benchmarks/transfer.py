@@ -19,14 +19,13 @@ from pathlib import Path
 
 from benchmarks import machine, plot, report
 from benchmarks.cases import GOALS, Case, GiB, all_cases
-from benchmarks.command import run_program
+from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.images import Images
 from benchmarks.rounds import Measured, measure
 from benchmarks.servers import PROJECT
 from tests.support.daemon import Certificates
 
-DOCUMENT = PROJECT / "docs/performance.md"
 PICTURE = PROJECT / "docs/performance.png"
 FIGURES = PROJECT / "docs/performance.json"
 
@@ -42,9 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", metavar="REGEX", help='only cases whose name matches: "put 64 KiB tls"')
     parser.add_argument("--rounds", type=_count, default=5, help="rounds of each server (default: 5)")
     parser.add_argument("--seconds", type=_duration, help="length of a round (default: 1.5; 0.8 if quick)")
-    parser.add_argument("--directory", type=Path, help="where the images are (default: $TMPDIR or /var/tmp)")
-    parser.add_argument("--output", type=Path, default=PROJECT / "build/bench", help="where results go")
-    parser.add_argument("--document", action="store_true", help=f"put the results into {DOCUMENT.relative_to(PROJECT)}")
+    add_places(parser)
     return parser
 
 
@@ -62,16 +59,17 @@ def _duration(text: str) -> float:
 
 def _run(options: argparse.Namespace) -> None:
     cases = _cases(options.quick, options.only)
-    parent = options.directory or Path(os.environ.get("TMPDIR", "/var/tmp"))
-    if not parent.is_dir():
-        raise BenchmarkError(f"{parent} is not a directory")
+    if not options.directory.is_dir():
+        raise BenchmarkError(f"{options.directory} is not a directory")
     seconds = options.seconds or (0.8 if options.quick else 1.5)
     started = time.monotonic()
     warning = machine.busy()
     if warning:
         print(f"bench: {warning}", file=sys.stderr)
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="imageio-bench-", dir=parent)))
+        directory = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="imageio-bench-", dir=options.directory))
+        )
         description = machine.describe(directory)
         images = Images(directory, _image_size(directory, cases, options.quick), stack)
         certificates = Certificates.make(directory)
@@ -83,13 +81,12 @@ def _run(options: argparse.Namespace) -> None:
         f"{options.rounds} rounds of {seconds:g} s for each server, in turns; medians. "
         f"Images of {images.size // GiB} GiB. Measured in {time.monotonic() - started:.0f} s."
     )
-    if warning:
-        how += f" **{warning[0].upper()}{warning[1:]}.**"
+    how = report.with_warning(how, warning)
     _write(options.output, description, how, results)
     if options.document:
         picture = f"![Ratios of all cases]({PICTURE.name})"
         figures = f"Every round: [{FIGURES.name}]({FIGURES.name})."
-        report.write_into(DOCUMENT, f"{picture}\n\n{report.document(description, how, results)}\n\n{figures}")
+        report.write_into(report.DOCUMENT, f"{picture}\n\n{report.document(description, how, results)}\n\n{figures}")
         shutil.copy(options.output / "results.png", PICTURE)
         shutil.copy(options.output / "results.json", FIGURES)
 
