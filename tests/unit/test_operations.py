@@ -202,14 +202,27 @@ def start_long_write(world: World) -> "tuple[asyncio.Task[None], bytes]":
     return asyncio.create_task(world.write(0, Source([data]), len(data))), data
 
 
+async def begun(slow: SlowBackend, count: int) -> None:
+    """Wait until so many writes have begun."""
+    await eventually_async(lambda: len(slow.begun) == count)
+
+
+async def end_one_by_one(world: World, slow: SlowBackend, *, lent: int) -> None:
+    """End the writes of a long one, which begin one after the other, each while so much memory is lent."""
+    for number in range(6):
+        await begun(slow, number + 1)
+        assert world.pool.lent == lent
+        slow.begun[number][1].set_result(None)
+
+
 async def test_as_many_writes_are_under_way_as_storage_takes_and_one_buffer_is_filled(
     world: World, slow: SlowBackend
 ) -> None:
     writing, data = start_long_write(world)
-    await eventually_async(lambda: len(slow.begun) == 3)
+    await begun(slow, 3)
     assert world.pool.lent == 4 * MIN_BUFFER
     for number in range(6):
-        await eventually_async(lambda begun=number: len(slow.begun) == min(6, 3 + begun))  # type: ignore[misc]
+        await begun(slow, min(6, number + 3))
         slow.begun[number][1].set_result(None)
     await writing
     assert slow.content[: len(data)] == data
@@ -221,10 +234,7 @@ async def test_requests_beside_each_other_have_one_write_under_way_each(world: W
     other = asyncio.create_task(world.write(0, stuck, 1))
     await stuck.reached.wait()
     writing, data = start_long_write(world)
-    for number in range(6):
-        await eventually_async(lambda begun=number: len(slow.begun) == begun + 1)  # type: ignore[misc]
-        assert world.pool.lent == 3 * MIN_BUFFER
-        slow.begun[number][1].set_result(None)
+    await end_one_by_one(world, slow, lent=3 * MIN_BUFFER)
     await writing
     assert slow.content[: len(data)] == data
     other.cancel()
@@ -235,10 +245,7 @@ async def test_requests_beside_each_other_have_one_write_under_way_each(world: W
 async def test_fewer_writes_are_under_way_where_memory_is_short(world: World, slow: SlowBackend) -> None:
     hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(6)]
     writing, data = start_long_write(world)
-    for number in range(6):
-        await eventually_async(lambda begun=number: len(slow.begun) == begun + 1)  # type: ignore[misc]
-        assert world.pool.lent == 8 * MIN_BUFFER
-        slow.begun[number][1].set_result(None)
+    await end_one_by_one(world, slow, lent=8 * MIN_BUFFER)
     await writing
     assert slow.content[: len(data)] == data
     for hog in hogs:
@@ -249,7 +256,7 @@ async def test_an_error_of_one_of_several_writes_ends_the_request_and_each_keeps
     world: World, slow: SlowBackend
 ) -> None:
     writing, _ = start_long_write(world)
-    await eventually_async(lambda: len(slow.begun) == 3)
+    await begun(slow, 3)
     slow.begun[1][1].set_exception(StorageError(28, "write", "pwrite"))
     slow.begun[0][1].set_result(None)
     with pytest.raises(StorageError):
@@ -267,7 +274,7 @@ async def test_cancelling_the_transfer_ends_several_writes_and_each_keeps_its_bu
     world: World, slow: SlowBackend
 ) -> None:
     writing, _ = start_long_write(world)
-    await eventually_async(lambda: len(slow.begun) == 3)
+    await begun(slow, 3)
     removing = asyncio.create_task(world.store.remove("secret", 60))
     with pytest.raises(Canceled):
         await writing
@@ -282,7 +289,7 @@ async def test_pieces_end_at_multiples_of_what_storage_takes_at_once(world: Worl
     slow.write_piece = MIN_BUFFER
     data = os.urandom(2 * MIN_BUFFER)
     writing = asyncio.create_task(world.write(MIN_BUFFER + 5000, Source([data]), len(data)))
-    await eventually_async(lambda: len(slow.begun) == 3)
+    await begun(slow, 3)
     slow.finish()
     await writing
     borders = [MIN_BUFFER + 5000, 2 * MIN_BUFFER, 3 * MIN_BUFFER, 3 * MIN_BUFFER + 5000]
