@@ -4,16 +4,14 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.daemon import Baseline, Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
-from tests.support.images import Image, MakeImage, MiB, make_image, pattern
-from tests.support.places import Managed, Place, Qcow2Served, Setting
+from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.places import Managed, Place, Qcow2Served
 
 pytestmark = [
     pytest.mark.skipif(not os.environ.get("IMAGEIO_TEST_LONG"), reason="takes minutes: IMAGEIO_TEST_LONG=1"),
@@ -23,31 +21,13 @@ pytestmark = [
 CONNECTIONS = 64
 BUFFER_MEMORY = 128 * MiB
 
+#: In files, and such as an NBD server has: that one has a process, and memory, of its own.
+anywhere = pytest.mark.parametrize("image_kind", [Place, Qcow2Served, Managed], ids=lambda kind: kind.kind)
+
 
 @pytest.fixture
-def own(make_daemon: MakeDaemon) -> Daemon:
+def daemon(make_daemon: MakeDaemon) -> Daemon:
     return make_daemon(daemon={"buffer_memory": BUFFER_MEMORY, "max_connections": CONNECTIONS}, log={"level": "info"})
-
-
-@pytest.fixture
-def images(own: Daemon, tmp_path: Path) -> MakeImage:
-    return make_image(own, tmp_path)
-
-
-@pytest.fixture(params=[Place, Qcow2Served, Managed], ids=lambda kind: kind.kind)
-def images_anywhere(request: pytest.FixtureRequest, own: Daemon, tmp_path: Path) -> Iterator[MakeImage]:
-    """Make images in files, and such as an NBD server has: that one has a process, and memory, of its own."""
-    kind: type[Place] = request.param
-    with ExitStack() as cleanup:
-        setting = Setting(own, lambda: own, cleanup)
-        make = make_image(own, tmp_path, lambda raw, fields: kind.make(raw, fields, setting))
-
-        def make_one(*arguments: Any, **fields: Any) -> Image:
-            image = make(*arguments, **fields)
-            cleanup.callback(own.remove, image.ticket)  # the image is closed then
-            return image
-
-        yield make_one
 
 
 def in_threads(work: Callable[[int], None], count: int) -> None:
@@ -69,48 +49,51 @@ def in_threads(work: Callable[[int], None], count: int) -> None:
         raise failures[0]
 
 
+@anywhere
 @pytest.mark.parametrize("size", [16 * MiB, 256 * 1024])
 def test_uploads_on_64_connections_stay_within_the_budget(
-    own: Daemon, images_anywhere: MakeImage, service_name: str, size: int
+    daemon: Daemon, new_image: MakeImage, service_name: str, size: int
 ) -> None:
-    image = images_anywhere(size=CONNECTIONS * size)
+    image = new_image(size=CONNECTIONS * size)
     body = pattern(size)
     rounds = 4 if size >= MiB else 40
 
     def upload(number: int) -> None:
-        with own.connect(service_name, timeout=600) as connection:
+        with daemon.connect(service_name, timeout=600) as connection:
             for _ in range(rounds):
                 assert connection.put_at(f"{image.url}?flush=n", number * size, body).status == 200
 
     in_threads(upload, CONNECTIONS)
-    assert own.peak_memory() < BUFFER_MEMORY + 100 * MiB
+    assert daemon.peak_memory() < BUFFER_MEMORY + 100 * MiB
     assert image.read(0, size) == body
 
 
+@anywhere
 def test_downloads_on_64_connections_stay_within_the_budget(
-    own: Daemon, images_anywhere: MakeImage, service_name: str
+    daemon: Daemon, new_image: MakeImage, service_name: str
 ) -> None:
-    image = images_anywhere(pattern(64 * MiB))
+    image = new_image(pattern(64 * MiB))
 
     def download(_: int) -> None:
-        with own.connect(service_name, timeout=600) as connection:
+        with daemon.connect(service_name, timeout=600) as connection:
             assert len(connection.get(image.url).body) == 64 * MiB
 
     in_threads(download, CONNECTIONS)
-    assert own.peak_memory() < BUFFER_MEMORY + 100 * MiB
+    assert daemon.peak_memory() < BUFFER_MEMORY + 100 * MiB
 
 
+@anywhere
 def test_64_downloads_that_nobody_reads_stay_within_the_budget(
-    own: Daemon, images_anywhere: MakeImage, service_name: str
+    daemon: Daemon, new_image: MakeImage, service_name: str
 ) -> None:
-    image = images_anywhere(size=1024 * MiB)
-    connections = [own.connect(service_name) for _ in range(CONNECTIONS)]
+    image = new_image(size=1024 * MiB)
+    connections = [daemon.connect(service_name) for _ in range(CONNECTIONS)]
     try:
         for connection in connections:
             connection.send(encode_request("GET", image.url))
         # Those that hold the buffers are closed at last, and the others get them: everybody is answered.
         assert not connections[-1].is_silent(timeout=200)
-        assert own.peak_memory() < BUFFER_MEMORY + 100 * MiB
+        assert daemon.peak_memory() < BUFFER_MEMORY + 100 * MiB
     finally:
         for connection in connections:
             connection.close()
@@ -128,18 +111,18 @@ def requests(image: Image) -> Iterator[tuple[bytes, str]]:
         yield encode_request("GET", image.url, {"Range": "bytes=x"}), "GET"
 
 
-def test_memory_does_not_grow_over_200_000_requests(own: Daemon, images: MakeImage, service_name: str) -> None:
-    image, memory = images(), 0
+def test_memory_does_not_grow_over_200_000_requests(daemon: Daemon, new_image: MakeImage, service_name: str) -> None:
+    image, memory = new_image(), 0
 
     def on_new_connection(_: int) -> None:
-        with own.connect(service_name, timeout=60) as connection:
+        with daemon.connect(service_name, timeout=60) as connection:
             small_requests(connection, image, 500)
 
     for done in range(2_000, 202_000, 2_000):
         in_threads(on_new_connection, 4)
         if done == 20_000:
-            memory = own.resident_memory()
-    assert own.resident_memory() < memory * 1.05
+            memory = daemon.resident_memory()
+    assert daemon.resident_memory() < memory * 1.05
 
 
 def small_requests(connection: Connection, image: Image, count: int) -> None:
@@ -151,32 +134,32 @@ def small_requests(connection: Connection, image: Image, count: int) -> None:
             assert connection.receive(to=method).status in (200, 206, 416)
 
 
-def test_memory_does_not_grow_with_tickets_and_connections(own: Daemon, tmp_path: Path, service_name: str) -> None:
+def test_memory_does_not_grow_with_tickets_and_connections(daemon: Daemon, tmp_path: Path, service_name: str) -> None:
     path = tmp_path / "image"
     path.write_bytes(pattern(MiB))
     memory, baseline = 0, None
     for number in range(3000):
-        ticket_id = own.add_ticket(path, MiB)
-        with own.connect(service_name) as connection:
+        ticket_id = daemon.add_ticket(path, MiB)
+        with daemon.connect(service_name) as connection:
             assert connection.put(f"/images/{ticket_id}", bytes(4096)).status == 200
             assert len(connection.get(f"/images/{ticket_id}").body) == MiB
-        own.remove(ticket_id)
+        daemon.remove(ticket_id)
         if number == 300:
-            memory, baseline = own.resident_memory(), Baseline(own)
-    assert own.resident_memory() < memory * 1.05
+            memory, baseline = daemon.resident_memory(), Baseline(daemon)
+    assert daemon.resident_memory() < memory * 1.05
     assert baseline is not None
     baseline.check()
 
 
-def test_an_image_of_many_extents_costs_little_memory(own: Daemon, images: MakeImage) -> None:
+def test_an_image_of_many_extents_costs_little_memory(daemon: Daemon, new_image: MakeImage) -> None:
     count = 300_000
-    image = images(size=8 * 1024**4, timeout=86400)  # to make the extents takes longer than a ticket usually lives
+    image = new_image(size=8 * 1024**4, timeout=86400)  # to make the extents takes longer than a ticket usually lives
     with image.path.open("r+b") as file:
         for number in range(count):
             os.pwrite(file.fileno(), b"x", number * 16 * MiB)
         os.fsync(file.fileno())
-    memory = own.resident_memory()
-    with own.connect("unix", timeout=600) as connection:
+    memory = daemon.resident_memory()
+    with daemon.connect("unix", timeout=600) as connection:
         extents = connection.get(f"{image.url}/extents").json()
     assert len(extents) == 2 * count
-    assert own.peak_memory() - memory < 16 * MiB
+    assert daemon.peak_memory() - memory < 16 * MiB
