@@ -79,9 +79,15 @@ class TooManyTickets(Error):
 class NotFast(Error):
     """The storage has no way to do this without data I/O, and the caller asked for no other. Nothing was changed."""
 
+    def __init__(self, reason: str = "The storage cannot do this without data I/O") -> None:
+        super().__init__(reason)
+
 
 class Canceled(Forbidden):
     """The transfer was cancelled while the operation ran."""
+
+    def __init__(self, reason: str = "The transfer was cancelled") -> None:
+        super().__init__(reason)
 
 
 class PeerGone(Error):

@@ -10,6 +10,7 @@ from typing import Protocol
 from ioutil_ext import ffi
 
 from ..buffers import MAX_BUFFER, Slice
+from ..errors import Canceled
 from ..extents import ExtentList, ExtentStream
 
 
@@ -66,6 +67,11 @@ class Operation:
     def canceled(self) -> bool:
         """Tell whether the operation must end at its next step."""
         return bool(self.control.canceled)
+
+    def require_running(self) -> None:
+        """Raise Canceled when it must end."""
+        if self.canceled:
+            raise Canceled
 
     def cancel(self) -> None:
         """Ask the operation to end at its next step."""

@@ -339,9 +339,9 @@ _new_records = ffi.new_allocator(should_clear_after_alloc=False)
 def _failure(pending: _Pending, completion: Any) -> Exception:
     code = completion.error
     if code == errno.ECANCELED:
-        return Canceled("The transfer was cancelled")
+        return Canceled()
     if code == errno.ENOTSUP and pending.flags & lib.IOU_FAST_ONLY:
-        return NotFast("The storage cannot do this without data I/O")
+        return NotFast()
     return StorageError(code, pending.what, _syscall(completion.syscall))
 
 

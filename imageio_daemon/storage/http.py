@@ -10,7 +10,7 @@ from contextlib import aclosing
 import aiohttp
 
 from ..buffers import Slice
-from ..errors import Canceled, NotFast, NotFound, OutOfRange, StorageError
+from ..errors import NotFast, NotFound, OutOfRange, StorageError
 from ..extentjson import ExtentReader
 from ..extents import Extent, ExtentList, ExtentStream
 from ..httpurl import HttpAddress
@@ -85,7 +85,7 @@ class HttpBackend:
     async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
         """Fill the piece with the bytes at offset."""
         if not len(piece):
-            _require_running(op)
+            op.require_running()
             return
         last = offset + len(piece) - 1
         piece.buffer.retain()
@@ -104,7 +104,7 @@ class HttpBackend:
     async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
         """Write the piece at offset."""
         if not len(piece):
-            _require_running(op)
+            op.require_running()
             return
         last = offset + len(piece) - 1
         piece.buffer.retain()
@@ -132,7 +132,7 @@ class HttpBackend:
         """Make the range read as zeros. Whether it stays provisioned is for the other server's ticket to say."""
         if fast_only:
             raise NotFast("The other server does not tell what is fast")
-        _require_running(op)
+        op.require_running()
         end, most = offset + length, ZERO_STEP
         while offset < end:
             step = min(most, end - offset)
@@ -151,7 +151,7 @@ class HttpBackend:
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:
         """Do nothing: there is no such request."""
-        _require_running(op)
+        op.require_running()
         op.advance(length)
 
     async def flush(self, op: Operation) -> None:
@@ -242,11 +242,6 @@ class HttpBackend:
         with self._lock:
             # A write of ours may have made the image larger after the answer.
             self._size = size if writes == self._writes else max(size, self._size)
-
-
-def _require_running(op: Operation) -> None:
-    if op.canceled:
-        raise Canceled("The transfer was cancelled")
 
 
 async def _receive(content: aiohttp.StreamReader, view: memoryview, what: str) -> None:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Self
 
 from ..buffers import Slice
-from ..errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
+from ..errors import NotFast, NotFound, OutOfRange, ServerGone, StorageError
 from ..extents import ExtentList, ExtentStream
 from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
@@ -158,7 +158,7 @@ class NbdBackend:
         """
         before = self._unreachable
         async with self._connecting:
-            _require_running(op)
+            op.require_running()
             if not self._session.alive:
                 if self._unreachable is not None and self._unreachable is not before:
                     raise self._unreachable.with_traceback(None)
@@ -218,7 +218,7 @@ class NbdBackend:
         session = await self._begin(op, offset, length)
         blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
         if flags & CommandFlag.FAST_ZERO and (blocks.edges or not session.agreed.can(ExportFlag.SEND_FAST_ZERO)):
-            raise NotFast("The storage cannot do this without data I/O")
+            raise NotFast
         fua_flag = _fua(session) if fua else 0
         async with self._writing(session, blocks), self._failing_flushes(fua_flag):
             await session.change(await self._patched(session, op, blocks, None, fua_flag))
@@ -233,13 +233,13 @@ class NbdBackend:
             return ZeroMethod.WRITE if blocks.edges else ZeroMethod.NONE
         if session.agreed.can(ExportFlag.SEND_WRITE_ZEROES):
             for piece in session.bare_pieces(blocks.start, length):
-                _require_running(op)
+                op.require_running()
                 await session.change([Call(op, Command.WRITE_ZEROES, *piece, flags, counts=piece.length)])
             return ZeroMethod.REMOTE
         zeros = memoryview(bytes(REQUEST))
         pieces = session.data_pieces(blocks.start, length, REQUEST)
         while batch := list(islice(pieces, ZERO_WRITES)):
-            _require_running(op)
+            op.require_running()
             fua = flags & CommandFlag.FUA
             await session.change(
                 [Call(op, Command.WRITE, *p, fua, payload=zeros[: p.length], counts=p.length) for p in batch]
@@ -253,7 +253,7 @@ class NbdBackend:
             return
         async with self._writing(session, blocks):
             for piece in session.bare_pieces(blocks.start, blocks.end - blocks.start):
-                _require_running(op)
+                op.require_running()
                 await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
 
     async def _flush(self, op: Operation) -> None:
@@ -318,8 +318,3 @@ class NbdBackend:
 
 def _fua(session: Session) -> int:
     return CommandFlag.FUA if session.agreed.can(ExportFlag.SEND_FUA) else 0
-
-
-def _require_running(op: Operation) -> None:
-    if op.canceled:
-        raise Canceled("The transfer was cancelled")

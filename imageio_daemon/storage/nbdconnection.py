@@ -75,7 +75,7 @@ class Call(ClientRequest):
         if not self.error:
             return
         if self.error == ErrorNumber.ENOTSUP:  # said of fast zeroing only
-            raise NotFast("The storage cannot do this without data I/O")
+            raise NotFast
         detail = f"offset={self.offset} length={self.length}"
         raise StorageError(self.error, f"NBD {self.command.name}", f"the server says {self.text[:MAX_TEXT]!r}", detail)
 
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
         dropped = [call for call in self._queue if call.op.canceled]
         self._queue = kept
         for call in dropped:
-            call.ended.set_exception(Canceled("The transfer was cancelled"))
+            call.ended.set_exception(Canceled())
 
     async def close(self) -> None:
         """Say goodbye once all replies are there, and wait for the end."""
@@ -250,7 +250,7 @@ class Connection(asyncio.BufferedProtocol):
             elif self._queue:
                 call = self._queue.popleft()
                 if call.op.canceled:
-                    call.ended.set_exception(Canceled("The transfer was cancelled"))
+                    call.ended.set_exception(Canceled())
                     continue
                 header = self._replies.begin(call)
                 self._unsent = memoryview(b"") if call.payload is None else call.payload

@@ -69,8 +69,7 @@ class Peer:
         timeout: seconds for all of it. Raises Canceled, Forbidden, NotFound, OutOfRange, Unavailable, StorageError.
         """
         what = f"{method} {self.address}{target}"
-        if op.canceled:
-            raise Canceled("The transfer was cancelled")
+        op.require_running()
         op.retain()
         try:
             async with self._interruptible(op, timeout):
@@ -81,8 +80,7 @@ class Peer:
                     _require_success(response, what)
                     yield response
         except TimeoutError:
-            if op.canceled:
-                raise Canceled("The transfer was cancelled") from None
+            op.require_running()
             raise StorageError(errno.ETIMEDOUT, what, "http") from None
         except aiohttp.ClientError as e:
             raise _failure(e, what) from None
@@ -124,7 +122,7 @@ class Peer:
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._closed:  # another loop has not heard yet that the transfer is cancelled
-                raise Canceled("The transfer was cancelled")
+                raise Canceled
             session = self._sessions.get(loop)
             if session is None:
                 session = self._sessions[loop] = self._new_session()
