@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from benchmarks.cases import GiB, MiB
 from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, SERVERS, WAYS, Job
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import children_seconds, table
+from benchmarks.measure import children_seconds, table, turned
 from benchmarks.servers import Server, running
 from tests.support.daemon import Certificates
 
@@ -94,12 +94,6 @@ def all_cases() -> Iterator[tuple[str, str]]:
     for direction in DIRECTIONS:
         for name in WAYS:
             yield direction, name
-
-
-def turned(cases: Sequence[tuple[str, str]], number: int) -> list[tuple[str, str]]:
-    """Let another case begin in each round."""
-    start = number % len(cases)
-    return [*cases[start:], *cases[:start]]
 
 
 def make_source(path: Path, size: int) -> Path:

@@ -7,6 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def interleaved(
@@ -19,12 +22,18 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     names = list(contenders)
     for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in turned(names, turn):
             prepare()
             start = time.perf_counter()
             contenders[name]()
             seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def turned(items: Sequence[_T], number: int) -> list[_T]:
+    """Let another one begin in each round."""
+    start = number % len(items)
+    return [*items[start:], *items[:start]]
 
 
 def drop_cache(fd: int) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import drop_cache, processor_seconds, table
+from benchmarks.measure import drop_cache, processor_seconds, table, turned
 from benchmarks.servers import CONFIGURATION, OURS, Program, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
@@ -258,8 +258,8 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
         if case.image != "zeroed":
             for server in servers:  # a first round warms up what is not measured
                 case.run(server, images, seconds / 4)
-        for turn in range(rounds):
-            for server in servers[turn % 3 :] + servers[: turn % 3]:
+        for number in range(rounds):
+            for server in turned(servers, number):
                 if case.image == "zeroed":
                     refill(path, images.size)
                 with path.open("r+b") as file:

@@ -29,7 +29,7 @@ from benchmarks.cases import GiB, MiB
 from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
-from benchmarks.measure import children_seconds, processor_seconds, table
+from benchmarks.measure import children_seconds, processor_seconds, table, turned
 from benchmarks.servers import OURS, PROGRAMS, THEIRS, Server, running
 from tests.support.daemon import Certificates
 from tests.support.http_client import Connection, connect_unix
@@ -114,8 +114,7 @@ def _run(options: argparse.Namespace) -> None:
         ways[CONVERT] = partial(_convert, source, direct)
         results: dict[str, list[Upload]] = {name: [] for name in ways}
         for number in range(options.rounds):
-            names = list(ways)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            for name in turned(list(ways), number):
                 target = make_qcow2(directory / "target.qcow2", source.stat().st_size)
                 results[name].append(ways[name](target))
                 if number == 0:
