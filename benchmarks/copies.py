@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.servers import CONFIGURATION, OURS, OVIRT_IMAGEIO, THEIRS, Program, Server
+from benchmarks.servers import OURS_NBD, OVIRT_IMAGEIO, THEIRS, Server
 
-NBD = CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n"
 #: Their client takes the unix socket when there is one.
 NO_LOCAL = THEIRS.configuration.replace("[local]\n", "[local]\nenable = false\n")
 SERVERS = {
-    "ours": Program(OURS.name, OURS.command, NBD, OURS.ready, OURS.port),
+    "ours": OURS_NBD,
     "theirs": THEIRS,
-    "theirs, TLS": Program(THEIRS.name, THEIRS.command, NO_LOCAL, THEIRS.ready, THEIRS.port),
+    "theirs, TLS": replace(THEIRS, configuration=NO_LOCAL),
 }
 
 DIRECTIONS = ("up, sparse", "up, preallocated", "down")

@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 import uvloop
 
+from benchmarks.cases import KiB, MiB
 from benchmarks.measure import table
 from ioutil_ext import lib
 from tests.ioutil.engine_driver import Queue, running_engine
 
-KiB = 1024
-SIZE = 16 * 1024 * KiB
+SIZE = 16 * MiB
 THREADS = 32
 
 Read = Callable[[int, memoryview], Awaitable[None]]
@@ -129,7 +129,7 @@ def main() -> None:
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.truncate(SIZE)
         path = Path(file.name)
-        for length in (4 * KiB, 64 * KiB, 1024 * KiB):
+        for length in (4 * KiB, 64 * KiB, 1 * MiB):
             for tasks in (1, 8, 32):
                 costs: dict[str, list[Cost]] = {"engine": [], "run_in_executor": []}
                 for _ in range(rounds):

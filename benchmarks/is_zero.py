@@ -6,11 +6,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+from benchmarks.cases import KiB, MiB
 from benchmarks.measure import table
 from ioutil_ext import ffi, lib
-
-KiB = 1024
-MiB = 1024 * KiB
 
 #: GB/s on data in cache, below which zero detection would cost more than it saves.
 GOAL = 10.0

@@ -26,17 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine, report
+from benchmarks.cases import KiB, MiB
 from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import drop_cache, processor_seconds, table, turned
-from benchmarks.servers import CONFIGURATION, OURS, Program, running
+from benchmarks.servers import OURS_NBD, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
-KiB = 1024
-MiB = 1024 * KiB
-
-CONFIG = CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n"
 NAMES = ("imageio-daemon", "qemu-nbd", "nbdkit")
 #: Every client command ends in this time, in seconds, or something hangs.
 TIMEOUT = 60.0
@@ -122,8 +119,7 @@ class Result:
 
 @contextmanager
 def ours(path: Path, directory: Path) -> Iterator[Server]:
-    program = Program(OURS.name, OURS.command, CONFIG, OURS.ready, OURS.port)
-    with running(program, Certificates.make(directory), directory / "run") as server:
+    with running(OURS_NBD, Certificates.make(directory), directory / "run") as server:
         ticket = server.add_ticket(path, path.stat().st_size, sparse=True)
         yield Server(NAMES[0], f"nbd+unix:///{ticket}?socket={directory}/run/nbd", server.pid)
 

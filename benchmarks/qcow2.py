@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import client, machine, report
-from benchmarks.cases import GiB, MiB
+from benchmarks.cases import GiB, KiB, MiB
 from benchmarks.command import add_places, run_program
 from benchmarks.copies import DIRECTIONS, Job, imageio_client, ovirt_client
 from benchmarks.errors import BenchmarkError
@@ -135,13 +135,13 @@ def _make_source(directory: Path, size: int, data: int) -> Path:
     """Make an ext4 image with files of many sizes, of bytes that do not compress."""
     files, image = directory / "files", directory / "source.raw"
     files.mkdir()
-    left, length = data, 64 * 1024
+    left, length = data, 64 * KiB
     while left > 0:
         with (files / f"{left}").open("wb") as file:
             for start in range(0, min(length, left), MiB):
                 file.write(os.urandom(min(MiB, length - start)))
         left -= length
-        length = length * 2 if length < 64 * MiB else 64 * 1024
+        length = length * 2 if length < 64 * MiB else 64 * KiB
     subprocess.check_call(["mke2fs", "-q", "-t", "ext4", "-d", str(files), str(image), f"{size // MiB}M"])
     subprocess.check_call(["rm", "-r", str(files)])
     return image

@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.errors import BenchmarkError
@@ -84,6 +84,8 @@ THEIRS = Program(
     r"remote\.service listening on \('127\.0\.0\.1', (\d+)\)",
 )
 PROGRAMS = (OURS, THEIRS)
+#: Ours with its NBD service.
+OURS_NBD = replace(OURS, configuration=CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n")
 
 
 @dataclass(frozen=True)

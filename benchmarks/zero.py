@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from benchmarks.cases import GiB, MiB
 from benchmarks.machine import busy
 from benchmarks.measure import drop_cache, interleaved
 from ioutil_ext import ffi, lib
@@ -40,9 +41,6 @@ from tests.support.realstorage import (
     mounted,
 )
 from tests.support.syscalls import FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, fallocate
-
-MiB = 1024 * 1024
-GiB = 1024 * MiB
 
 FACTOR, CONSTANT = 1.1, 0.020
 
