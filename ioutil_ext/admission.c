@@ -59,13 +59,6 @@ bool claim_take(struct image *image, struct claim *claim) {
     return admitted;
 }
 
-void claim_wait(struct image *image, struct claim *claim) {
-    pthread_mutex_lock(&image->claims_lock);
-    while (claim->blockers)
-        pthread_cond_wait(&image->claims_changed, &image->claims_lock);
-    pthread_mutex_unlock(&image->claims_lock);
-}
-
 /* Remove the claim; chain what may run now to *freed, which keeps the order of arrival. The lock is held. */
 static void remove_claim(struct image *image, struct claim *claim, struct claim **freed) {
     struct link *node = claim->link.next;
@@ -94,6 +87,25 @@ void claim_release(struct image *image, struct claim *claim) {
     remove_claim(image, claim, &freed);
     pthread_mutex_unlock(&image->claims_lock);
     claims_admit(freed);
+}
+
+bool claim_wait(struct image *image, struct claim *claim, const uint32_t *canceled) {
+    struct claim *freed = NULL;
+    pthread_mutex_lock(&image->claims_lock);
+    while (claim->blockers && !(canceled && __atomic_load_n(canceled, __ATOMIC_RELAXED)))
+        pthread_cond_wait(&image->claims_changed, &image->claims_lock);
+    bool admitted = claim->blockers == 0;
+    if (!admitted)
+        remove_claim(image, claim, &freed);
+    pthread_mutex_unlock(&image->claims_lock);
+    claims_admit(freed);
+    return admitted;
+}
+
+void claims_wake(struct image *image) {
+    pthread_mutex_lock(&image->claims_lock);
+    pthread_cond_broadcast(&image->claims_changed);
+    pthread_mutex_unlock(&image->claims_lock);
 }
 
 bool claim_withdraw(struct image *image, struct claim *claim, struct claim **freed) {

@@ -10,9 +10,19 @@ SOURCES = [
     "admission.c",
     "engine.c",
     "extents.c",
+    "guests.c",
     "image.c",
     "io.c",
     "iszero.c",
+    "lane.c",
+    "lane_counts.c",
+    "lane_memory.c",
+    "lane_operations.c",
+    "lane_replies.c",
+    "lane_requests.c",
+    "lane_socket.c",
+    "lane_turns.c",
+    "lane_wire.c",
     "mounts.c",
     "names.c",
     "op.c",
@@ -24,7 +34,7 @@ SOURCES = [
     "workers.c",
     "zero.c",
 ]
-HEADERS = ["engine.h", "internal.h", "ioutil_api.h"]
+HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h"]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """
@@ -32,10 +42,12 @@ PREAMBLE = """
 #include <stdint.h>
 #include <sys/types.h>
 #include "ioutil_api.h"
+#include "lane_api.h"
 """
 
 ffibuilder = FFI()
-ffibuilder.cdef((HERE / "ioutil_api.h").read_text())
+for name in ("ioutil_api.h", "lane_api.h"):
+    ffibuilder.cdef((HERE / name).read_text())
 ffibuilder.set_source(
     "ioutil_ext._ioutil",
     PREAMBLE,

@@ -33,6 +33,7 @@ int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) 
     link_init(&engine->parked);
     link_init(&engine->workers);
     link_init(&engine->dead);
+    link_init(&engine->guests);
     link_init(&engine->idle);
     link_init(&engine->woken);
     *result = engine;
@@ -79,7 +80,7 @@ static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
     struct timespec deadline;
     deadline_in(CLOCK_MONOTONIC, &deadline, timeout_ms);
     bool in_time = true;
-    while (engine->threads && (in_time || !count_unfinished(engine))) {
+    while ((engine->threads || engine->busy) && (in_time || !count_unfinished(engine))) {
         if (in_time)
             in_time = pthread_cond_timedwait(&engine->worker_ended, &engine->lock, &deadline) != ETIMEDOUT;
         else /* nothing is left that could take long */
@@ -109,7 +110,8 @@ int iou_engine_free(iou_engine *engine) {
     if (engine_is_foreign(engine))
         return -ECHILD;
     pthread_mutex_lock(&engine->lock);
-    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues;
+    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues ||
+                !link_empty(&engine->guests);
     pthread_mutex_unlock(&engine->lock);
     if (busy)
         return -EBUSY;
@@ -265,20 +267,24 @@ static uint32_t insert_record(iou_running *records, uint32_t count, uint32_t max
     return count;
 }
 
+static uint32_t insert_op(iou_running *records, uint32_t count, uint32_t max, const struct op *op, uint64_t now) {
+    iou_running record;
+    if (!op)
+        return count;
+    describe(op, now, &record);
+    return insert_record(records, count, max, &record);
+}
+
 int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max) {
     uint32_t count = 0;
-    iou_running record;
     if (engine_is_foreign(engine))
         return -ECHILD;
     pthread_mutex_lock(&engine->lock);
     uint64_t now = now_ns();
-    for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next) {
-        const struct worker *worker = container_of(node, const struct worker, link);
-        if (!worker->op)
-            continue;
-        describe(worker->op, now, &record);
-        count = insert_record(records, count, max, &record);
-    }
+    for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next)
+        count = insert_op(records, count, max, container_of(node, const struct worker, link)->op, now);
+    for (struct link *node = engine->guests.next; node != &engine->guests; node = node->next)
+        count = insert_op(records, count, max, container_of(node, const struct guest, link)->op, now);
     pthread_mutex_unlock(&engine->lock);
     return (int)count;
 }

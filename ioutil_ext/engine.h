@@ -32,13 +32,19 @@ struct worker {
     uint32_t number;
 };
 
+/* A thread that is not the engine's and runs operations: they are seen, counted and, after stop, refused. */
+struct guest {
+    struct link link; /* in engine->guests */
+    struct op *op;
+};
+
 /* All is under lock, but for what never changes. */
 struct iou_engine {
     pthread_mutex_t lock;
     uint32_t max_threads, quota, idle_ms;
     uint32_t born; /* fork generation */
     struct link devices, ready, parked;
-    struct link workers, dead;
+    struct link workers, dead, guests;
     struct link idle;  /* the last one to become idle is first, so that the others can end */
     struct link woken; /* taken from the idle list, to be woken when the lock is let go */
     pthread_cond_t worker_ended;
@@ -88,6 +94,15 @@ void workers_join_dead(struct iou_engine *engine);
 
 /* No lock is held. Give up the handle and hand over the completion; op is not ours any more. */
 void worker_finish(struct op *op);
+
+/* ---- guests (guests.c) ------------------------------------------------------------------------------------------ */
+
+/* -ECHILD in a forked child. */
+int guest_enter(struct iou_engine *engine, struct guest *guest);
+void guest_leave(struct iou_engine *engine, struct guest *guest);
+
+/* Run an operation to its end in this thread, waiting for its claim if it has one. It fills op->result. */
+void guest_run(struct iou_engine *engine, struct guest *guest, struct op *op);
 
 /* A condition variable on CLOCK_MONOTONIC, and the time of a clock in so many ms. */
 void monotonic_cond_init(pthread_cond_t *cond);

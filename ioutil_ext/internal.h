@@ -274,8 +274,12 @@ void registry_after_fork(bool child);
 /* Enter the claim. False: it waits, claim->admitted will be called (maybe before this returns). */
 bool claim_take(struct image *image, struct claim *claim);
 
-/* Sleep until a claim without admitted function may run. */
-void claim_wait(struct image *image, struct claim *claim);
+/*
+ * Sleep until a claim without admitted function may run. False: *canceled was set before, and the claim is withdrawn.
+ * Who sets it calls claims_wake(). NULL: it cannot be canceled.
+ */
+bool claim_wait(struct image *image, struct claim *claim, const uint32_t *canceled);
+void claims_wake(struct image *image);
 
 /* Remove a claim that runs; calls admitted of those that may run now. No lock of ours may be held. */
 void claim_release(struct image *image, struct claim *claim);

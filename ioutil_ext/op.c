@@ -172,7 +172,7 @@ static int execute_on_handle(struct op *op) {
     if (claims) {
         op_make_claim(op);
         if (!claim_take(handle->image, &op->claim))
-            claim_wait(handle->image, &op->claim);
+            claim_wait(handle->image, &op->claim, NULL);
     }
     op_run(op);
     if (claims)

@@ -298,8 +298,7 @@ void test_content(const char *name, uint64_t operations, uint64_t seed, bool mix
 
 static atomic_uint_fast64_t calls;
 
-/* Something different for each call, without a lock. */
-static uint64_t chance(uint64_t limit) {
+uint64_t chance(uint64_t limit) {
     uint64_t state = (atomic_fetch_add(&calls, 1) + 1) * 0x9e3779b97f4a7c15u;
     return below(&state, limit);
 }
@@ -337,10 +336,11 @@ static int rough_ftruncate(int fd, int64_t size) {
     return interrupted() ? -1 : ftruncate(fd, size);
 }
 
+const iou_syscalls rough_syscalls = {
+    .pread = rough_pread, .pwrite = rough_pwrite, .fallocate = rough_fallocate, .ftruncate = rough_ftruncate};
+
 void test_rough_storage(uint64_t operations, uint64_t seed) {
-    const iou_syscalls rough = {
-        .pread = rough_pread, .pwrite = rough_pwrite, .fallocate = rough_fallocate, .ftruncate = rough_ftruncate};
-    iou_set_syscalls(&rough);
+    iou_set_syscalls(&rough_syscalls);
     test_content("rough", operations, seed, false);
     iou_set_syscalls(NULL);
 }

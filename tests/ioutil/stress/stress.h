@@ -19,7 +19,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "ioutil_api.h"
+#include "lane.h" /* no header of the interface may be read twice */
 
 /* ---- harness.c -------------------------------------------------------------------------------------------------- */
 
@@ -55,6 +55,12 @@ void stop_engine(iou_engine *engine);
 void test_content(const char *name, uint64_t operations, uint64_t seed, bool mixed);
 void test_rough_storage(uint64_t operations, uint64_t seed);
 
+/* Calls that are slow, short, interrupted or refused now and then. */
+extern const iou_syscalls rough_syscalls;
+
+/* Below limit, something different for each call, without a lock. */
+uint64_t chance(uint64_t limit);
+
 /* ---- edges.c ---------------------------------------------------------------------------------------------------- */
 
 void test_execute(void);
@@ -64,5 +70,12 @@ void test_overlap(void);
 
 void test_cancel(unsigned rounds, uint64_t seed);
 void test_stop(unsigned rounds, uint64_t seed);
+
+/* ---- lanecounts.c, lanes.c --------------------------------------------------------------------------------------- */
+
+void test_counts(void);
+
+/* connections: to be served, over several engines. */
+void test_lanes(unsigned connections, uint64_t seed);
 
 #endif

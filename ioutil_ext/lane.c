@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The beginning of a lane, what its owner can ask of it, and its end. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "lane.h"
+
+/* Errnos have smaller numbers. */
+#define MAX_ERRORS 4096u
+
+static int check(const iou_handle *handle, uint64_t rest_length, const iou_lane_options *options) {
+    if (!handle || rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
+        options->timeout_ms > INT32_MAX || options->errors_count > MAX_ERRORS)
+        return -EINVAL;
+    if (!(options->flags & IOU_LANE_READ_ONLY) && !handle->writable)
+        return -EINVAL;
+    return 0;
+}
+
+static void free_lane(struct iou_lane *lane) {
+    memory_part(lane);
+    if (lane->wake_fd != -1)
+        close(lane->wake_fd);
+    if (lane->event_fd != -1)
+        close(lane->event_fd);
+    counts_free(lane);
+    free(lane->errors);
+    pthread_mutex_destroy(&lane->send_lock);
+    pthread_mutex_destroy(&lane->lock);
+    pthread_mutex_destroy(&lane->counts_lock);
+    pthread_cond_destroy(&lane->counts_fetched);
+    free(lane);
+}
+
+static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *options) {
+    struct iou_lane *lane = calloc(1, sizeof(*lane));
+    if (!lane)
+        return NULL;
+    lane->lanes = lanes;
+    lane->engine = lanes->engine;
+    lane->dialect = (struct dialect){
+        .size = options->size,
+        .flags = options->flags,
+        .header_size = options->flags & IOU_LANE_EXTENDED ? 32 : 28,
+    };
+    lane->context = options->context;
+    lane->timeout_ms = (int)options->timeout_ms;
+    lane->window = LANE_STAGING;
+    operations_init(lane);
+    pthread_mutex_init(&lane->send_lock, NULL);
+    pthread_mutex_init(&lane->lock, NULL);
+    pthread_mutex_init(&lane->counts_lock, NULL);
+    pthread_cond_init(&lane->counts_fetched, NULL);
+    link_init(&lane->threads);
+    link_init(&lane->idle);
+    lane->wake_fd = lane->event_fd = -1;
+    return lane;
+}
+
+static int fill_lane(struct iou_lane *lane, const iou_lane_options *options, const void *rest, uint64_t rest_length) {
+    lane->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    lane->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (lane->wake_fd == -1 || lane->event_fd == -1)
+        return -errno;
+    lane->errors = calloc(options->errors_count + 1, sizeof(*lane->errors));
+    if (!lane->errors)
+        return -ENOMEM;
+    lane->errors_count = options->errors_count;
+    if (options->errors_count)
+        memcpy(lane->errors, options->errors, options->errors_count * sizeof(*lane->errors));
+    if (rest_length)
+        memcpy(lane->staging, rest, rest_length);
+    lane->staged_end = (uint32_t)rest_length;
+    return 0;
+}
+
+static int start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
+                 const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result) {
+    struct iou_lane *lane = new_lane(lanes, options);
+    if (!lane)
+        return -ENOMEM;
+    lane->handle = handle;
+    lane->control = control;
+    lane->lease = lease;
+    lane->fd = fd;
+    int error = memory_join(lane);
+    if (!error)
+        error = fill_lane(lane, options, rest, rest_length);
+    if (!error)
+        error = socket_init(lane);
+    if (!error)
+        error = lane_first_thread(lane);
+    if (error)
+        free_lane(lane);
+    else
+        *result = lane;
+    return error;
+}
+
+int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
+                   const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result) {
+    int error = engine_is_foreign(lanes->engine) ? -ECHILD : check(handle, rest_length, options);
+    if (!error)
+        error = handle_take(handle, IOU_READ, lanes->engine);
+    if (!error) {
+        error = start(lanes, handle, fd, rest, rest_length, options, control, lease, result);
+        if (error)
+            handle_untake(handle, IOU_READ, lanes->engine);
+    }
+    return error;
+}
+
+/* ---- for its owner ---------------------------------------------------------------------------------------------- */
+
+int iou_lane_fd(iou_lane *lane) {
+    return lane->event_fd;
+}
+
+bool lane_refuses(const struct iou_lane *lane) {
+    return lane->refusing || __atomic_load_n(&lane->control->canceled, __ATOMIC_RELAXED) ||
+           now_ns() >= __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
+}
+
+void lane_wake(struct iou_lane *lane) {
+    eventfd_write(lane->wake_fd, 1);
+    counts_wake(lane);
+    memory_wake(lane->lanes);
+    claims_wake(lane->handle->image);
+}
+
+void iou_lane_refuse(iou_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    lane->refusing = true;
+    if (!lane->ended)
+        lane_wake(lane);
+    pthread_mutex_unlock(&lane->lock);
+}
+
+void iou_lane_abort(iou_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    if (!lane->ended)
+        socket_break(lane, ECANCELED);
+    pthread_mutex_unlock(&lane->lock);
+}
+
+/* What threads do in storage, and for how long the oldest one has. The lock is held. */
+static void look_at_storage(const struct iou_lane *lane, iou_lane_stats *stats) {
+    uint64_t now = now_ns();
+    for (const struct link *node = lane->threads.next; node != &lane->threads; node = node->next) {
+        uint64_t since = container_of(node, const struct lane_thread, link)->storage_since;
+        if (since == 0)
+            continue;
+        stats->running++;
+        stats->storage_wait = max_u64(stats->storage_wait, now > since ? now - since : 0);
+    }
+}
+
+void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
+    pthread_mutex_lock(&lane->lock);
+    *stats = (iou_lane_stats){
+        .requests = lane->requests,
+        .sent = lane->sent,
+        .ended = lane->ended,
+        .error = lane->error,
+    };
+    look_at_storage(lane, stats);
+    pthread_mutex_lock(&lane->counts_lock);
+    stats->reports_lost = lane->reports_lost;
+    pthread_mutex_unlock(&lane->counts_lock);
+    for (size_t i = 0; i < sizeof(stats->zeroed) / sizeof(*stats->zeroed); i++)
+        stats->zeroed[i] = lane->zeroed[i];
+    pthread_mutex_unlock(&lane->lock);
+}
+
+int iou_lane_free(iou_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    bool ended = lane->ended;
+    pthread_mutex_unlock(&lane->lock);
+    if (!ended)
+        return -EBUSY;
+    free_lane(lane);
+    return 0;
+}

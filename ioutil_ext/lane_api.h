@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * NBD connections in the transmission phase, served in C: requests are read from a socket, done on an image, and
+ * answered, by threads of the connection's own. Read by cffi's cdef() after ioutil_api.h; the same conventions.
+ */
+
+typedef struct iou_lanes iou_lanes; /* what all lanes share: the engine, and memory for data */
+typedef struct iou_lane iou_lane;   /* one connection */
+
+typedef enum {
+    IOU_LANE_STRUCTURED = 1,   /* replies are structured */
+    IOU_LANE_EXTENDED = 2,     /* headers are extended */
+    IOU_LANE_ALLOCATION = 4,   /* BLOCK_STATUS may ask for base:allocation */
+    IOU_LANE_READ_ONLY = 8,    /* the export is */
+    IOU_LANE_SPARSE = 16,      /* the ticket's storage may be given back */
+    IOU_LANE_COUNT_READS = 32, /* iou_lane_counted() tells what was read */
+    IOU_LANE_COUNT_WRITES = 64 /* and what was written or zeroed */
+} iou_lane_flag;
+
+/* Until when a ticket lives, and since when nobody has used it: ns of CLOCK_MONOTONIC. */
+typedef struct {
+    uint64_t timeout; /* each request that ends renews the ticket for so long */
+    uint64_t expires;
+    uint64_t active; /* when the last request ended */
+} iou_lease;
+
+typedef struct {
+    uint64_t size;       /* of the export, at most 2^63 - 1; what the image has not got of it reads as zeros */
+    uint32_t flags;      /* iou_lane_flag */
+    uint32_t timeout_ms; /* a peer that makes no progress for so long, while it is its turn, is left */
+    uint32_t context;    /* id of base:allocation */
+    uint32_t errors_count;
+    const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO */
+} iou_lane_options;
+
+typedef struct {
+    uint64_t requests;
+    uint64_t sent;         /* bytes */
+    uint64_t zeroed[7];    /* bytes, by iou_method */
+    uint64_t reports_lost; /* there were more than somebody fetched in time */
+    uint64_t storage_wait; /* ns for which storage has owed an answer */
+    uint32_t running;      /* operations in storage */
+    uint32_t ended;        /* nothing is left but this */
+    int32_t error;         /* why it ended: a positive errno of the socket, ETIMEDOUT, EPROTO, or 0 */
+    uint32_t reserved;
+} iou_lane_stats;
+
+/* What storage did that somebody should know. */
+typedef struct {
+    uint64_t offset;
+    uint64_t length;
+    uint64_t elapsed; /* ns */
+    uint32_t kind;    /* iou_kind */
+    int32_t error;    /* 0 or a positive errno */
+    int32_t syscall;
+    uint16_t given_up[4];
+    uint32_t reserved;
+} iou_lane_report;
+
+typedef struct {
+    uint64_t start;
+    uint64_t end;
+} iou_range;
+
+/* memory: bytes for data of all lanes at a time, at least 17 MiB. -EINVAL, -ENOMEM, -ECHILD. */
+int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
+
+/* -EBUSY while there are lanes. */
+int iou_lanes_free(iou_lanes *lanes);
+
+/*
+ * Serve the connection of fd, which is the lane's when this succeeds. rest: bytes of the client that were received
+ * already, at most 64 KiB; copied. control and lease live until the lane is freed. control->canceled ends requests, and
+ * C sets it when the connection breaks; that the lane must end is said by iou_lane_refuse(). -EINVAL, -ENOMEM, -EMFILE,
+ * -EBADF: the handle was closed, -EAGAIN: no thread, -ECHILD.
+ */
+int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
+                   const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result);
+
+/* An eventfd, readable when there are reports, many ranges, or the end. The lane's. */
+int iou_lane_fd(iou_lane *lane);
+
+/* Refuse requests with ESHUTDOWN and, when none runs, close the connection. */
+void iou_lane_refuse(iou_lane *lane);
+
+/* Close the connection now; what runs in storage ends there. */
+void iou_lane_abort(iou_lane *lane);
+
+void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
+
+/* Clear the eventfd and move reports, at most max; returns how many. Before looking for the end: it may come after. */
+int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max);
+
+/* Move ranges, sorted and apart from each other, at most max; returns how many. */
+int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max);
+
+/* Free a lane that has ended. -EBUSY. */
+int iou_lane_free(iou_lane *lane);

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What a lane tells of itself: which bytes were moved, and what storage did that somebody should know. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "lane.h"
+
+/* Ranges that are kept at most; who would add one more waits until the owner has fetched some. */
+#define MAX_RANGES 65536u
+#define FIRST_RANGES 64u
+
+/* So many, and the owner is told to fetch them. */
+#define MANY_RANGES 8192u
+
+/* Operations that took longer are reported, so that slow storage is seen before it hangs. */
+#define SLOW_NS UINT64_C(10000000000)
+
+void lane_notify(struct iou_lane *lane) {
+    eventfd_write(lane->event_fd, 1);
+}
+
+void counts_free(struct iou_lane *lane) {
+    free(lane->ranges);
+}
+
+/* ---- ranges ----------------------------------------------------------------------------------------------------- */
+
+static int compare(const void *one, const void *other) {
+    const iou_range *a = one, *b = other;
+    return (a->start > b->start) - (a->start < b->start);
+}
+
+/* Sort the ranges, and join those that touch. */
+static void tidy(struct iou_lane *lane) {
+    iou_range *ranges = lane->ranges;
+    uint32_t last = 0;
+    if (lane->ranges_count == 0)
+        return;
+    qsort(ranges, lane->ranges_count, sizeof(*ranges), compare);
+    for (uint32_t i = 1; i < lane->ranges_count; i++) {
+        if (ranges[i].start <= ranges[last].end)
+            ranges[last].end = max_u64(ranges[last].end, ranges[i].end);
+        else
+            ranges[++last] = ranges[i];
+    }
+    lane->ranges_count = last + 1;
+}
+
+static bool grow(struct iou_lane *lane) {
+    uint32_t size = lane->ranges_size ? 2 * lane->ranges_size : FIRST_RANGES;
+    if (size > MAX_RANGES)
+        return false;
+    iou_range *ranges = realloc(lane->ranges, size * sizeof(*ranges));
+    if (!ranges)
+        return false;
+    lane->ranges = ranges;
+    lane->ranges_size = size;
+    return true;
+}
+
+/* False: it has to be waited for. */
+static bool make_room(struct iou_lane *lane) {
+    if (lane->ranges_count < lane->ranges_size)
+        return true;
+    tidy(lane);
+    return lane->ranges_count < lane->ranges_size / 2 || grow(lane) || lane->ranges_count < lane->ranges_size;
+}
+
+/* Of a broken lane, whose owner may be gone, some may be missing. */
+static void append(struct iou_lane *lane, uint64_t start, uint64_t end) {
+    while (!make_room(lane)) {
+        if (lane->broken)
+            return;
+        lane_notify(lane);
+        pthread_cond_wait(&lane->counts_fetched, &lane->counts_lock);
+    }
+    lane->ranges[lane->ranges_count++] = (iou_range){.start = start, .end = end};
+    if (lane->ranges_count == MANY_RANGES)
+        lane_notify(lane);
+}
+
+void counts_wake(struct iou_lane *lane) {
+    pthread_mutex_lock(&lane->counts_lock);
+    pthread_cond_broadcast(&lane->counts_fetched);
+    pthread_mutex_unlock(&lane->counts_lock);
+}
+
+void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end) {
+    pthread_mutex_lock(&lane->counts_lock);
+    iou_range *last = lane->ranges_count ? &lane->ranges[lane->ranges_count - 1] : NULL;
+    if (last && start <= last->end && end >= last->start) {
+        last->start = min_u64(last->start, start);
+        last->end = max_u64(last->end, end);
+    } else {
+        append(lane, start, end);
+    }
+    pthread_mutex_unlock(&lane->counts_lock);
+}
+
+int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max) {
+    pthread_mutex_lock(&lane->counts_lock);
+    tidy(lane);
+    uint32_t count = (uint32_t)min_u64(max, lane->ranges_count);
+    lane->ranges_count -= count;
+    if (count)
+        memcpy(ranges, lane->ranges + lane->ranges_count, count * sizeof(*ranges));
+    pthread_cond_broadcast(&lane->counts_fetched);
+    pthread_mutex_unlock(&lane->counts_lock);
+    return (int)count;
+}
+
+/* ---- reports ---------------------------------------------------------------------------------------------------- */
+
+static bool gave_up(const struct op *op) {
+    for (size_t i = 0; i < sizeof(op->result.given_up) / sizeof(*op->result.given_up); i++)
+        if (op->result.given_up[i])
+            return true;
+    return false;
+}
+
+/* What was refused as asked, or because the ticket ended, is no fault of the storage. */
+static bool failed(const struct op *op) {
+    int32_t error = op->result.error;
+    return error && error != ECANCELED && !(error == ENOTSUP && op->flags & IOU_FAST_ONLY);
+}
+
+void counts_report(struct iou_lane *lane, const struct op *op) {
+    if (!failed(op) && !gave_up(op) && op->result.elapsed < SLOW_NS)
+        return;
+    iou_lane_report report = {
+        .offset = op->offset,
+        .length = op->length,
+        .elapsed = op->result.elapsed,
+        .kind = op->kind,
+        .error = failed(op) ? op->result.error : 0,
+        .syscall = op->result.syscall,
+    };
+    memcpy(report.given_up, op->result.given_up, sizeof(report.given_up));
+    pthread_mutex_lock(&lane->counts_lock);
+    if (lane->reports_count < LANE_REPORTS)
+        lane->reports[lane->reports_count++] = report;
+    else
+        lane->reports_lost++;
+    pthread_mutex_unlock(&lane->counts_lock);
+    lane_notify(lane);
+}
+
+int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max) {
+    eventfd_t events;
+    eventfd_read(lane->event_fd, &events);
+    pthread_mutex_lock(&lane->counts_lock);
+    uint32_t count = (uint32_t)min_u64(max, lane->reports_count);
+    memcpy(reports, lane->reports, count * sizeof(*reports));
+    lane->reports_count -= count;
+    memmove(lane->reports, lane->reports + count, lane->reports_count * sizeof(*reports));
+    pthread_mutex_unlock(&lane->counts_lock);
+    return (int)count;
+}

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How requests are answered, in each of the three forms that can be negotiated. */
+
+#include <string.h>
+
+#include "lane.h"
+
+/* Zeros of so many bytes are told as a hole, which is 32 bytes. */
+#define HOLE (64 * KIB)
+
+#define MAX_TEXT 256u
+
+/* A header and what it stands before: the offset of data, the place of a hole. */
+#define MAX_HEAD (MAX_HEADER + 12)
+
+/* Runs of data and holes in one piece, each with its head. */
+#define MAX_RUNS (READ_PIECE / HOLE + 1)
+
+static bool has_chunks(const struct iou_lane *lane) {
+    return lane->dialect.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
+}
+
+static void send_one(struct iou_lane *lane, char *message, size_t size) {
+    struct iovec part = {.iov_base = message, .iov_len = size};
+    socket_send(lane, &part, 1);
+}
+
+/* With structured replies, success without data stays a simple one: it is the shortest. But not that of a READ. */
+void reply_success(struct iou_lane *lane, const struct request *request) {
+    char header[MAX_HEADER];
+    bool chunk = lane->dialect.flags & IOU_LANE_EXTENDED || (has_chunks(lane) && request->command == CMD_READ);
+    send_one(lane, header,
+             chunk ? wire_chunk(header, &lane->dialect, request, CHUNK_NONE, true, 0)
+                   : wire_simple(header, request, 0));
+}
+
+void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text) {
+    char message[MAX_HEADER + 6 + MAX_TEXT];
+    size_t length = strnlen(text, MAX_TEXT), size;
+    if (!has_chunks(lane)) {
+        send_one(lane, message, wire_simple(message, request, error));
+        return;
+    }
+    size = wire_chunk(message, &lane->dialect, request, CHUNK_ERROR, true, 6 + length);
+    size += wire_put32(message + size, error);
+    size += wire_put16(message + size, (uint16_t)length);
+    memcpy(message + size, text, length);
+    send_one(lane, message, size + length);
+}
+
+/* ---- data ------------------------------------------------------------------------------------------------------- */
+
+static size_t data_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
+                        uint64_t length, bool done) {
+    if (!has_chunks(lane))
+        return wire_simple(head, request, 0);
+    size_t size = wire_chunk(head, &lane->dialect, request, CHUNK_DATA, done, 8 + length);
+    return size + wire_put64(head + size, offset);
+}
+
+static size_t hole_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
+                        uint64_t length, bool done) {
+    size_t size = wire_chunk(head, &lane->dialect, request, CHUNK_HOLE, done, 12);
+    size += wire_put64(head + size, offset);
+    return size + wire_put32(head + size, (uint32_t)length);
+}
+
+/* Most data is told by its first byte. */
+static bool is_hole(const char *data, uint64_t length) {
+    return length >= HOLE && *data == 0 && iou_is_zero(data, HOLE);
+}
+
+/* Where the run that begins at start ends: whole pieces of zeros, or anything else. */
+static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool hole) {
+    uint64_t stop = start;
+    while (stop < length && is_hole(data + stop, length - stop) == hole)
+        stop = min_u64(stop + HOLE, length);
+    return stop;
+}
+
+static void reply_runs(struct iou_lane *lane, const struct request *request, char *data, uint64_t offset,
+                       uint64_t length, bool done) {
+    char heads[MAX_RUNS][MAX_HEAD];
+    struct iovec parts[2 * MAX_RUNS];
+    unsigned runs = 0, count = 0;
+    for (uint64_t start = 0, stop; start < length; start = stop) {
+        bool hole = is_hole(data + start, length - start);
+        stop = run_end(data, start, length, hole);
+        char *head = heads[runs++];
+        bool last = done && stop == length;
+        size_t size = (hole ? hole_head : data_head)(lane, head, request, offset + start, stop - start, last);
+        parts[count++] = (struct iovec){.iov_base = head, .iov_len = size};
+        if (!hole)
+            parts[count++] = (struct iovec){.iov_base = data + start, .iov_len = stop - start};
+    }
+    socket_send(lane, parts, count);
+}
+
+void reply_data(struct iou_lane *lane, const struct request *request, char *data, uint64_t offset, uint64_t length,
+                bool done) {
+    char head[MAX_HEAD];
+    if (has_chunks(lane) && !(request->flags & FLAG_DF) && length >= HOLE) {
+        reply_runs(lane, request, data, offset, length, done);
+        return;
+    }
+    struct iovec parts[] = {
+        {.iov_base = head, .iov_len = data_head(lane, head, request, offset, length, done)},
+        {.iov_base = data, .iov_len = length},
+    };
+    socket_send(lane, parts, 2);
+}
+
+/* ---- block status ----------------------------------------------------------------------------------------------- */
+
+/* NBD_STATE_HOLE and NBD_STATE_ZERO. */
+#define STATUS_HOLE 3u
+
+/* Write the extent over its record or before it: it is shorter. Returns its size. */
+static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
+    if (extended) {
+        wire_put64(place, length);
+        return 8 + wire_put64(place + 8, status);
+    }
+    wire_put32(place, (uint32_t)length);
+    return 4 + wire_put32(place + 4, (uint32_t)status);
+}
+
+void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count) {
+    bool extended = lane->dialect.flags & IOU_LANE_EXTENDED;
+    char *payload = (char *)extents, head[MAX_HEADER + 8];
+    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT;
+    size_t length = 0;
+    uint32_t told = 0;
+    while (told < count) {
+        iou_extent extent = extents[told++];
+        length += put_extent(payload + length, extended, min_u64(extent.length, most), extent.hole ? STATUS_HOLE : 0);
+        if (extent.length > most)
+            break; /* what the field cannot say ends the reply */
+    }
+    size_t size = wire_chunk(head, &lane->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
+                             (extended ? 8 : 4) + length);
+    size += wire_put32(head + size, lane->context);
+    if (extended)
+        size += wire_put32(head + size, told);
+    struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};
+    socket_send(lane, parts, 2);
+}

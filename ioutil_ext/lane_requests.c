@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What a request does: operations on the image, and their end as a reply. */
+
+#include <string.h>
+
+#include "lane.h"
+
+#define NO_MEMORY "there is no memory for so long a range"
+
+static uint32_t kind_of(const struct request *request) {
+    static const uint32_t KINDS[COMMANDS] = {
+        [CMD_READ] = IOU_READ, [CMD_WRITE] = IOU_WRITE,       [CMD_FLUSH] = IOU_FLUSH,
+        [CMD_TRIM] = IOU_TRIM, [CMD_WRITE_ZEROES] = IOU_ZERO, [CMD_BLOCK_STATUS] = IOU_EXTENTS,
+    };
+    return KINDS[request->command];
+}
+
+bool request_is_quick(struct iou_lane *lane, const struct request *request) {
+    if (request->error || request->length > WRITE_PIECE)
+        return request->error != 0;
+    if (request->flags & FLAG_FUA && request->command != CMD_READ && !operation_is_quick(lane, IOU_FLUSH))
+        return false;
+    return operation_is_quick(lane, kind_of(request));
+}
+
+static void reply(struct iou_lane *lane, const struct request *request, struct answer answer) {
+    if (answer.error)
+        reply_error(lane, request, answer.error, answer.text);
+    else
+        reply_success(lane, request);
+}
+
+static struct answer no_memory(struct iou_lane *lane) {
+    return lane_refuses(lane) ? operation_refused(lane) : (struct answer){NBD_EOVERFLOW, NO_MEMORY};
+}
+
+/* ---- READ ------------------------------------------------------------------------------------------------------- */
+
+/* The same place in a page as in the image, so that whole blocks are not copied. */
+static char *place_in(const struct memory *memory, uint64_t offset) {
+    return memory->data + offset % PAGE_UNIT;
+}
+
+/* Fill with what the image has, and zeros past its end. */
+static struct answer fill(struct lane_thread *thread, char *data, uint64_t offset, uint64_t length) {
+    uint64_t size = thread->lane->handle->image->size;
+    uint64_t inside = offset < size ? min_u64(length, size - offset) : 0;
+    struct op op = {.kind = IOU_READ, .offset = offset, .length = inside, .buffer = data};
+    memset(data + inside, 0, length - inside);
+    return inside ? operation_run(thread, &op) : (struct answer){0, NULL};
+}
+
+static void read_pieces(struct lane_thread *thread, const struct request *request, struct memory *memory,
+                        uint64_t piece) {
+    uint64_t end = request->offset + request->length;
+    for (uint64_t start = request->offset, length; start < end; start += length) {
+        length = min_u64(piece, end - start);
+        char *data = place_in(memory, start);
+        struct answer answer = fill(thread, data, start, length);
+        if (answer.error) {
+            reply_error(thread->lane, request, answer.error, answer.text);
+            return;
+        }
+        reply_data(thread->lane, request, data, start, length, start + length == end);
+    }
+}
+
+/* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
+static void run_read(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    bool may_cut = lane->dialect.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED) && !(request->flags & FLAG_DF);
+    uint64_t piece = may_cut ? min_u64(request->length, READ_PIECE) : request->length;
+    struct memory *memory = memory_get(lane, piece + PAGE_UNIT);
+    if (!memory) {
+        reply(lane, request, no_memory(lane));
+        return;
+    }
+    read_pieces(thread, request, memory, piece);
+    memory_put(lane, memory);
+}
+
+/* ---- WRITE ------------------------------------------------------------------------------------------------------ */
+
+static void write_piece(struct lane_thread *thread, struct payload *payload, bool fua) {
+    struct op op = {
+        .kind = IOU_WRITE,
+        .flags = fua ? IOU_FUA : 0,
+        .offset = payload->offset,
+        .length = payload->length,
+        .buffer = payload->data,
+    };
+    struct answer answer;
+    if (payload->error)
+        return;
+    answer = lane_refuses(thread->lane) ? operation_refused(thread->lane) : operation_run(thread, &op);
+    payload->error = answer.error;
+    payload->text = answer.text;
+}
+
+/* There is no memory for it. */
+static bool drop_write(struct iou_lane *lane, uint64_t length, struct payload *payload) {
+    struct answer answer = no_memory(lane);
+    payload->error = answer.error;
+    payload->text = answer.text;
+    return socket_payload(lane, NULL, length);
+}
+
+bool request_receive(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    uint64_t left = request->payload, offset = request->offset, end = offset + left;
+    *payload = (struct payload){0};
+    if (left == 0)
+        return true;
+    if (request->error && left > MAX_DRAINED) {
+        lane->leaving = true; /* before anybody could take it for requests */
+        return true;
+    }
+    if (request->error || request->command != CMD_WRITE)
+        return socket_payload(lane, NULL, left);
+    payload->memory = memory_get(lane, min_u64(left, WRITE_PIECE) + PAGE_UNIT);
+    if (!payload->memory)
+        return drop_write(lane, left, payload);
+    for (;;) {
+        payload->offset = offset;
+        payload->length = min_u64(end - offset, WRITE_PIECE);
+        payload->data = place_in(payload->memory, offset);
+        if (!socket_payload(lane, payload->data, payload->length)) {
+            memory_put(lane, payload->memory);
+            return false;
+        }
+        offset += payload->length;
+        if (offset == end)
+            return true;
+        write_piece(thread, payload, false);
+    }
+}
+
+static void run_write(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    if (payload->memory) {
+        write_piece(thread, payload, request->flags & FLAG_FUA);
+        memory_put(lane, payload->memory);
+    }
+    reply(lane, request, (struct answer){payload->error, payload->text});
+}
+
+/* ---- the others ------------------------------------------------------------------------------------------------- */
+
+static struct answer run_zero(struct lane_thread *thread, const struct request *request) {
+    bool keep = request->flags & FLAG_NO_HOLE || !(thread->lane->dialect.flags & IOU_LANE_SPARSE);
+    struct op op = {
+        .kind = IOU_ZERO,
+        .flags = (keep ? IOU_ALLOCATE : 0) | (request->flags & FLAG_FAST_ZERO ? IOU_FAST_ONLY : 0) |
+                 (request->flags & FLAG_FUA ? IOU_FUA : 0),
+        .offset = request->offset,
+        .length = request->length,
+    };
+    return operation_run(thread, &op);
+}
+
+static struct answer run_flush(struct lane_thread *thread) {
+    struct op op = {.kind = IOU_FLUSH};
+    return operation_run(thread, &op);
+}
+
+/* A ticket that is not sparse keeps its storage: then nothing is freed. */
+static struct answer run_trim(struct lane_thread *thread, const struct request *request) {
+    bool fua = request->flags & FLAG_FUA;
+    struct op op = {.kind = IOU_TRIM, .flags = fua ? IOU_FUA : 0, .offset = request->offset, .length = request->length};
+    if (thread->lane->dialect.flags & IOU_LANE_SPARSE)
+        return operation_run(thread, &op);
+    return fua ? run_flush(thread) : (struct answer){0, NULL};
+}
+
+/* What lies past the end of the image is a hole. */
+static uint32_t add_rest(const struct request *request, iou_extent *extents, uint32_t count) {
+    iou_extent *last = count ? &extents[count - 1] : NULL;
+    uint64_t start = last ? last->start + last->length : request->offset;
+    uint64_t left = request->offset + request->length - start;
+    if (left == 0)
+        return count;
+    if (last && last->hole) {
+        last->length += left;
+        return count;
+    }
+    extents[count] = (iou_extent){.start = start, .length = left, .hole = 1};
+    return count + 1;
+}
+
+static void look_at_extents(struct lane_thread *thread, const struct request *request, iou_extent *extents,
+                            uint32_t most) {
+    struct iou_lane *lane = thread->lane;
+    struct op op = {
+        .kind = IOU_EXTENTS,
+        .offset = request->offset,
+        .length = request->length,
+        .buffer = extents,
+        .buffer_size = most * sizeof(iou_extent),
+    };
+    struct answer answer = operation_run(thread, &op);
+    uint32_t count = op.result.count;
+    if (answer.error)
+        reply_error(lane, request, answer.error, answer.text);
+    else
+        reply_status(lane, request, extents, count < most ? add_rest(request, extents, count) : count);
+}
+
+static void run_status(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    iou_extent one;
+    if (request->flags & FLAG_REQ_ONE) {
+        look_at_extents(thread, request, &one, 1);
+        return;
+    }
+    struct memory *memory = memory_get(lane, MAX_STATUS_EXTENTS * sizeof(iou_extent));
+    if (!memory) {
+        reply(lane, request, no_memory(lane));
+        return;
+    }
+    look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS);
+    memory_put(lane, memory);
+}
+
+/* ---- all -------------------------------------------------------------------------------------------------------- */
+
+static void run_allowed(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    if (request->command == CMD_FLUSH)
+        reply(lane, request, run_flush(thread));
+    else if (request->command == CMD_CACHE || request->length == 0)
+        reply_success(lane, request); /* images are read past the page cache: there is nothing to fill */
+    else if (request->command == CMD_READ)
+        run_read(thread, request);
+    else if (request->command == CMD_TRIM)
+        reply(lane, request, run_trim(thread, request));
+    else if (request->command == CMD_WRITE_ZEROES)
+        reply(lane, request, run_zero(thread, request));
+    else
+        run_status(thread, request);
+}
+
+void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    if (payload->memory || payload->error) {
+        run_write(thread, request, payload);
+    } else if (request->error) {
+        reply_error(lane, request, request->error, request->text);
+    } else if (lane_refuses(lane)) {
+        reply(lane, request, operation_refused(lane));
+    } else {
+        run_allowed(thread, request);
+    }
+}

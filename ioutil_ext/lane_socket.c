@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* A lane's socket. Nothing waits for the peer longer than the timeout without progress, but for its next request. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include "lane.h"
+
+/* Bytes a second that a payload must bring: who sends one from time to time would keep its memory for ever. */
+#define MIN_RATE 2
+
+/* Within this the next request of a busy client comes, and the owner may wait so long to be heard. */
+#define RECEIVE_MOMENT_US 50000
+
+/* How often something is received after the end, at most: a client may go on sending for ever. */
+#define MAX_REFUSED 256u
+
+/* How often a thread that waits for the peer to read looks at its lane. */
+#define SEND_LOOK_MS 100
+
+/* Payloads from here on are received without a copy: what comes after one is looked at header by header, because
+   another one is likely to follow. */
+#define LONG_PAYLOAD (64 * KIB)
+
+void socket_break(struct iou_lane *lane, int error) {
+    int none = 0;
+    atomic_compare_exchange_strong(&lane->error, &none, error);
+    lane->broken = true;
+    __atomic_store_n(&lane->control->canceled, 1, __ATOMIC_SEQ_CST); /* nobody can see an answer any more */
+    lane->leaving = true;
+    shutdown(lane->fd, SHUT_RDWR);
+    lane_wake(lane);
+}
+
+/* ---- receiving -------------------------------------------------------------------------------------------------- */
+
+/* Whether the lane refuses, and has nothing left to answer. */
+static bool is_over(const struct iou_lane *lane) {
+    return lane->refusing && lane->running == 0;
+}
+
+/* A canceled lane's image is to be let go of: its requests are answered, but no peer is waited for. */
+static bool is_canceled(const struct iou_lane *lane) {
+    return __atomic_load_n(&lane->control->canceled, __ATOMIC_RELAXED);
+}
+
+/* Wait until there is something to receive. False: the connection ends, or timed out. ms: -1 is for ever. */
+static bool await_input(struct iou_lane *lane, int ms) {
+    struct pollfd polled[2] = {{.fd = lane->fd, .events = POLLIN}, {.fd = lane->wake_fd, .events = POLLIN}};
+    eventfd_t wakeups;
+    int count;
+    do
+        count = poll(polled, 2, ms);
+    while (count == -1 && errno == EINTR);
+    if (count == 0)
+        socket_break(lane, ETIMEDOUT);
+    if (polled[1].revents)
+        eventfd_read(lane->wake_fd, &wakeups);
+    return count > 0;
+}
+
+/*
+ * Make receiving wait a moment: a busy connection then needs one system call, not three, for what comes next. Only
+ * after that moment poll(2) waits for more, and for the owner of the lane.
+ */
+int socket_init(struct iou_lane *lane) {
+    struct timeval moment = {.tv_usec = RECEIVE_MOMENT_US};
+    int flags = fcntl(lane->fd, F_GETFL);
+    if (flags == -1 || fcntl(lane->fd, F_SETFL, flags & ~O_NONBLOCK) == -1 ||
+        setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof(moment)) == -1)
+        return -errno;
+    return 0;
+}
+
+/* Receive at least a byte, and all if that is how it comes. 0: the connection ends. ms: how long to wait for it. */
+static size_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
+    for (;;) {
+        bool over = is_over(lane);
+        if (lane->leaving || (over && lane->refused++ == MAX_REFUSED))
+            return 0;
+        /* What has come before the end is answered, too. */
+        ssize_t count = recv(lane->fd, memory, size, over ? MSG_DONTWAIT : flags);
+        if (count > 0)
+            return (size_t)count;
+        if (count == 0)
+            return 0;
+        if (errno == EINTR)
+            continue;
+        if (errno != EAGAIN) {
+            socket_break(lane, errno);
+            return 0;
+        }
+        if (over)
+            return 0;
+        if (ms != -1 && is_canceled(lane)) {
+            socket_break(lane, ECANCELED);
+            return 0;
+        }
+        if (!await_input(lane, ms))
+            return 0;
+    }
+}
+
+static void compact(struct iou_lane *lane) {
+    uint32_t left = lane->staged_end - lane->staged_start;
+    memmove(lane->staging, lane->staging + lane->staged_start, left);
+    lane->staged_start = 0;
+    lane->staged_end = left;
+}
+
+bool socket_header(struct iou_lane *lane, const char **header) {
+    uint32_t size = lane->dialect.header_size, left;
+    if (lane->leaving)
+        return false;
+    while ((left = lane->staged_end - lane->staged_start) < size) {
+        if (lane->staged_start)
+            compact(lane);
+        /* A header that has begun has to come to its end. */
+        size_t count =
+            receive(lane, lane->staging + left, max_u64(lane->window, size) - left, 0, left ? lane->timeout_ms : -1);
+        if (count == 0)
+            return false;
+        lane->staged_end += (uint32_t)count;
+    }
+    *header = lane->staging + lane->staged_start;
+    lane->staged_start += size;
+    return true;
+}
+
+/* Take bytes that were received with a header. */
+static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length) {
+    uint64_t count = min_u64(length, lane->staged_end - lane->staged_start);
+    if (memory)
+        memcpy(memory, lane->staging + lane->staged_start, count);
+    lane->staged_start += (uint32_t)count;
+    return count;
+}
+
+static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
+    uint64_t ms = (now_ns() - since) / 1000000;
+    return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
+}
+
+bool socket_payload(struct iou_lane *lane, char *memory, uint64_t length) {
+    uint64_t got = take_staged(lane, memory, length);
+    uint64_t since = now_ns(), staged = got;
+    while (got < length) {
+        /* What is dropped goes to the staging, which is empty now. */
+        char *target = memory ? memory + got : lane->staging;
+        size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
+        size_t count = receive(lane, target, room, MSG_WAITALL, lane->timeout_ms);
+        if (count == 0)
+            return false;
+        got += count;
+        if (got < length && too_slow(lane, since, got - staged)) {
+            socket_break(lane, ETIMEDOUT);
+            return false;
+        }
+    }
+    lane->window = length < LONG_PAYLOAD ? LANE_STAGING : lane->dialect.header_size;
+    return true;
+}
+
+/* ---- sending ---------------------------------------------------------------------------------------------------- */
+
+/* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
+   only seldom. */
+static int await_room(struct iou_lane *lane) {
+    struct pollfd polled = {.fd = lane->fd, .events = POLLOUT};
+    int before = INT32_MAX, unsent = 0, waited = 0;
+    while (!is_canceled(lane)) {
+        int count = poll(&polled, 1, SEND_LOOK_MS);
+        if (count > 0)
+            return 0;
+        if (count == -1 && errno != EINTR)
+            return errno;
+        if (ioctl(lane->fd, SIOCOUTQ, &unsent) == -1)
+            return errno;
+        waited = unsent < before ? 0 : waited + SEND_LOOK_MS;
+        before = unsent;
+        if (waited >= lane->timeout_ms)
+            return ETIMEDOUT;
+    }
+    return ECANCELED;
+}
+
+/* Move over what was sent; returns how many parts are left. */
+static unsigned advance(struct iovec **parts, unsigned count, size_t sent) {
+    while (count && sent >= (*parts)->iov_len) {
+        sent -= (*parts)->iov_len;
+        (*parts)++;
+        count--;
+    }
+    if (count) {
+        (*parts)->iov_base = (char *)(*parts)->iov_base + sent;
+        (*parts)->iov_len -= sent;
+    }
+    return count;
+}
+
+void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    pthread_mutex_lock(&lane->send_lock);
+    while (count && !lane->broken) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+        ssize_t sent = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        int error = sent >= 0 || errno == EINTR ? 0 : errno == EAGAIN ? await_room(lane) : errno;
+        if (sent >= 0) {
+            lane->sent += (uint64_t)sent;
+            count = advance(&parts, count, (size_t)sent);
+        }
+        if (error)
+            socket_break(lane, error);
+    }
+    pthread_mutex_unlock(&lane->send_lock);
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The threads of a lane take turns: one, the leader, reads a request from the socket. If storage is likely to make it
+ * sleep, it makes another one the leader before it does the request and answers it; there is one more thread then when
+ * none is idle. If it is not, it goes on as the leader afterwards, with everything in the caches and nobody woken.
+ * That is a guess. So while there are such turns an idle thread, the watcher, looks from time to time whether the
+ * leader is still at the same one, and takes the lead then.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lane.h"
+
+/* Requests of one lane that are done at a time; the others wait in the socket. nbdcopy sends 64, qemu 16. */
+#define MAX_THREADS 64u
+
+/* Of all lanes: no lane gets another one past this. */
+#define MAX_ALL_THREADS 512u
+
+/* No recursion, and on the stack at most the heads of one reply. Python's callbacks (tests) need more. */
+#define STACK_SIZE (256 * KIB)
+
+#define WATCH_MS 20u
+#define IDLE_MS 2000u
+
+static void *thread_main(void *argument);
+
+/* ---- threads; the lane's lock is held --------------------------------------------------------------------------- */
+
+static int create(struct lane_thread *thread) {
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    pthread_t id;
+    sigfillset(&all);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_SIZE);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads that know what to do with them */
+    int error = pthread_create(&id, &attributes, thread_main, thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+/* NULL: none can be had. */
+static struct lane_thread *add_thread(struct iou_lane *lane) {
+    if (lane->threads_count && (lane->threads_count == MAX_THREADS || lane->lanes->threads >= MAX_ALL_THREADS))
+        return NULL;
+    struct lane_thread *thread = calloc(1, sizeof(*thread));
+    if (!thread)
+        return NULL;
+    thread->lane = lane;
+    link_init(&thread->idle);
+    sem_init(&thread->wake, 0, 0);
+    link_append(&lane->threads, &thread->link);
+    lane->threads_count++;
+    lane->lanes->threads++;
+    if (guest_enter(lane->engine, &thread->guest) == 0) {
+        if (create(thread) == 0)
+            return thread;
+        guest_leave(lane->engine, &thread->guest);
+    }
+    lane->lanes->threads--;
+    lane->threads_count--;
+    link_remove(&thread->link);
+    sem_destroy(&thread->wake);
+    free(thread);
+    return NULL;
+}
+
+/* The one that became idle last, so that the others can end; not the watcher unless there is no other. */
+static struct lane_thread *pick_idle(struct iou_lane *lane) {
+    for (struct link *node = lane->idle.prev; node != &lane->idle; node = node->prev) {
+        struct lane_thread *thread = container_of(node, struct lane_thread, idle);
+        if (thread != lane->watcher || node->prev == &lane->idle)
+            return thread;
+    }
+    return NULL;
+}
+
+static void wake_all(struct iou_lane *lane) {
+    for (struct link *node = lane->idle.next; node != &lane->idle; node = node->next)
+        sem_post(&container_of(node, struct lane_thread, idle)->wake);
+}
+
+static bool sleep_ms(struct lane_thread *thread, uint32_t ms) {
+    struct timespec deadline;
+    deadline_in(CLOCK_MONOTONIC, &deadline, ms);
+    while (sem_clockwait(&thread->wake, CLOCK_MONOTONIC, &deadline) == -1)
+        if (errno == ETIMEDOUT)
+            return false;
+    return true;
+}
+
+/* The watcher's look. Returns for how many ms it may sleep. */
+static uint32_t look(struct lane_thread *thread, uint64_t *seen) {
+    struct iou_lane *lane = thread->lane;
+    uint64_t turns = lane->turns;
+    if (turns % 2 && turns == *seen) {
+        lane->leader = thread; /* the leader has been at one turn for long */
+        return 0;
+    }
+    if (turns != *seen) {
+        *seen = turns;
+        return WATCH_MS;
+    }
+    lane->watcher_asleep = true;
+    if (lane->turns == turns) /* the leader looks at watcher_asleep after it has changed turns */
+        return IDLE_MS;
+    lane->watcher_asleep = false;
+    return WATCH_MS;
+}
+
+/* Wait until this thread leads. False: it ends. */
+static bool rest(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    uint64_t seen = 0;
+    bool ends = false;
+    link_append(&lane->idle, &thread->idle);
+    while (lane->leader != thread && !lane->leaving && !ends) {
+        if (!lane->watcher)
+            lane->watcher = thread;
+        uint32_t ms = lane->watcher == thread ? look(thread, &seen) : IDLE_MS;
+        if (ms == 0)
+            break;
+        pthread_mutex_unlock(&lane->lock);
+        bool woken = sleep_ms(thread, ms);
+        pthread_mutex_lock(&lane->lock);
+        ends = !woken && ms == IDLE_MS;
+        if (lane->watcher == thread) {
+            lane->watcher_asleep = false;
+            if (ends) {
+                lane->watcher = NULL; /* the leader looks for a watcher after it has changed turns */
+                ends = lane->turns == seen;
+            }
+        }
+    }
+    link_remove(&thread->idle);
+    if (lane->watcher == thread)
+        lane->watcher = NULL;
+    return lane->leader == thread && !lane->leaving;
+}
+
+/* ---- turns ------------------------------------------------------------------------------------------------------ */
+
+/* Make another thread the leader. False: there is none, and none can be had. */
+static bool hand_over(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    pthread_mutex_lock(&lane->lock);
+    struct lane_thread *next = pick_idle(lane);
+    if (next)
+        sem_post(&next->wake);
+    else
+        next = add_thread(lane);
+    if (next)
+        lane->leader = next;
+    pthread_mutex_unlock(&lane->lock);
+    return next;
+}
+
+/* See to it that somebody watches while the leader does a request itself. */
+static void ensure_watcher(struct iou_lane *lane) {
+    if (lane->watcher && !lane->watcher_asleep)
+        return;
+    pthread_mutex_lock(&lane->lock);
+    struct lane_thread *watcher = lane->watcher ? lane->watcher : pick_idle(lane);
+    if (watcher)
+        sem_post(&watcher->wake);
+    else
+        watcher = add_thread(lane); /* without one, requests wait for each other */
+    lane->watcher = watcher;
+    lane->watcher_asleep = false; /* it is on its way */
+    pthread_mutex_unlock(&lane->lock);
+}
+
+/* Returns whether this thread still leads. */
+static bool end_turn(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    pthread_mutex_lock(&lane->lock);
+    bool leads = lane->leader == thread;
+    if (leads)
+        lane->turns++; /* else the new leader has made it even */
+    pthread_mutex_unlock(&lane->lock);
+    return leads;
+}
+
+static void end_request(struct iou_lane *lane) {
+    if (atomic_fetch_sub(&lane->running, 1) == 1 && lane->refusing)
+        lane_wake(lane);
+}
+
+/* Do a request; returns whether this thread still leads. */
+static bool take_turn(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    bool leads = request_is_quick(lane, request) || !hand_over(thread);
+    if (leads) {
+        lane->turns++;
+        ensure_watcher(lane);
+    }
+    request_run(thread, request, payload);
+    end_request(lane);
+    return leads && end_turn(thread);
+}
+
+/* Read requests until somebody else leads, or there are no more; false: the latter. */
+static bool lead(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct request request;
+    struct payload payload;
+    const char *header;
+    do {
+        if (!socket_header(lane, &header))
+            return false;
+        if (wire_parse(&lane->dialect, header, &request)) {
+            atomic_store(&lane->error, EPROTO);
+            return false;
+        }
+        if (request.command == CMD_DISC && !request.error)
+            return false;
+        lane->running++;
+        if (!request_receive(thread, &request, &payload)) {
+            end_request(lane);
+            return false;
+        }
+    } while (take_turn(thread, &request, &payload));
+    return true;
+}
+
+/* ---- the life of a thread, and of the lane ---------------------------------------------------------------------- */
+
+/* The last one closes the connection. Whoever sees lane->ended may free the lane once it gets the lock. */
+static void leave(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    bool last = --lane->threads_count == 0;
+    if (last) {
+        close(lane->fd);
+        handle_put(lane->handle, lane->engine);
+    }
+    guest_leave(lane->engine, &thread->guest); /* the engine may be freed now */
+    link_remove(&thread->link);
+    sem_destroy(&thread->wake);
+    free(thread);
+    lane->lanes->threads--;
+    if (last) {
+        lane->ended = true;
+        lane_notify(lane);
+    }
+}
+
+static void *thread_main(void *argument) {
+    struct lane_thread *thread = argument;
+    struct iou_lane *lane = thread->lane;
+    pthread_setname_np(pthread_self(), "nbd-lane");
+    pthread_mutex_lock(&lane->lock);
+    while (lane->leader == thread || rest(thread)) {
+        if (lane->turns % 2)
+            lane->turns++; /* of the leader before, who is still at it */
+        pthread_mutex_unlock(&lane->lock);
+        bool more = lead(thread);
+        pthread_mutex_lock(&lane->lock);
+        if (!more)
+            lane->leaving = true;
+        if (lane->leaving) {
+            wake_all(lane);
+            break;
+        }
+    }
+    leave(thread);
+    pthread_mutex_unlock(&lane->lock);
+    return NULL;
+}
+
+int lane_first_thread(struct iou_lane *lane) {
+    pthread_mutex_lock(&lane->lock);
+    struct lane_thread *first = add_thread(lane);
+    lane->leader = first;
+    pthread_mutex_unlock(&lane->lock);
+    return first ? 0 : -EAGAIN;
+}
