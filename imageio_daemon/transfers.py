@@ -25,9 +25,10 @@ from typing import Any
 
 from . import logs
 from .errors import Canceled, Error, Forbidden, InUse, OutOfRange, TooManyConnections
-from .ranges import RangeSet
-from .storage.base import Backend, Operation, ZeroMethod
+from .storage.base import Backend, Lease, Operation, ZeroMethod
+from .storage.lane import Lane
 from .tickets import Access, Ticket
+from .traffic import Traffic
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,10 @@ class Transfer:
         self._after = after
         self._ending = ending
         self._lock = threading.Lock()
-        self._created = self._active_at = clock()
-        self._expires = self._created + ticket.timeout
+        self._created = clock()
+        self.lease = Lease(self._created, ticket.timeout)
         self._connections: dict[object, Callable[[], None] | None] = {}
-        self._operations: set[Operation] = set()
-        self._counted: set[Operation] = set()  # those whose bytes are progress
-        self._transferred = RangeSet()
-        self._sums = _Sums()
+        self._traffic = Traffic()
         self._backend: Backend | None = None
         #: The image has all bytes of the ticket, as far as is known: images only grow.
         self.covered = False
@@ -89,7 +87,7 @@ class Transfer:
 
     def require(self, access: Access | None) -> None:
         """Raise Forbidden unless the ticket allows the access now. None: any use of a living ticket."""
-        if self._canceled or self._clock() >= self._expires:
+        if self._canceled or self._clock() >= self.lease.expires:
             raise Forbidden(DENIED)
         if access is not None and not self.ticket.may(access):
             raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
@@ -105,7 +103,7 @@ class Transfer:
     def extend(self, timeout: int) -> None:
         """Let the ticket expire timeout seconds from now."""
         with self._lock:
-            self._expires = self._clock() + timeout
+            self.lease.expires = self._clock() + timeout
 
     # Connections
 
@@ -151,10 +149,7 @@ class Transfer:
         with self._lock:
             if self._canceled:
                 raise Forbidden(DENIED)
-            self._operations.add(op)
-            self._sums.requests += not part
-            if access is not None and self.ticket.counts(access):
-                self._counted.add(op)
+            self._traffic.begin(op, counts=access is not None and self.ticket.counts(access), part=part)
         return op
 
     def abandon(self, op: Operation) -> None:
@@ -166,7 +161,27 @@ class Transfer:
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Note how bytes were zeroed, for the log."""
         with self._lock:
-            self._sums.zeroed[method] = self._sums.zeroed.get(method, 0) + length
+            self._traffic.zeroed(method, length)
+
+    # Lanes: connections whose requests C serves, without an operation for each
+
+    def add_lane(self, lane: Lane) -> None:
+        """Count what the lane does, until remove_lane(). Raises Forbidden when the transfer is cancelled."""
+        with self._lock:
+            if self._canceled:
+                raise Forbidden(DENIED)
+            self._traffic.add_lane(lane)
+
+    def remove_lane(self, lane: Lane) -> None:
+        """Let go of a lane that has ended."""
+        with self._lock:
+            self._traffic.remove_lane(lane)
+            self._settle()
+
+    def collect(self) -> None:
+        """Fetch what lanes have counted."""
+        with self._lock:
+            self._traffic.collect()
 
     def has_open(self, identity: object) -> bool:
         """Tell whether the transfer's image is this one, too, by whatever name; None: nobody knows."""
@@ -201,7 +216,7 @@ class Transfer:
             if self._canceled:
                 return
             self._canceled = True
-            running = list(self._operations)
+            running = self._traffic.all()
             connections = [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
             opening = self._open_task
             self._settle()
@@ -222,8 +237,8 @@ class Transfer:
         """
         with self._lock:
             backend = self._backend
-            in_use = self._operations or self._connections or self._opening is not None or self._canceled
-            if backend is None or in_use or self._clock() < self._expires or not backend.info.reopenable:
+            in_use = self._traffic.any or self._connections or self._opening is not None or self._canceled
+            if backend is None or in_use or self._clock() < self.lease.expires or not backend.info.reopenable:
                 return
             self._backend = None
             opening = self._opening = concurrent.futures.Future()
@@ -239,7 +254,7 @@ class Transfer:
         try:
             await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout)
         except TimeoutError:
-            raise InUse(f"The ticket is still used by {len(self._operations)} requests") from None
+            raise InUse(f"The ticket is still used by {self.running} requests") from None
 
     def when_ended(self, callback: Callable[["Transfer"], None]) -> None:
         """Call back, in any thread, when the transfer has ended."""
@@ -248,12 +263,12 @@ class Transfer:
     @property
     def running(self) -> int:
         """Return how many operations run just now."""
-        return len(self._operations)
+        return self._traffic.running
 
     @property
     def in_use(self) -> bool:
         """Tell whether requests run or wait for the image, ours or those that come before."""
-        running = bool(self._operations) or self._opening is not None
+        running = bool(self.running) or self._opening is not None
         return running or not all(other.has_ended for other in self._after)
 
     @property
@@ -273,7 +288,7 @@ class Transfer:
         ticket = self.ticket
         with self._lock:
             now = self._clock()
-            active = bool(self._operations)
+            active = bool(self.running)
             status: dict[str, Any] = {
                 "uuid": ticket.ticket_id,
                 "url": ticket.url,
@@ -281,17 +296,17 @@ class Transfer:
                 "ops": [access.value for access in ticket.ops],
                 "timeout": ticket.timeout,
                 "inactivity_timeout": ticket.inactivity_timeout,
-                "expires": int(self._expires),
+                "expires": int(self.lease.expires),
                 "active": active,
                 "canceled": self._canceled,
                 "connections": len(self._connections),
-                "idle_time": 0 if active else int(now - self._active_at),
-                "storage_wait": int(max((op.storage_wait for op in self._operations), default=0)),
+                "idle_time": 0 if active else int(now - self.lease.active),
+                "storage_wait": int(self._traffic.storage_wait),
                 "sparse": ticket.sparse,
                 "dirty": ticket.dirty,
             }
             if len(ticket.ops) != len(Access):
-                status["transferred"] = self._transferred_now()
+                status["transferred"] = self._traffic.transferred()
         if ticket.transfer_id:
             status["transfer_id"] = ticket.transfer_id
         if ticket.format != "raw":
@@ -303,25 +318,18 @@ class Transfer:
             status["filename"] = ticket.filename
         return status
 
-    def _transferred_now(self) -> int:
-        running = [(op.offset, op.offset + op.done) for op in self._counted]
-        return self._transferred.size_with(running) if running else self._transferred.size()
-
     def _operation_ended(self, op: Operation) -> None:
         with self._lock:
-            self._operations.discard(op)
-            if op in self._counted:
-                self._counted.remove(op)
-                self._transferred.add(op.offset, op.offset + op.done)
-            self._active_at = self._clock()
+            self._traffic.end(op)
+            self.lease.active = self._clock()
             if not self._canceled:
-                self._expires = max(self._expires, self._active_at + self.ticket.timeout)
-            self._sums.bytes += op.done
+                self.lease.expires = max(self.lease.expires, self.lease.active + self.ticket.timeout)
             self._settle()
 
     def _settle(self) -> None:
         """Say that all is quiet, once: cancelled, no operation left and no open under way. Called with the lock."""
-        if self._canceled and not self._operations and self._opening is None and not self._quiet.done():
+        left = self._traffic.any or self._opening is not None
+        if self._canceled and not left and not self._quiet.done():
             self._quiet.set_result(None)
 
     def _spawn(self, coroutine: Any) -> "asyncio.Task[None]":
@@ -354,7 +362,7 @@ class Transfer:
             return
         await self._close(backend)
         log.info("expired, its image is closed", extra=logs.fields(transfer=self.ticket.log_name))
-        if self._clock() < self._expires:
+        if self._clock() < self.lease.expires:
             await self._open(opening)
             return
         with self._lock:
@@ -402,31 +410,11 @@ class Transfer:
         self._ended.set_result(None)
 
     def _log_end(self) -> None:
-        seconds = self._active_at - self._created
-        zeroed = {f"zero_{method}": length for method, length in self._sums.zeroed.items()}
-        log.info(
-            "transfer ended",
-            extra=logs.fields(
-                transfer=self.ticket.log_name,
-                requests=self._sums.requests,
-                bytes=self._sums.bytes,
-                seconds=round(seconds, 3),
-                mib_per_second=round(self._sums.bytes / 2**20 / seconds, 1) if seconds > 0 else 0,
-                **zeroed,
-            ),
-        )
+        fields = self._traffic.fields(self.lease.active - self._created)
+        log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
 
 
 def _look_at(future: "asyncio.Future[Backend]") -> None:
     """Mark an error as seen: who waited for it may have been cancelled."""
     if not future.cancelled():
         future.exception()
-
-
-class _Sums:
-    """What a transfer did, for its line in the log."""
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.bytes = 0
-        self.zeroed: dict[ZeroMethod, int] = {}

@@ -13,6 +13,9 @@ from ..buffers import MAX_BUFFER, Slice
 from ..errors import Canceled
 from ..extents import ExtentList, ExtentStream
 
+#: 73 years: a ticket that is renewed for so long lives for ever, and twice that is still a number of C.
+MAX_NANOSECONDS = 2**61
+
 
 class ZeroMethod(StrEnum):
     """How a range was zeroed, for logs and metrics."""
@@ -105,6 +108,43 @@ class Operation:
     def ended(self, _: object) -> None:
         """Let go, as the callback of a future."""
         self.release()
+
+
+class Lease:
+    """Hold until when a ticket lives, and when it was used last: for C, too, which renews it while it serves requests.
+
+    Seconds, on the clock of C where that is used: time.monotonic(). `shared` is what C reads and writes.
+    """
+
+    __slots__ = ("shared",)
+
+    def __init__(self, now: float, timeout: float) -> None:
+        self.shared = ffi.new("iou_lease *")
+        self.shared.timeout = _nanoseconds(timeout)
+        self.expires = now + timeout
+        self.active = now
+
+    @property
+    def expires(self) -> float:
+        """Return when the ticket expires."""
+        return float(self.shared.expires / 1e9)
+
+    @expires.setter
+    def expires(self, when: float) -> None:
+        self.shared.expires = _nanoseconds(when)
+
+    @property
+    def active(self) -> float:
+        """Return when the last request ended."""
+        return float(self.shared.active / 1e9)
+
+    @active.setter
+    def active(self, when: float) -> None:
+        self.shared.active = _nanoseconds(when)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return min(round(seconds * 1e9), MAX_NANOSECONDS)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,10 @@ REAP_BATCH = 64
 IDLE_MS = 10_000
 #: Operations that took longer than this many seconds are logged, so that slow storage is seen before it hangs.
 SLOW = 10.0
+SLOW_NS = int(SLOW * 1e9)
 
-_METHODS = {
+#: How C names the methods.
+METHODS = {
     lib.IOU_METHOD_NONE: ZeroMethod.NONE,
     lib.IOU_METHOD_PUNCH_HOLE: ZeroMethod.PUNCH_HOLE,
     lib.IOU_METHOD_ZERO_RANGE: ZeroMethod.ZERO_RANGE,
@@ -132,6 +134,12 @@ class Engine:
             for r in records[0:count]
         ]
 
+    def new_lanes(self, memory: int) -> Any:
+        """Return what lanes of this engine share, with so many bytes of memory; see lane.py."""
+        result = ffi.new("iou_lanes **")
+        _check(lib.iou_lanes_new(self._engine, memory, result), "prepare for NBD")
+        return result[0]
+
     async def release_loop(self) -> None:
         """Give up the running loop's queue; waits for its operations."""
         queue = self._queues.get(asyncio.get_running_loop())
@@ -146,8 +154,11 @@ class Engine:
         if lib.iou_engine_stop(self._engine, int(timeout * 1000)) == 0:
             with self._lock:
                 left = list(self._queues.values())
-            if not left:
-                _check(lib.iou_engine_free(self._engine), "free storage threads")
+            code = 0 if left else lib.iou_engine_free(self._engine)
+            if -code == errno.EBUSY:
+                log.warning("threads of connections are left")
+            else:
+                _check(code, "free storage threads")
             return []
         return self.running()
 
@@ -187,8 +198,7 @@ class _Pending:
     @property
     def what(self) -> str:
         """Return what was asked of which image, for the log."""
-        where = f" offset={self.offset} length={self.length}" if self.length else ""
-        return f"{_KINDS[self.kind]} {self.name}{where}"
+        return describe(self.kind, self.name, self.offset, self.length)
 
 
 class _LoopQueue:
@@ -276,7 +286,7 @@ class _LoopQueue:
             # Who awaited may be gone; the error is then the connection's, which is logged where it ended.
             future.exception()
         elif pending.kind == lib.IOU_ZERO:
-            future.set_result(_METHODS[completion.method])
+            future.set_result(METHODS[completion.method])
         elif pending.kind == lib.IOU_OPEN:
             future.set_result(completion.handle)
         elif pending.kind == lib.IOU_EXTENTS:
@@ -294,15 +304,25 @@ class _LoopQueue:
             self.submit(lib.IOU_CLOSE, completion.handle, 0, 0, 0, ffi.NULL, 0, ffi.NULL, (), pending.name)
 
 
+def describe(kind: int, name: str, offset: int, length: int) -> str:
+    """Return what was asked of which image, for the log."""
+    where = f" offset={offset} length={length}" if length else ""
+    return f"{_KINDS[kind]} {name}{where}"
+
+
 def _tell(pending: _Pending, completion: Any) -> None:
-    """Log what is worth knowing of the storage, whatever became of the operation."""
-    seconds = completion.elapsed / 1e9
+    if completion.elapsed > SLOW_NS or pending.kind in _ZEROING:
+        tell(pending.what, pending.name, completion.elapsed, completion.given_up)
+
+
+def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
+    """Log what is worth knowing of the storage, whatever became of the operation. elapsed in ns."""
+    seconds = elapsed / 1e9
     if seconds > SLOW:
-        log.warning("slow storage: %s took %.1f s", pending.what, seconds)
-    if pending.kind in _ZEROING and any(completion.given_up):
-        for syscall, code in enumerate(completion.given_up, lib.IOU_SYS_PUNCH_HOLE):
-            if code:
-                log.info("no %s on %s: %s", _syscall(syscall), pending.name, os.strerror(code))
+        log.warning("slow storage: %s took %.1f s", what, seconds)
+    for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
+        if code:
+            log.info("no %s on %s: %s", syscall_name(syscall), name, os.strerror(code))
 
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
@@ -342,10 +362,11 @@ def _failure(pending: _Pending, completion: Any) -> Exception:
         return Canceled()
     if code == errno.ENOTSUP and pending.flags & lib.IOU_FAST_ONLY:
         return NotFast()
-    return StorageError(code, pending.what, _syscall(completion.syscall))
+    return StorageError(code, pending.what, syscall_name(completion.syscall))
 
 
-def _syscall(number: int) -> str:
+def syscall_name(number: int) -> str:
+    """Return the name for the log."""
     return str(ffi.string(lib.iou_syscall_name(number)).decode())
 
 

@@ -4,6 +4,8 @@
 import asyncio
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ioutil_ext import ffi, lib
@@ -26,7 +28,7 @@ class FileBackend:
 
     def __init__(self, engine: Engine, handle: Any, path: str) -> None:
         self._engine = engine
-        self._path = path
+        self.path = path
         self._handle = handle
         # Who knows the image only by a connection may ask about it while another loop closes it, and without the GIL.
         self._lock = threading.Lock()
@@ -127,7 +129,15 @@ class FileBackend:
         """Let go of the image; the descriptor is closed when this returns."""
         with self._lock:
             self._closed = True
-        await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self._path)
+        await self._engine.submit(lib.IOU_CLOSE, self._handle, name=self.path)
+
+    @contextmanager
+    def lent_handle(self) -> Iterator[Any]:
+        """Lend C's handle of the image for the block. Raises Canceled when the image was closed."""
+        with self._lock:
+            if self._closed:
+                raise Canceled("The image was closed")
+            yield self._handle
 
     def _move(self, kind: int, op: Operation, piece: Slice, offset: int, flags: int) -> "asyncio.Future[Any]":
         return self._engine.submit(
@@ -140,11 +150,11 @@ class FileBackend:
             memory_size=len(piece),
             control=op.control,
             holders=(op, piece.buffer),
-            name=self._path,
+            name=self.path,
         )
 
     def _extents(self, op: Operation, offset: int, length: int, most: int) -> "asyncio.Future[ExtentList]":
-        return self._engine.submit_extents(self._handle, op, offset, length, most=most, name=self._path)
+        return self._engine.submit_extents(self._handle, op, offset, length, most=most, name=self.path)
 
     def _ranged(self, kind: int, op: Operation, offset: int, length: int, flags: int) -> "asyncio.Future[Any]":
         return self._engine.submit(
@@ -155,7 +165,7 @@ class FileBackend:
             length=length,
             control=op.control,
             holders=(op,),
-            name=self._path,
+            name=self.path,
         )
 
 

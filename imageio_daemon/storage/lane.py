@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NBD connections that C serves: plain sockets, and images that are files or block devices.
+
+Python negotiates, hands the socket over, and sees to the end. What a request may do, and how it is answered, is said
+before; what was done is asked for.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ..errors import StorageError
+from ..units import KiB, MiB
+from .base import Backend, Lease, Operation, ZeroMethod
+from .engine import METHODS, Engine, describe, syscall_name, tell
+from .file import FileBackend
+
+log = logging.getLogger(__name__)
+
+#: What lanes can work with, in bytes: see lane_memory.c.
+MIN_LANE_MEMORY = 17 * MiB
+#: Bytes that C takes with a connection.
+MAX_REST = 64 * KiB
+#: 24 days: what poll(2) can wait.
+MAX_TIMEOUT_MS = 2**31 - 1
+#: Connections at a time: each has a thread at least.
+MAX_LANES = 256
+#: Ranges, which is all that C keeps, and reports fetched in one call.
+_BATCH = 65536
+_REPORTS = 16
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was negotiated, and what the ticket allows. size: of the export; timeout in seconds."""
+
+    size: int
+    timeout: float
+    context_id: int
+    errors: Mapping[int, int]  # NBD's, by errno; EIO is what is missing
+    structured: bool
+    extended: bool
+    allocation: bool
+    read_only: bool
+    sparse: bool
+    count_reads: bool
+    count_writes: bool
+
+    @property
+    def flags(self) -> int:
+        """Return the same for C."""
+        flags = {
+            lib.IOU_LANE_STRUCTURED: self.structured,
+            lib.IOU_LANE_EXTENDED: self.extended,
+            lib.IOU_LANE_ALLOCATION: self.allocation,
+            lib.IOU_LANE_READ_ONLY: self.read_only,
+            lib.IOU_LANE_SPARSE: self.sparse,
+            lib.IOU_LANE_COUNT_READS: self.count_reads,
+            lib.IOU_LANE_COUNT_WRITES: self.count_writes,
+        }
+        return sum(bit for bit, wanted in flags.items() if wanted)
+
+
+class Lanes:
+    """Memory that all lanes share. memory: bytes, at least 17 MiB."""
+
+    def __init__(self, engine: Engine, memory: int) -> None:
+        self._lanes = engine.new_lanes(memory)
+        self._alive: set[Lane] = set()  # C uses what they own
+
+    def make(self, lease: Lease) -> "Lane":
+        """Return a lane that has not begun."""
+        return Lane(self._lanes, self._alive, lease)
+
+    def takes(self, backend: Backend, rest: bytes) -> bool:
+        """Tell whether another connection, to this image, can be served by a lane. rest: what it has sent already."""
+        return isinstance(backend, FileBackend) and len(rest) <= MAX_REST and len(self._alive) < MAX_LANES
+
+    def free(self) -> None:
+        """Give the memory back, unless storage still hangs on to a lane."""
+        lib.iou_lanes_free(self._lanes)
+
+
+class Lane:
+    """One connection. Lives on one loop; what is asked may be asked in any thread."""
+
+    def __init__(self, lanes: Any, alive: "set[Lane]", lease: Lease) -> None:
+        self._lanes = lanes
+        self._alive = alive
+        self._lease = lease
+        self._path = ""
+        self._operation = Operation()  # of which C shares the control with all requests
+        self._loop = asyncio.get_running_loop()
+        # Who knows the lane by its transfer may ask about it while its loop frees it, and without the GIL.
+        self._lock = threading.Lock()
+        self._lane: Any = ffi.NULL
+        self._stats = ffi.new("iou_lane_stats *")
+        self._lost = 0  # reports that were told to be lost
+        self._on_event: Callable[[], None] = _nothing
+        self._on_end: Callable[[], None] = _nothing
+
+    def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms) -> None:
+        """Serve the socket fd, which is the lane's from now on, whatever happens.
+
+        backend: one that Lanes.takes(). rest: what was received already. Raises StorageError, Canceled.
+        """
+        if not isinstance(backend, FileBackend):
+            raise TypeError("no lane for this image")
+        self._path = backend.path
+        try:
+            with backend.lent_handle() as handle:
+                self._start(handle, fd, rest, terms)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _start(self, handle: Any, fd: int, rest: bytes, terms: Terms) -> None:
+        options, _errors = _options(terms)
+        result = ffi.new("iou_lane **")
+        shared = (self._operation.control, self._lease.shared)
+        code = lib.iou_lane_start(self._lanes, handle, fd, rest, len(rest), options, *shared, result)
+        if code:
+            raise StorageError(-code, self._path, "serve")
+        self._lane = result[0]
+        self._alive.add(self)
+
+    def watch(self, on_event: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """Call back when there is something to fetch, and at the end."""
+        self._on_event, self._on_end = on_event, on_end
+        self._loop.add_reader(lib.iou_lane_fd(self._lane), self._look)
+
+    # Its end
+
+    def refuse(self) -> None:
+        """Refuse requests, and end when none runs. The cancelled ones end at their next step."""
+        with self._lock:
+            if self._lane:
+                lib.iou_lane_refuse(self._lane)
+
+    def cancel(self) -> None:
+        """Make requests that run end at their next step."""
+        self._operation.cancel()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        with self._lock:
+            if self._lane:
+                lib.iou_lane_abort(self._lane)
+
+    # What it did
+
+    @property
+    def stats(self) -> Any:
+        """Return the counters as they are now; after the end, as they were then."""
+        with self._lock:
+            if self._lane:
+                self._stats = ffi.new("iou_lane_stats *")
+                lib.iou_lane_get_stats(self._lane, self._stats)
+            return self._stats
+
+    @property
+    def running(self) -> int:
+        """Return how many operations are in storage."""
+        return int(self.stats.running)
+
+    @property
+    def storage_wait(self) -> float:
+        """Return for how many seconds storage has owed an answer."""
+        return float(self.stats.storage_wait / 1e9)
+
+    @property
+    def done(self) -> int:
+        """Return the bytes moved so far."""
+        return self._operation.done
+
+    @property
+    def zeroed(self) -> dict[ZeroMethod, int]:
+        """Return the bytes that were zeroed, by how."""
+        zeroed = self.stats.zeroed
+        return {METHODS[method]: zeroed[method] for method in METHODS if zeroed[method]}
+
+    def counted(self) -> list[tuple[int, int]]:
+        """Return the ranges that count as transferred since the last call."""
+        ranges = ffi.new("iou_range[]", _BATCH)
+        with self._lock:
+            count = lib.iou_lane_counted(self._lane, ranges, _BATCH) if self._lane else 0
+            return [(r.start, r.end) for r in ranges[0:count]]
+
+    # Events
+
+    def _look(self) -> None:
+        ended = self.stats.ended  # first: what was told before the end is still fetched
+        self._tell_reports()
+        self._on_event()
+        if ended:
+            self._end()
+
+    def _tell_reports(self) -> None:
+        reports = ffi.new("iou_lane_report[]", _REPORTS)
+        count = _REPORTS
+        while count == _REPORTS:
+            count = lib.iou_lane_reports(self._lane, reports, _REPORTS)
+            for report in reports[0:count]:
+                self._tell(report)
+        lost = self.stats.reports_lost
+        if lost > self._lost:
+            log.error("storage failed: %s: %d more times", self._path, lost - self._lost)
+            self._lost = lost
+
+    def _tell(self, report: Any) -> None:
+        what = describe(report.kind, self._path, report.offset, report.length)
+        if report.error:
+            log.error("storage failed: %s", StorageError(report.error, what, syscall_name(report.syscall)))
+        tell(what, self._path, report.elapsed, report.given_up)
+
+    def _end(self) -> None:
+        self._loop.remove_reader(lib.iou_lane_fd(self._lane))
+        self._on_end()
+        _ = self.stats  # the last ones
+        with self._lock:
+            lib.iou_lane_free(self._lane)
+            self._lane = ffi.NULL
+        self._alive.discard(self)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _options(terms: Terms) -> tuple[Any, Any]:
+    """Return the same for C, and the memory that it points to."""
+    errors = ffi.new("uint32_t[]", max(terms.errors) + 1)
+    for number, error in terms.errors.items():
+        errors[number] = error
+    options = ffi.new("iou_lane_options *")
+    options.size = terms.size
+    options.flags = terms.flags
+    options.timeout_ms = min(max(1, int(terms.timeout * 1000)), MAX_TIMEOUT_MS)
+    options.context = terms.context_id
+    options.errors = errors
+    options.errors_count = len(errors)
+    return options, errors
+
+
+def error_of(stats: Any) -> str | None:
+    """Return why a lane ended, if that was no goodbye."""
+    return errno.errorcode.get(stats.error) if stats.error else None
