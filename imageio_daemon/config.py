@@ -172,6 +172,11 @@ class Nbd:
         1,
         65536,
     )
+    fast_lane: bool = flag(
+        True,
+        "Serve connections without TLS to files and block devices in C, with a quarter of buffer_memory. The answers "
+        "are the same; turn it off to find out where a fault comes from.",
+    )
     handshake_timeout: int = number(
         10,
         "How long a client may take from connecting to its first request, TLS included.",

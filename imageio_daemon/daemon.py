@@ -25,6 +25,7 @@ from .storage.base import Backend
 from .storage.engine import Engine
 from .storage.file import FileBackend
 from .storage.http import HttpBackend
+from .storage.lane import MIN_LANE_MEMORY, Lanes
 from .storage.managed import Image, ManagedBackend
 from .storage.nbd import NbdBackend
 from .storage.nbdconnection import Options
@@ -39,6 +40,8 @@ CONNECTIONS_FACTOR = 4
 #: One part in so many of buffer_memory is not lent, for what TLS holds of data on its way: about 0.5 MiB for each busy
 #: connection. With nothing kept back, 64 TLS uploads peaked at 237 MiB RSS with buffer_memory = 128M.
 TRANSPORT_SHARE = 8
+#: One part in so many of buffer_memory is that of the lanes of NBD, where there are some.
+LANE_SHARE = 4
 #: Seconds between looks at the certificate, the tickets and the storage.
 WATCH_INTERVAL = 30.0
 #: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
@@ -147,7 +150,10 @@ class Daemon:
     def _make_servers(self, loops: int) -> list[dict[str, Server]]:
         """Return the servers of each loop, by service."""
         config, secure = self._config, self._tls
-        pool = BufferPool(config.daemon.buffer_memory - config.daemon.buffer_memory // TRANSPORT_SHARE)
+        memory = config.daemon.buffer_memory
+        lane_memory = self._lane_memory()
+        self._lanes = Lanes(self._engine, lane_memory) if lane_memory else None
+        pool = BufferPool(memory - memory // TRANSPORT_SHARE - lane_memory)
         buffers = Buffers(pool, config.backend_file.buffer_size)
         local = self._local_address if config.local.enable else None
         limit = ConnectionLimit(config.daemon.max_total_connections)
@@ -156,10 +162,18 @@ class Daemon:
         made: list[dict[str, Server]] = []
         for _ in range(loops):
             images = images_server(config, self._store, buffers, self._hashing, limit, unix_socket=local)
-            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context)
+            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context, self._lanes)
             made.append({"remote": images, "local": images, "nbd": nbd, "nbd-local": nbd_local})
         made[0]["control"] = control_server(config, self._store)
         return made
+
+    def _lane_memory(self) -> int:
+        """Return the memory of the lanes of NBD; 0: there are none."""
+        config = self._config
+        memory = config.daemon.buffer_memory // LANE_SHARE
+        plain = self._nbd_address or (config.nbd.port >= 0 and config.nbd.tls != "required")
+        wanted = config.nbd.enable and config.nbd.fast_lane and plain
+        return memory if wanted and memory >= MIN_LANE_MEMORY else 0
 
     def _handle_signals(self) -> asyncio.Event:
         stop = asyncio.Event()
@@ -226,6 +240,8 @@ class Daemon:
             log.error("requests did not end within %d s", timeout)
         left = deadline - asyncio.get_running_loop().time()
         hung = self._engine.stop(max(0.0, left))
+        if self._lanes is not None:
+            self._lanes.free()
         for operation in hung:
             log.error("storage operation does not end: %s", operation)
         log.info("stopped")

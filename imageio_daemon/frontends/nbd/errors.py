@@ -16,7 +16,8 @@ SERVER_FAILED = "the server failed to perform the operation"
 #: Expired, cancelled and removed look the same.
 TRANSFER_ENDED = "the transfer has ended"
 
-_ERRNO = {
+#: The same holds for what C answers.
+ERRORS = {
     errno.EPERM: ErrorNumber.EPERM,
     errno.EACCES: ErrorNumber.EPERM,
     errno.EROFS: ErrorNumber.EPERM,
@@ -49,7 +50,7 @@ def answer(exception: BaseException, request: Request) -> Answer:
             return Answer(ErrorNumber.ENOSPC if writes else ErrorNumber.EINVAL, "the range is not inside the image")
         case errors.StorageError():
             log.error("storage failed: %s", exception, extra=logs.fields(command=request.command))
-            return Answer(_ERRNO.get(exception.errno, ErrorNumber.EIO), SERVER_FAILED)
+            return Answer(ERRORS.get(exception.errno, ErrorNumber.EIO), SERVER_FAILED)
         case _:
             log.error("request failed", exc_info=exception, extra=logs.fields(command=request.command))
             return Answer(ErrorNumber.EIO, SERVER_FAILED)

@@ -14,12 +14,15 @@ from ...nbdproto.constants import Reply
 from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
 from ...operations import Buffers
+from ...storage.base import Backend
+from ...storage.lane import Lanes
 from ...transfers import DENIED
 from ...transferstore import TransferStore
 from ...transports import keep_alive
 from ...units import KiB, MiB
 from . import exports
 from .exports import Attachment
+from .lanesession import LaneSession
 from .session import Session
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,9 @@ RECEIVE = 16 * KiB
 #: Seconds for the client's part in the end of TLS.
 SSL_SHUTDOWN_TIMEOUT = 2.0
 
+
+#: Who serves a connection after the negotiation.
+AnySession = Session | LaneSession
 
 #: Returns the context to use now.
 MakeContext = Callable[[], ssl.SSLContext]
@@ -47,6 +53,8 @@ class Service:
     context: MakeContext | None
     handshake_timeout: float
     listed: bool
+    #: For connections without TLS; None: Python serves them all.
+    lanes: Lanes | None = None
 
 
 class Owner(Protocol):
@@ -56,11 +64,11 @@ class Owner(Protocol):
         """Count a connection; False: there are too many."""
         ...
 
-    def replace(self, connection: "Handshake", session: Session) -> None:
+    def replace(self, connection: "Handshake", session: AnySession) -> None:
         """Count the session instead."""
         ...
 
-    def forget(self, connection: "Handshake | Session") -> None:
+    def forget(self, connection: "Handshake | AnySession") -> None:
         """Count it no more."""
         ...
 
@@ -200,20 +208,32 @@ class Handshake(asyncio.BufferedProtocol):
             raise RuntimeError("transmission without an export")
         backend = await attachment.transfer.backend()
         self._send()
-        session = Session(
-            attachment,
-            backend,
-            event.transmission,
-            self._service.buffers,
-            self._transport,
-            tls=self._secure,
-            timeout=attachment.transfer.ticket.inactivity_timeout,
-            on_lost=self._owner.forget,
-        )
+        session = self._session(attachment, backend, event)
         self._attachment = None
-        self._transport.set_protocol(session)
         self._owner.replace(self, session)
         session.start(event.rest)
+
+    def _session(self, attachment: Attachment, backend: Backend, event: Transmit) -> AnySession:
+        transmission = event.transmission
+        service, timeout = self._service, attachment.transfer.ticket.inactivity_timeout
+        on_lost = self._owner.forget
+        if service.lanes is not None and not self._secure and service.lanes.takes(backend, event.rest):
+            try:
+                return LaneSession(
+                    attachment, backend, service.lanes, transmission, self._transport, timeout=timeout, on_lost=on_lost
+                )
+            except OSError as e:
+                log.warning("no fast lane for a connection: %s", e)
+        return Session(
+            attachment,
+            backend,
+            transmission,
+            service.buffers,
+            self._transport,
+            tls=self._secure,
+            timeout=timeout,
+            on_lost=on_lost,
+        )
 
     def _send(self) -> None:
         output = self._negotiation.take_output()

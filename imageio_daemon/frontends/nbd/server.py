@@ -9,10 +9,10 @@ from ...config import Config
 from ...errors import TooManyConnections
 from ...nbdproto.negotiation import Tls
 from ...operations import Buffers
+from ...storage.lane import Lanes
 from ...transferstore import TransferStore
 from ..limit import ConnectionLimit
-from .handshake import Handshake, MakeContext, Service
-from .session import Session
+from .handshake import AnySession, Handshake, MakeContext, Service
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,12 @@ GRACE = 1.0
 
 
 def nbd_servers(
-    config: Config, store: TransferStore, buffers: Buffers, limit: ConnectionLimit, context: MakeContext | None
+    config: Config,
+    store: TransferStore,
+    buffers: Buffers,
+    limit: ConnectionLimit,
+    context: MakeContext | None,
+    lanes: Lanes | None,
 ) -> "tuple[NbdServer, NbdServer]":
     """Return the services of the TCP and of the unix socket, of one loop. The loops share the rest."""
     remote = Service(
@@ -31,6 +36,7 @@ def nbd_servers(
         context=context,
         handshake_timeout=config.nbd.handshake_timeout,
         listed=False,
+        lanes=lanes,
     )
     local = dataclasses.replace(remote, tls=Tls.OFF, context=None, listed=config.nbd.list)
     return NbdServer(remote, limit), NbdServer(local, limit)
@@ -42,7 +48,7 @@ class NbdServer:
     def __init__(self, service: Service, limit: ConnectionLimit) -> None:
         self._service = service
         self._limit = limit
-        self._connections: set[Handshake | Session] = set()
+        self._connections: set[Handshake | AnySession] = set()
         self._empty = asyncio.Event()
         self._stopping = False
 
@@ -62,10 +68,10 @@ class NbdServer:
         """Take no more requests, and wait at most timeout seconds for those that run."""
         self._stopping = True
         for connection in list(self._connections):
-            if isinstance(connection, Session):
-                connection.shut_down()
-            else:
+            if isinstance(connection, Handshake):
                 connection.stop()
+            else:
+                connection.shut_down()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         await self._wait(min(deadline, loop.time() + GRACE))
@@ -100,14 +106,14 @@ class NbdServer:
         self._empty.clear()
         return True
 
-    def replace(self, connection: Handshake, session: Session) -> None:
+    def replace(self, connection: Handshake, session: AnySession) -> None:
         """Count the session instead."""
         self._connections.remove(connection)
         self._connections.add(session)
         if self._stopping:
             session.shut_down()
 
-    def forget(self, connection: Handshake | Session) -> None:
+    def forget(self, connection: Handshake | AnySession) -> None:
         """Count it no more."""
         if connection in self._connections:
             self._connections.remove(connection)

@@ -66,6 +66,7 @@ class Session(asyncio.BufferedProtocol):
 
     def start(self, rest: bytes) -> None:
         """Begin; rest: bytes that were received with the last option."""
+        self._transport.set_protocol(self)
         self._watchdog.start(self._transport)
         self._attachment.on_cancel(self.shut_down)
         self._receiver.feed(rest)

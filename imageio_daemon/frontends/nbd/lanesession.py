@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast lane: the transmission phase of a connection that is handed to C.
+
+The transport is closed first, so that all it had to send is sent; the lane goes on with a copy of its socket.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from ... import logs
+from ...errors import Error
+from ...nbdproto.transmission import ALLOCATION_ID, Transmission
+from ...storage.base import Backend
+from ...storage.lane import Lanes, Terms, error_of
+from ...tickets import Access, Ticket
+from .errors import ERRORS
+from .exports import Attachment
+
+log = logging.getLogger(__name__)
+
+
+class LaneSession(asyncio.Protocol):
+    """Own a connection that C serves, until the client leaves, the transfer ends or the server stops."""
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        backend: Backend,
+        lanes: Lanes,
+        transmission: Transmission,
+        transport: asyncio.Transport,
+        *,
+        timeout: float,
+        on_lost: "Callable[[LaneSession], None]",
+    ) -> None:
+        """Raises OSError when the process has no descriptor left."""
+        self._attachment = attachment
+        self._transfer = attachment.transfer
+        self._backend = backend
+        self._lane = lanes.make(self._transfer.lease)
+        self._terms = _terms(transmission, self._transfer.ticket, timeout)
+        self._transport = transport
+        self._on_lost = on_lost
+        self._rest = b""
+        self._given_up = False  # before C has it
+        self._fd = os.dup(transport.get_extra_info("socket").fileno())
+
+    def start(self, rest: bytes) -> None:
+        """Begin; rest: bytes that were received with the last option."""
+        self._rest = rest
+        self._transport.set_protocol(self)
+        self._transport.close()
+        # A peer that does not read what it was answered has as long as others that make no progress.
+        self._timer = asyncio.get_running_loop().call_later(self._terms.timeout, self.abort, "it reads nothing")
+        self._attachment.on_cancel(self.shut_down)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Go on with the copy of the socket."""
+        self._timer.cancel()
+        if exc is not None or self._given_up:
+            os.close(self._fd)
+            self._lost()
+            return
+        try:
+            self._hand_over()
+        except Error as e:
+            log.error("connection ends: it cannot be served: %s", e, extra=self._fields())
+            self._transfer.remove_lane(self._lane)
+            self._lost()
+
+    def _hand_over(self) -> None:
+        try:
+            # First: a transfer that is cancelled now ends what the lane begins.
+            self._transfer.add_lane(self._lane)
+        except Error:
+            os.close(self._fd)
+            raise
+        self._lane.start(self._backend, self._fd, self._rest, self._terms)
+        self._lane.watch(self._event, self._end)
+
+    def shut_down(self) -> None:
+        """Finish what runs, refuse what comes meanwhile, and close."""
+        self._given_up = True
+        self._lane.refuse()
+
+    def abort(self, reason: str) -> None:
+        """Close now."""
+        log.info("connection aborted: %s", reason, extra=self._fields())
+        self._given_up = True
+        self._transport.abort()
+        self._lane.abort()
+
+    def _event(self) -> None:
+        self._transfer.collect()
+
+    def _end(self) -> None:
+        stats = self._lane.stats
+        self._transfer.remove_lane(self._lane)
+        why = {"error": error_of(stats)} if stats.error else {}
+        log.info("connection ended", extra=self._fields(requests=stats.requests, sent=stats.sent, **why))
+        self._lost()
+
+    def _lost(self) -> None:
+        self._attachment.detach()
+        self._on_lost(self)
+
+    def _fields(self, **more: object) -> dict[str, dict[str, object]]:
+        return logs.fields(transfer=self._transfer.ticket.log_name, **more)
+
+
+def _terms(transmission: Transmission, ticket: Ticket, timeout: float) -> Terms:
+    export = transmission.export
+    return Terms(
+        size=export.size,
+        timeout=timeout,
+        context_id=ALLOCATION_ID,
+        errors=ERRORS,
+        structured=transmission.structured,
+        extended=transmission.extended,
+        allocation=transmission.allocation,
+        read_only=export.read_only,
+        sparse=ticket.sparse,
+        count_reads=ticket.counts(Access.READ),
+        count_writes=ticket.counts(Access.WRITE),
+    )
