@@ -3,6 +3,7 @@
 
 import asyncio
 import itertools
+import socket
 import ssl
 from dataclasses import dataclass, field
 from struct import pack, unpack
@@ -104,6 +105,12 @@ class Client:
                 await self.writer.wait_closed()
         except (ConnectionError, ssl.SSLError):
             return
+
+    def reset(self) -> None:
+        """End the connection in the hardest way there is."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     # Negotiation
 

@@ -2,18 +2,22 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 
+from tests.ioutil.syscall_table import replaced
+from tests.nbd.calls import Calls
 from tests.nbd.client import Client
-from tests.nbd.world import World
-from tests.support.daemon import Certificates, Daemon
+from tests.nbd.world import MiB, World, leaving_nothing
+from tests.support.daemon import Certificates, Daemon, Section
+from tests.support.images import pattern
 
 #: A daemon with the NBD service, and the address of its unix socket.
-MakeNbdDaemon = Callable[[], tuple[Daemon, str]]
+MakeNbdDaemon = Callable[..., tuple[Daemon, str]]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +38,47 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 async def world() -> AsyncIterator[World]:
     async with World().running() as running:
         yield running
+
+
+#: Makes a world, to be entered; takes what World takes.
+MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
+
+
+@pytest.fixture
+def lane_world(tmp_path: Path) -> MakeWorld:
+    """Make worlds whose image is a file, and whose connections C serves."""
+
+    @asynccontextmanager
+    async def make(**options: Any) -> AsyncIterator[World]:
+        async with leaving_nothing(), World(**{"lanes": 64 * MiB, "directory": tmp_path, **options}).running() as world:
+            yield world
+
+    return make
+
+
+@pytest.fixture(params=["session", "lane"])
+def make_world(request: pytest.FixtureRequest, lane_world: MakeWorld) -> MakeWorld:
+    """Make worlds whose connections Python serves, and such where C does."""
+    return lane_world if request.param == "lane" else lambda **options: World(**options).running()
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    """What system calls of lanes do; before any world, because none may run when they are put back."""
+    calls = Calls()
+    with replaced(**calls.table()):
+        yield calls
+
+
+@pytest.fixture
+async def gated(calls: Calls, lane_world: MakeWorld) -> AsyncIterator[World]:
+    """A world with lanes on storage that the test controls; its image is full of a pattern."""
+    async with lane_world(size=16 * MiB) as running:
+        running.put(pattern(16 * MiB))
+        try:
+            yield running
+        finally:
+            calls.mend()
 
 
 FORMS = {
@@ -60,10 +105,11 @@ def make_nbd_daemon(certificates: Certificates) -> Iterator[MakeNbdDaemon]:
     """Start a daemon of the test's own with an NBD service."""
     with ExitStack() as cleanup:
 
-        def make() -> tuple[Daemon, str]:
+        def make(**options: object) -> tuple[Daemon, str]:
             address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
             cleanup.callback(Path(address).unlink, missing_ok=True)
-            config = {"nbd": {"enable": True, "host": "localhost", "port": 0, "socket": address}}
+            nbd = {"enable": True, "host": "localhost", "port": 0, "socket": address, **options}
+            config: dict[str, Section] = {"daemon": {"loops": 2}, "nbd": nbd}
             return cleanup.enter_context(Daemon(certificates, config)), address
 
         yield make

@@ -15,7 +15,7 @@ import pytest
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from tests.ioutil.syscall_table import real_fallocate, real_fdatasync, real_open, real_pwrite, replaced
 from tests.nbd.client import Client
-from tests.nbd.conftest import MakeNbdDaemon
+from tests.nbd.conftest import MakeNbdDaemon, MakeWorld
 from tests.nbd.world import KiB, MiB, World
 from tests.support.images import pattern
 from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType
@@ -77,9 +77,10 @@ def disk() -> Iterator[Disk]:
 
 
 @pytest.fixture
-async def world(disk: Disk) -> AsyncIterator[World]:
+async def world(disk: Disk, make_world: MakeWorld) -> AsyncIterator[World]:
+    """Serve by Python, and by C."""
     # After the disk: when the table is put back no operation may run.
-    async with World().running() as running:
+    async with make_world() as running:
         yield running
 
 

@@ -4,9 +4,6 @@
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import struct
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,8 @@ from imageio_daemon.errors import StorageError
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
-from imageio_daemon.tickets import Access
 from tests.nbd.client import Client, Refused
-from tests.nbd.world import SIZE, MiB, World
+from tests.nbd.world import REQUESTS, SIZE, MiB, World
 
 READ, WRITE, FLUSH, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.DISC
 GO = OptionHeader(Option.GO, 10).pack() + InfoRequest("disk", ()).pack()
@@ -100,12 +96,6 @@ async def test_running_request_is_active(world: World) -> None:
     await client.receive()
 
 
-async def test_connection_that_ended_is_not_counted(world: World) -> None:
-    client = await world.go()
-    await client.close()
-    await world.until(lambda: world.disk.status()["connections"] == 0)
-
-
 async def test_connections_of_a_ticket_are_limited(world: World) -> None:
     for _ in range(9):
         await world.go()
@@ -113,28 +103,6 @@ async def test_connections_of_a_ticket_are_limited(world: World) -> None:
     with pytest.raises(Refused) as e:
         await client.ask(Option.GO, info("disk"))
     assert e.value.reply == Reply.ERR_POLICY
-
-
-@pytest.mark.parametrize("length", [0, 512, 2 * MiB])
-@pytest.mark.parametrize("command", [command for command in Command if command != DISC])
-async def test_request_after_expiry_is_refused_and_ends_the_connection(
-    world: World, command: Command, length: int
-) -> None:
-    world.add("short", timeout=10)
-    client = await world.go("short")
-    world.now += 100
-    result = await client.request(command, 0, length, data=bytes(length) if command == WRITE else b"")
-    if command == Command.BLOCK_STATUS and not length:
-        assert result.error == ErrorNumber.EINVAL
-        return
-    assert result.error == ErrorNumber.ESHUTDOWN
-    assert await client.at_end()
-
-
-async def test_cancelling_the_ticket_ends_idle_connections(world: World) -> None:
-    client = await world.go()
-    await world.store.remove("disk", 10)
-    assert await client.at_end()
 
 
 async def test_cancelling_the_ticket_ends_running_requests(world: World) -> None:
@@ -149,22 +117,6 @@ async def test_cancelling_the_ticket_ends_running_requests(world: World) -> None
     assert {result.error for result in results.values()} == {ErrorNumber.ESHUTDOWN}
     assert late in results
     assert await client.at_end()
-
-
-async def test_cancelling_one_ticket_leaves_others_alone(world: World) -> None:
-    world.add("other")
-    client = await world.go("other")
-    await world.go("disk")
-    world.disk.cancel()
-    assert (await client.request(READ, 0, 512)).error == 0
-
-
-async def test_two_tickets_of_one_image_see_the_same_bytes(world: World) -> None:
-    world.add("other")
-    one, two = await world.go("disk"), await world.go("other")
-    await one.request(WRITE, 0, data=b"new")
-    await two.request(FLUSH)
-    assert (await (await world.go("disk")).request(READ, 0, 3)).data == b"new"
 
 
 async def test_list_is_refused_by_default(world: World) -> None:
@@ -206,17 +158,6 @@ async def test_half_close_is_a_goodbye(world: World, client: Client) -> None:
     assert await client.at_end()
 
 
-@pytest.mark.parametrize("where", [0, 1, 27, 28, 29, 4096 + 27])
-async def test_client_that_dies_inside_a_request_writes_nothing(world: World, where: int) -> None:
-    client = await world.go()
-    stream = RequestHeader(WRITE, 0, 1, 0, 4096).pack() + b"x" * 4096
-    client.writer.write(stream[:where])
-    await client.writer.drain()
-    reset(client)
-    await world.rest()
-    assert world.memory.content == bytes(SIZE)
-
-
 async def test_client_that_dies_while_storage_works_frees_everything(world: World) -> None:
     held = world.backend.hold("pread")
     client = await world.go()
@@ -224,7 +165,7 @@ async def test_client_that_dies_while_storage_works_frees_everything(world: Worl
         client.send(READ, i * MiB % SIZE, MiB)
         client.send(READ, 0, SIZE)
     await asyncio.wait_for(held.reached.wait(), 10)
-    reset(client)
+    client.reset()
     held.release()
     await world.until(lambda: world.disk.status()["connections"] == 0)
     await world.rest()
@@ -266,27 +207,6 @@ async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
         await client.ask(Option.STRUCTURED_REPLY)
         client.writer.write(GO[:20])
         assert await client.at_end()
-
-
-async def test_client_that_stalls_inside_a_request_is_closed_in_time() -> None:
-    async with World(inactivity_timeout=1).running() as world:
-        idle, stalled, payload = await world.go(), await world.go(), await world.go()
-        stalled.writer.write(RequestHeader(READ, 0, 1, 0, 512).pack()[:10])
-        payload.writer.write(RequestHeader(WRITE, 0, 1, 0, 512).pack() + b"some")
-        assert await stalled.at_end()
-        assert await payload.at_end()
-        assert (await idle.request(READ, 0, 512)).error == 0
-
-
-async def test_client_that_does_not_read_is_closed_in_time() -> None:
-    async with World(inactivity_timeout=1).running() as world:
-        world.memory.content[:] = os.urandom(SIZE)
-        client = await world.go()
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(100):
-            client.send(READ, 0, MiB)
-        await world.until(lambda: not world.server._connections)
-        assert world.pool.lent == 0
 
 
 async def test_slow_storage_is_not_the_clients_fault() -> None:
@@ -372,13 +292,6 @@ async def test_stopping_server_cuts_off_who_does_not_leave(world: World) -> None
     held.release()
 
 
-async def test_stopping_server_takes_no_more_clients(world: World) -> None:
-    await world.server.stop(0.1)
-    reader, writer = await asyncio.open_unix_connection(world.address)
-    assert await asyncio.wait_for(reader.read(), 10) == b""
-    writer.close()
-
-
 async def test_error_of_storage_while_stopping_is_answered(world: World) -> None:
     held = world.backend.hold("pread")
     client = await world.go()
@@ -389,56 +302,6 @@ async def test_error_of_storage_while_stopping_is_answered(world: World) -> None
     held.release()
     assert (await client.receive())[0] == cookie
     await stopping
-
-
-async def test_read_only_ticket_counts_what_was_read(world: World) -> None:
-    transfer = world.add("ro", ops=(Access.READ,))
-    client = await world.go("ro")
-    await client.request(READ, 0, 3 * MiB)
-    await client.request(READ, 0, 512)
-    assert transfer.status()["transferred"] == 3 * MiB
-
-
-def reset(client: Client) -> None:
-    """End the connection in the hardest way there is."""
-    sock = client.writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.writer.transport.abort()
-
-
-REQUESTS = b"".join(
-    [
-        RequestHeader(WRITE, 0, 1, 4096, 3000).pack() + b"x" * 3000,
-        RequestHeader(READ, 0, 2, 0, 2 * MiB).pack(),
-        RequestHeader(Command.BLOCK_STATUS, 0, 3, 0, SIZE).pack(),
-        RequestHeader(FLUSH, 0, 4, 0, 0).pack(),
-        RequestHeader(WRITE, 0, 5, 0, 70000).pack() + b"y" * 70000,
-    ]
-)
-POINTS = [0, 1, 27, 28, 29, 3027, 3028, 3055, 3056, 3084, 3112, 3140, 3141, 40000, len(REQUESTS)]
-
-
-@pytest.mark.parametrize("ends", ["reset", "half-close", "close"])
-async def test_connection_that_ends_anywhere_in_the_transmission_leaves_nothing(world: World, ends: str) -> None:
-    await (await world.go()).close()
-    await world.rest()
-    descriptors, tasks = os.listdir("/proc/self/fd"), len(asyncio.all_tasks())
-    for point in POINTS:
-        client = await world.go()
-        client.writer.write(REQUESTS[:point])
-        if ends == "half-close":
-            client.writer.write_eof()
-            async with asyncio.timeout(20):
-                await client.reader.read()
-        else:
-            await client.writer.drain()
-        if ends == "reset":
-            reset(client)
-        await world.rest()
-    await world.until(lambda: not world.disk.status()["active"])
-    await world.until(lambda: len(asyncio.all_tasks()) <= tasks)
-    await world.until(lambda: len(os.listdir("/proc/self/fd")) <= len(descriptors))
-    assert world.disk.status()["connections"] == 0
 
 
 async def test_server_stops_with_clients_in_every_state(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -474,16 +337,3 @@ async def test_server_stops_with_clients_in_every_state(world: World, caplog: py
         assert await client.at_end()
     assert (await busy.receive())[1].error == 0
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-
-
-async def test_image_that_looks_like_qcow2_is_served_as_it_is(world: World, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_bytes(b"not for guests")
-    # A header that a guest may write: version 2, a backing file, 1 GiB.
-    header = struct.pack(">4sIQIIQ", b"QFI\xfb", 2, 512, len(str(secret)), 16, 1 << 30)
-    image = tmp_path / "image"
-    image.write_bytes(header.ljust(512, b"\0") + str(secret).encode().ljust(MiB - 512, b"\0"))
-    world.add("guest", size=MiB, path=image)
-    client = await world.go("guest")
-    assert client.export.size == MiB
-    assert (await client.request(READ, 0, MiB)).data == image.read_bytes()

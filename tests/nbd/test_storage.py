@@ -10,6 +10,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from tests.nbd.client import Client
+from tests.nbd.conftest import MakeWorld
 from tests.nbd.world import KiB, MiB, World
 from tests.support.images import pattern
 from tests.support.realstorage import Storage
@@ -26,8 +27,9 @@ SIZE = 8 * MiB
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[World]:
-    async with World().running() as running:
+async def world(make_world: MakeWorld) -> AsyncIterator[World]:
+    """Serve by Python, and by C."""
+    async with make_world() as running:
         yield running
 
 
@@ -150,7 +152,8 @@ async def test_what_another_process_has_written_into_a_hole_is_told_at_once(worl
     with path.open("r+b") as file:
         file.seek(2 * MiB)
         file.write(b"new" * 100)
-    assert (await client.request(STATUS, MiB, 3 * MiB, REQ_ONE)).extents == [(MiB, 0)]
+    ((length, status),) = (await client.request(STATUS, MiB, 3 * MiB, REQ_ONE)).extents
+    assert (length >= MiB, status) == (True, 0)
     ((_, status),) = (await client.request(STATUS, 2 * MiB, 2 * MiB, REQ_ONE)).extents
     assert status == 0
 

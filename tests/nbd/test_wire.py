@@ -2,13 +2,14 @@
 """Whole conversations, byte for byte: sent at once, byte by byte, and each request with the next one's first bytes."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from struct import pack
 from typing import NamedTuple
 
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag
+from tests.nbd.conftest import MakeWorld
 from tests.nbd.world import SIZE, World
 
 READ, WRITE, FLUSH, TRIM = Command.READ, Command.WRITE, Command.FLUSH, Command.TRIM
@@ -24,6 +25,13 @@ class Step(NamedTuple):
 
     sent: bytes
     expected: bytes
+
+
+@pytest.fixture
+async def world(make_world: MakeWorld) -> AsyncIterator[World]:
+    """Serve by Python, and by C."""
+    async with make_world() as running:
+        yield running
 
 
 # Negotiation

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NBD service in the test's own process: on an image in memory that fails on demand, or on real storage."""
+"""The NBD service in the test's own process: on an image in memory that fails on demand, or on real storage.
+
+What is said of lanes: C serves connections to files. Then time is real, because C knows no other.
+"""
 
 import asyncio
 import contextlib
 import ssl
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,25 +17,42 @@ from imageio_daemon.buffers import BufferPool
 from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.frontends.nbd.handshake import Service
 from imageio_daemon.frontends.nbd.server import NbdServer
+from imageio_daemon.nbdproto.constants import Command
+from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.negotiation import Tls
 from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage.lane import Lanes
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer
 from imageio_daemon.transferstore import TransferStore
 from tests.nbd.client import Client
 from tests.support.backends import FaultyBackend, MemoryBackend
-from tests.support.polling import SOON
+from tests.support.polling import SOON, eventually_async
 
 KiB = 1024
 MiB = 1024 * KiB
 SIZE = 4 * MiB
 
+#: What a client may send that has negotiated nothing but structured replies: requests of each kind, two with a payload.
+REQUESTS = b"".join(
+    [
+        RequestHeader(Command.WRITE, 0, 1, 4096, 3000).pack() + b"x" * 3000,
+        RequestHeader(Command.READ, 0, 2, 0, 2 * MiB).pack(),
+        RequestHeader(Command.BLOCK_STATUS, 0, 3, 0, SIZE).pack(),
+        RequestHeader(Command.FLUSH, 0, 4, 0, 0).pack(),
+        RequestHeader(Command.WRITE, 0, 5, 0, 70000).pack() + b"y" * 70000,
+    ]
+)
+
 
 class World:
-    """A service and what it serves. `disk` is a ticket for an image in memory."""
+    """A service and what it serves. `disk` is a ticket for an image: a file in `directory`, else one in memory.
+
+    lanes: bytes of memory for lanes; 0: there are none.
+    """
 
     def __init__(
         self,
@@ -45,13 +66,19 @@ class World:
         pool: int = 256 * MiB,
         piece: int = 4 * MiB,
         size: int = SIZE,
+        directory: Path | None = None,
+        lanes: int = 0,
     ) -> None:
         self.memory = MemoryBackend(bytes(size))
         self.backend = FaultyBackend(self.memory)
         self.now = 1000.0
         self.opened: list[str] = []
+        self.image = _new_file(directory, size) if directory else None
         self.pool = BufferPool(pool)
-        self.store = TransferStore(self._open, most_tickets=99, most_connections=9, clock=lambda: self.now)
+        self.engine = Engine(8) if directory else None
+        self._lanes = Lanes(self.engine, lanes) if lanes and self.engine else None
+        clock = time.monotonic if self._lanes else lambda: self.now
+        self.store = TransferStore(self._open, most_tickets=99, most_connections=9, clock=clock)
         self.service = Service(
             store=self.store,
             buffers=Buffers(self.pool, piece),
@@ -59,19 +86,33 @@ class World:
             context=None if context is None else lambda: context,
             handshake_timeout=handshake_timeout,
             listed=listed,
+            lanes=self._lanes,
         )
         self.server = NbdServer(self.service, ConnectionLimit(most))
         self.inactivity_timeout = inactivity_timeout
         self.disk = self.add("disk", size=size)
         self.address = ""
         self.clients: list[Client] = []
-        self._engine: Engine | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Return the bytes of the image."""
+        return bytes(self.memory.content) if self.image is None else self.image.read_bytes()
+
+    def put(self, data: bytes, offset: int = 0) -> None:
+        """Change the image, as another program would."""
+        if self.image is None:
+            self.memory.content[offset : offset + len(data)] = data
+        else:
+            with self.image.open("r+b") as file:
+                file.seek(offset)
+                file.write(data)
 
     def add(self, name: str, *, size: int = SIZE, path: Path | None = None, **fields: Any) -> Transfer:
-        """Add a ticket; path: on this file, else on the image in memory."""
+        """Add a ticket; path: on this file, else on the image."""
         ticket = {
             "ticket_id": name,
-            "url": f"file://{path or '/memory'}",
+            "url": f"file://{path or self.image or '/memory'}",
             "size": size,
             "ops": (Access.WRITE,),
             "timeout": 300,
@@ -84,9 +125,9 @@ class World:
         self.opened.append(ticket.ticket_id)
         if ticket.path == "/memory":
             return self.backend  # type: ignore[return-value]
-        if self._engine is None:
-            self._engine = Engine(8)
-        return await FileBackend.open(self._engine, ticket.path, writable=ticket.may(Access.WRITE))
+        if self.engine is None:
+            self.engine = Engine(8)
+        return await FileBackend.open(self.engine, ticket.path, writable=ticket.may(Access.WRITE))
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["World"]:
@@ -108,10 +149,13 @@ class World:
         for client in self.clients:
             await client.close()
         await self.server.stop(SOON)
+        await self.until(lambda: not self.server._connections)
         await self.store.close()
-        if self._engine is not None:
-            await self._engine.release_loop()
-            self._engine.stop(SOON)
+        if self._lanes is not None:
+            self._lanes.free()
+        if self.engine is not None:
+            await self.engine.release_loop()
+            assert not self.engine.stop(SOON)
 
     async def rest(self) -> None:
         """Close all clients and wait until the server has noticed."""
@@ -135,3 +179,35 @@ class World:
     async def go(self, name: str = "disk", /, **options: bool) -> Client:
         """Connect and enter the transmission."""
         return await (await self.connect()).go(name, **options)
+
+
+@contextlib.asynccontextmanager
+async def leaving_nothing() -> AsyncIterator[None]:
+    """Check after the block that it has left no thread of a lane and no descriptor."""
+    before = _descriptors()
+    yield
+    await eventually_async(lambda: not lane_threads() and _descriptors() <= before)
+
+
+def lane_threads() -> int:
+    """Return how many threads of lanes there are in this process."""
+    count = 0
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            count += path.read_text() == "nbd-lane\n"
+    return count
+
+
+def _descriptors() -> int:
+    count = 0
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            count += path.readlink() != Path("/dev/null")  # libuv keeps one, once it has listened
+    return count
+
+
+def _new_file(directory: Path, size: int) -> Path:
+    path = directory / "disk"
+    with path.open("wb") as file:
+        file.truncate(size)
+    return path

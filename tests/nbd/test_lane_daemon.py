@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who serves a connection of a daemon: C threads, or Python."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.nbd.client import Client
+from tests.nbd.conftest import MakeNbdDaemon
+from tests.nbd.world import MiB
+from tests.support.daemon import Daemon
+from tests.support.images import pattern
+
+SIZE = 8 * MiB
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image"
+    path.write_bytes(pattern(SIZE))
+    return path
+
+
+def lane_threads(daemon: Daemon) -> int:
+    names = (task / "comm" for task in Path(f"/proc/{daemon.pid}/task").iterdir())
+    return sum(name.read_text() == "nbd-lane\n" for name in names)
+
+
+@pytest.mark.parametrize("fast_lane", [True, False], ids=["lane", "python"])
+async def test_option_says_who_serves(make_nbd_daemon: MakeNbdDaemon, image: Path, fast_lane: bool) -> None:
+    daemon, address = make_nbd_daemon(fast_lane=fast_lane)
+    ticket = daemon.add_ticket(image, size=SIZE)
+    # Two loops: the connections are spread over both.
+    clients = [await (await Client.connect(address)).go(ticket) for _ in range(4)]
+    try:
+        for i, client in enumerate(clients):
+            assert (await client.request(0, i * MiB, MiB)).data == pattern(SIZE)[i * MiB : (i + 1) * MiB]
+        assert (lane_threads(daemon) > 0) == fast_lane
+        assert daemon.status(ticket)["connections"] == 4
+    finally:
+        for client in clients:
+            await client.close()
+
+
+async def test_daemon_stops_with_clients_that_are_idle(make_nbd_daemon: MakeNbdDaemon, image: Path) -> None:
+    daemon, address = make_nbd_daemon()
+    clients = [await (await Client.connect(address)).go(daemon.add_ticket(image, size=SIZE)) for _ in range(4)]
+    daemon.stop()
+    for client in clients:
+        assert await client.at_end()
+        await client.close()

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of a ticket that a lane serves, how it is renewed, and how it ends."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from imageio_daemon.frontends.nbd.lanesession import LaneSession
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.tickets import Access
+from tests.nbd.calls import Calls
+from tests.nbd.conftest import MakeWorld
+from tests.nbd.world import REQUESTS, SIZE, MiB, World, lane_threads
+
+READ, WRITE, FLUSH, ZERO, TRIM = Command.READ, Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES, Command.TRIM
+
+
+@pytest.fixture
+async def world(lane_world: MakeWorld) -> AsyncIterator[World]:
+    async with lane_world() as running:
+        yield running
+
+
+# What is told
+
+
+async def test_image_that_is_a_file_is_served_by_a_lane(world: World) -> None:
+    await (await world.go()).request(FLUSH)
+    assert lane_threads()
+    await world.rest()
+    await world.until(lambda: not lane_threads())
+
+
+async def test_image_in_memory_is_served_by_python(world: World) -> None:
+    world.image = None
+    world.add("memory")
+    client = await world.go("memory")
+    assert (await client.request(WRITE, 0, data=b"abc")).error == 0
+    assert world.memory.content[:3] == b"abc"
+    assert not lane_threads()
+
+
+async def test_bytes_count_once(world: World) -> None:
+    client = await world.go()
+    await client.request(WRITE, 0, data=bytes(1000))
+    await client.request(WRITE, 500, data=bytes(1000))
+    await client.request(ZERO, MiB, 3 * MiB)
+    await client.request(READ, 0, SIZE)
+    await client.request(WRITE, SIZE, data=b"x")  # refused
+    assert world.disk.status()["transferred"] == 1500 + 3 * MiB
+
+
+async def test_bytes_of_a_read_only_ticket_are_those_that_were_read(world: World) -> None:
+    transfer = world.add("ro", ops=(Access.READ,))
+    client = await world.go("ro")
+    for i in range(10):
+        await client.request(READ, 2 * i * 4096, 4096)
+    assert transfer.status()["transferred"] == 10 * 4096
+
+
+async def test_bytes_count_while_the_connection_lives_and_after_it(world: World) -> None:
+    for i in range(3):
+        client = await world.go()
+        await client.request(WRITE, i * MiB, data=bytes(MiB))
+        assert world.disk.status()["transferred"] == (i + 1) * MiB
+        await world.rest()
+        assert world.disk.status()["transferred"] == (i + 1) * MiB
+
+
+async def test_many_ranges_that_touch_nothing_are_counted(world: World) -> None:
+    """More than are kept in C, so that it has to say that there are many."""
+    world.add("large", size=1 << 40)
+    client = await world.go("large")
+    count = 16000  # below the limit of RangeSet
+    for start in range(0, count, 1000):
+        for i in range(start, start + 1000):
+            client.send(ZERO, i * 8192, 4096)
+        assert not any(result.error for result in (await client.receive_all()).values())
+    assert world.store.get("large").status()["transferred"] == count * 4096  # type: ignore[union-attr]
+
+
+async def test_idle_ticket_says_for_how_long(world: World) -> None:
+    client = await world.go()
+    await client.request(READ, 0, 4096)
+    assert world.disk.status()["idle_time"] <= 1
+    world.disk.lease.active -= 100
+    status = world.disk.status()
+    assert status["idle_time"] in (100, 101)
+    assert (status["active"], status["connections"]) == (False, 1)
+
+
+async def test_connection_and_transfer_are_summed_up_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = await world.go(structured=False)
+    await client.request(WRITE, 0, data=bytes(MiB))
+    await client.request(READ, 0, 4096)
+    await client.request(FLUSH)
+    await world.rest()
+    await world.store.remove("disk", 10)
+    (connection,) = [record for record in caplog.records if record.message == "connection ended"]
+    (transfer,) = [record for record in caplog.records if record.message == "transfer ended"]
+    assert connection.fields["requests"] == 3  # type: ignore[attr-defined]
+    assert connection.fields["sent"] == 3 * 16 + 4096  # type: ignore[attr-defined]
+    assert transfer.fields["bytes"] == MiB + 4096  # type: ignore[attr-defined]
+
+
+# Expiry
+
+
+@pytest.mark.parametrize("command", [READ, WRITE, FLUSH, ZERO, TRIM, Command.BLOCK_STATUS])
+async def test_request_renews_the_ticket(world: World, command: Command) -> None:
+    world.add("t", sparse=True)
+    client = await world.go("t")
+    transfer = world.store.authorize("t", Access.READ)
+    transfer.lease.expires = time.monotonic() + 20
+    data = bytes(4096) if command == WRITE else b""
+    assert (await client.request(command, 0, 0 if command in (WRITE, FLUSH) else 4096, data=data)).error == 0
+    assert transfer.lease.expires > time.monotonic() + 290
+
+
+async def test_request_does_not_shorten_what_is_left(world: World) -> None:
+    client = await world.go()
+    world.disk.extend(5000)
+    await client.request(READ, 0, 4096)
+    assert world.disk.lease.expires > time.monotonic() + 4900
+
+
+async def test_ticket_may_be_extended_while_its_connection_is_idle(world: World) -> None:
+    client = await world.go()
+    world.disk.lease.expires = 0
+    world.disk.extend(300)
+    assert (await client.request(READ, 0, 4096)).error == 0
+
+
+async def test_all_requests_after_expiry_are_refused_and_nothing_is_written(world: World) -> None:
+    client = await world.go()
+    world.disk.lease.expires = 0
+    cookies = {client.send(WRITE, i * 4096, data=b"x" * 4096) for i in range(10)}
+    results = [await client.receive() for _ in range(len(cookies))]
+    assert {result.error for _, result in results} == {ErrorNumber.ESHUTDOWN}
+    assert await client.at_end()
+    assert world.content == bytes(SIZE)
+
+
+# The end of a ticket
+
+
+async def test_removed_ticket_ends_writes_in_flight_and_the_image_is_left_alone(world: World) -> None:
+    world.add("large", size=64 * MiB)
+    writer = await world.go("large")
+    cookies = {writer.send(WRITE, i * MiB, data=bytes([i + 1]) * MiB): i for i in range(64)}
+    first = await writer.receive()
+    await world.store.remove("large", 10)
+    content = world.content
+    results = dict([first])
+    try:
+        while len(results) < 64:
+            cookie, result = await writer.receive()
+            results[cookie] = result
+    except (asyncio.IncompleteReadError, ConnectionError):
+        pass  # what was not read of the socket is not answered
+    assert {result.error for result in results.values()} <= {0, ErrorNumber.ESHUTDOWN}
+    for cookie, result in results.items():
+        i = cookies[cookie]
+        assert result.error or content[i * MiB : (i + 1) * MiB] == bytes([i + 1]) * MiB
+    assert world.content == content
+
+
+@pytest.fixture
+def delayed(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """Lanes that wait for the test: between the end of the negotiation and theirs to begin, anything may happen."""
+    begin = LaneSession.connection_lost
+    found: list[Callable[[], None]] = []
+    monkeypatch.setattr(LaneSession, "connection_lost", lambda self, exc: found.append(lambda: begin(self, exc)))
+    return found
+
+
+async def test_ticket_that_is_removed_before_the_lane_begins_ends_the_connection(
+    world: World, delayed: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await world.go()
+    await world.until(lambda: delayed)
+    await world.store.remove("disk", 10)
+    delayed[0]()
+    assert await client.at_end()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_ticket_that_is_cancelled_before_the_lane_begins_leaves_the_image_alone(
+    gated: World, calls: Calls, delayed: list[Callable[[], None]]
+) -> None:
+    client = await gated.go()
+    held = calls.hold("pwrite")
+    client.send(WRITE, 0, data=b"x" * 4096)
+    await gated.until(lambda: delayed)
+    gated.disk.cancel()
+    delayed[0]()
+    await gated.store.remove("disk", 10)
+    assert held.count == 0
+
+
+async def test_server_that_stops_before_the_lane_begins_ends_the_connection(
+    world: World, delayed: list[Callable[[], None]]
+) -> None:
+    client = await world.go()
+    await world.until(lambda: delayed)
+    stopping = asyncio.create_task(world.server.stop(10))
+    await asyncio.sleep(0)
+    delayed[0]()
+    assert await client.at_end()
+    await stopping
+
+
+# The end of connections and of the server
+
+
+async def test_threads_that_are_not_needed_end(world: World) -> None:
+    client = await world.go()
+    for i in range(500):
+        client.send(READ, i * 4096, 4096, CommandFlag.FUA)
+    await client.receive_all()
+    await world.until(lambda: lane_threads() <= 2)
+    assert (await client.request(READ, 0, 4096)).error == 0
+
+
+async def test_connections_that_come_and_go_leave_nothing(world: World) -> None:
+    for _ in range(50):
+        clients = [await world.go() for _ in range(3)]
+        for client in clients:
+            client.send(WRITE, 0, data=bytes(4096))
+        clients[0].reset()
+        await clients[1].close()
+        await clients[2].receive()
+        await world.rest()
+    await world.until(lambda: not lane_threads())
+    assert world.disk.status()["connections"] == 0
+
+
+async def test_client_that_dies_in_a_long_payload_writes_nothing_of_the_incomplete_piece(world: World) -> None:
+    piece = 4 * MiB
+    world.add("large", size=3 * piece)
+    client = await world.go("large")
+    client.send(WRITE, 0, 3 * piece)
+    client.writer.write(b"x" * (piece + MiB))
+    await client.writer.drain()
+    await world.until(lambda: world.content[piece - 1 : piece] == b"x")
+    client.reset()
+    await world.rest()
+    assert world.content[:piece] == b"x" * piece
+    assert not any(world.content[piece:])
+
+
+async def test_server_stops_with_lanes_in_every_state(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    clients = []
+    for data in (b"", REQUESTS[:10], REQUESTS[:100], REQUESTS):
+        client = await world.go()
+        client.writer.write(data)
+        clients.append(client)
+    unread = await world.go()
+    unread.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for _ in range(40):
+        unread.send(READ, 0, MiB, CommandFlag.DF)
+    await world.server.stop(1.5)
+    unread.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for client in [*clients, unread]:
+        async with asyncio.timeout(20):
+            with contextlib.suppress(ConnectionError):
+                await client.reader.read()
+    await world.until(lambda: not lane_threads())
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of lanes: little is enough, and nobody has all of it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.errors import StorageError
+from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.lane import MIN_LANE_MEMORY, Lanes
+from tests.nbd.calls import Calls
+from tests.nbd.client import Client
+from tests.nbd.conftest import FORMS, MakeWorld
+from tests.nbd.world import SIZE, MiB, World
+from tests.support.images import pattern
+
+READ, WRITE = Command.READ, Command.WRITE
+
+
+def test_too_little_memory_is_refused() -> None:
+    engine = Engine(1)
+    try:
+        with pytest.raises(StorageError):
+            Lanes(engine, 8 * MiB)
+        Lanes(engine, MIN_LANE_MEMORY).free()
+    finally:
+        engine.stop(1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_many_connections_share_little_memory(lane_world: MakeWorld, form: str) -> None:
+    async with lane_world(lanes=MIN_LANE_MEMORY) as world:
+        clients = [await world.go(**FORMS[form]) for _ in range(8)]
+        piece = SIZE // 8
+
+        async def move(i: int, client: Client) -> None:
+            for _ in range(8):
+                client.send(WRITE, i * piece, data=bytes([i]) * piece)
+            assert not any(result.error for result in (await client.receive_all()).values())
+            for _ in range(8):
+                client.send(READ, i * piece, piece)
+            assert all(result.data == bytes([i]) * piece for result in (await client.receive_all()).values())
+
+        await asyncio.gather(*(move(i, client) for i, client in enumerate(clients)))
+        assert world.content == b"".join(bytes([i]) * piece for i in range(8))
+
+
+@pytest.mark.parametrize("flags", [0, CommandFlag.DF])
+async def test_longest_read_is_answered(lane_world: MakeWorld, flags: int) -> None:
+    async with lane_world(size=MAX_PAYLOAD + MiB) as world:
+        world.put(os.urandom(MAX_PAYLOAD + MiB))
+        client = await world.go()
+        assert (await client.request(READ, 5, MAX_PAYLOAD, flags)).data == world.content[5 : 5 + MAX_PAYLOAD]
+
+
+async def test_longest_read_is_answered_while_others_read(lane_world: MakeWorld) -> None:
+    """It needs most of the memory at once, of which others always use some."""
+    async with lane_world(size=MAX_PAYLOAD, lanes=72 * MiB) as world:
+        long, *others = [await world.go() for _ in range(4)]
+        answered = asyncio.Event()
+
+        async def load(client: Client) -> None:
+            while not answered.is_set():
+                for i in range(8):
+                    client.send(READ, i * MiB, MiB)
+                await client.receive_all()
+
+        loads = [asyncio.create_task(load(other)) for other in others]
+        async with asyncio.timeout(10):
+            result = await long.request(READ, 0, MAX_PAYLOAD, CommandFlag.DF)
+        answered.set()
+        await asyncio.gather(*loads)
+        assert result.data == bytes(MAX_PAYLOAD)
+
+
+async def test_storage_that_hangs_leaves_memory_for_other_connections(gated: World, calls: Calls) -> None:
+    one, other = await gated.go(), await gated.go()
+    held = calls.hold("pread", 4)
+    for i in range(64):
+        one.send(READ, i % 8 * MiB, 2 * MiB)
+    await gated.until(lambda: held.full)
+    held.most = 64  # what comes now hangs, too
+    assert (await other.request(WRITE, 0, data=bytes(2 * MiB))).error == 0
+    held.release()
+    assert len(await one.receive_all()) == 64
+
+
+@pytest.mark.parametrize("offset", [0, 1, 511, 4095])
+async def test_memory_that_was_used_before_shows_nothing_of_it(
+    lane_world: MakeWorld, tmp_path: Path, offset: int
+) -> None:
+    """Past the end of the image are zeros, whatever the memory held."""
+    async with lane_world(lanes=MIN_LANE_MEMORY) as world:
+        world.put(pattern(SIZE))
+        world.add("large", size=4 * SIZE)
+        client = await world.go("large")
+        for _ in range(4):
+            assert (await client.request(READ, offset, 3 * MiB)).data == world.content[offset : offset + 3 * MiB]
+            end = await client.request(READ, SIZE - offset, 3 * MiB, CommandFlag.DF)
+            assert end.data == world.content[SIZE - offset :] + bytes(3 * MiB - offset)
