@@ -56,7 +56,7 @@ def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
 def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False) -> subprocess.Popen[str]:
     """Start the command, or another program, where Ctrl-C is not ignored: it is in background jobs of scripts."""
     return subprocess.Popen(
-        ["env", "--ignore-signal=INT" if ignored else "--default-signal=INT", *program, *map(str, arguments)],
+        ["env", "--ignore-signal=INT" if ignored else "--default-signal=INT,HUP,TERM", *program, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
