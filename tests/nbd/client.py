@@ -164,9 +164,8 @@ class Client:
         if self.extended and command == Command.WRITE:
             flags |= CommandFlag.PAYLOAD_LEN
         self._sent[cookie] = _Sent(command, offset, length)
-        self.writer.write(RequestHeader(command, flags, cookie, offset, length).pack(extended=self.extended))
-        if data:
-            self.writer.write(data)
+        header = RequestHeader(command, flags, cookie, offset, length).pack(extended=self.extended)
+        self.writer.writelines((header, data))  # at once: the server may close as soon as it has seen the header
         return cookie
 
     async def receive(self) -> tuple[int, Result]:

@@ -177,10 +177,9 @@ async def test_write_much_longer_is_answered_and_ends_the_connection(client: Cli
 
 
 async def test_payload_that_is_not_read_is_not_taken_for_requests(world: World, client: Client) -> None:
-    client.send(WRITE, 0, 2**31)
-    for cookie in range(1, 9):
-        flags = CommandFlag.PAYLOAD_LEN if client.extended else 0
-        client.writer.write(RequestHeader(WRITE, flags, cookie, 0, 512).pack(extended=client.extended) + b"x" * 512)
+    flags = CommandFlag.PAYLOAD_LEN if client.extended else 0
+    headers = [RequestHeader(WRITE, flags, cookie, 0, 512).pack(extended=client.extended) for cookie in range(1, 9)]
+    client.send(WRITE, 0, 2**31, data=b"".join(header + b"x" * 512 for header in headers))
     assert (await client.receive())[1].error
     assert await client.at_end()
     await world.rest()
