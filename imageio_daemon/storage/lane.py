@@ -251,4 +251,4 @@ def _options(terms: Terms) -> tuple[Any, Any]:
 
 def error_of(stats: Any) -> str | None:
     """Return why a lane ended, if that was no goodbye."""
-    return errno.errorcode.get(stats.error) if stats.error else None
+    return errno.errorcode.get(stats.error)

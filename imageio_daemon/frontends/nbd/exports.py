@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from ... import operations
+from ... import logs, operations
 from ...errors import Forbidden
 from ...nbdproto.transmission import Export
 from ...tickets import Access
@@ -36,6 +36,11 @@ class Attachment:
         """Let go."""
         self._callback = None
         self.transfer.disconnect(self)
+
+    def fields(self, **more: object) -> dict[str, dict[str, object]]:
+        """Return what to log with a line of the connection, without what is None."""
+        more = {name: value for name, value in more.items() if value is not None}
+        return logs.fields(transfer=self.transfer.ticket.log_name, **more)
 
     def _cancel(self) -> None:
         self._canceled = True

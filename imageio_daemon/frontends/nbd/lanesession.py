@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable
 
-from ... import logs
 from ...errors import Error
 from ...nbdproto.transmission import ALLOCATION_ID, Transmission
 from ...storage.base import Backend
@@ -66,7 +65,7 @@ class LaneSession(asyncio.Protocol):
         try:
             self._hand_over()
         except Error as e:
-            log.error("connection ends: it cannot be served: %s", e, extra=self._fields())
+            log.error("connection ends: it cannot be served: %s", e, extra=self._attachment.fields())
             self._transfer.remove_lane(self._lane)
             self._lost()
 
@@ -87,7 +86,7 @@ class LaneSession(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Close now."""
-        log.info("connection aborted: %s", reason, extra=self._fields())
+        log.info("connection aborted: %s", reason, extra=self._attachment.fields())
         self._given_up = True
         self._transport.abort()
         self._lane.abort()
@@ -98,16 +97,13 @@ class LaneSession(asyncio.Protocol):
     def _end(self) -> None:
         stats = self._lane.stats
         self._transfer.remove_lane(self._lane)
-        why = {"error": error_of(stats)} if stats.error else {}
-        log.info("connection ended", extra=self._fields(requests=stats.requests, sent=stats.sent, **why))
+        fields = self._attachment.fields(requests=stats.requests, sent=stats.sent, error=error_of(stats))
+        log.info("connection ended", extra=fields)
         self._lost()
 
     def _lost(self) -> None:
         self._attachment.detach()
         self._on_lost(self)
-
-    def _fields(self, **more: object) -> dict[str, dict[str, object]]:
-        return logs.fields(transfer=self._transfer.ticket.log_name, **more)
 
 
 def _terms(transmission: Transmission, ticket: Ticket, timeout: float) -> Terms:

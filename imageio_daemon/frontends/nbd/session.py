@@ -5,7 +5,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ... import logs
 from ...buffers import Slice
 from ...nbdproto.constants import Command, ErrorNumber
 from ...nbdproto.messages import BadMagic
@@ -202,12 +201,7 @@ class Session(asyncio.BufferedProtocol):
         self.abort("the client makes no progress")
 
     def _fields(self, **more: object) -> dict[str, dict[str, object]]:
-        return logs.fields(
-            transfer=self._attachment.transfer.ticket.log_name,
-            requests=self._commands.count,
-            sent=self._output.sent,
-            **{name: value for name, value in more.items() if value is not None},
-        )
+        return self._attachment.fields(requests=self._commands.count, sent=self._output.sent, **more)
 
 
 def _replies(transmission: Transmission) -> Replies:
