@@ -65,8 +65,8 @@ class Traffic:
         """Forget a lane that has ended, but what it did."""
         if lane not in self._lanes:
             return
-        self.collect()
         self._lanes.remove(lane)
+        self._fetch(lane)
         self._requests += lane.stats.requests
         self._bytes += lane.done
         for method, length in lane.zeroed.items():
@@ -81,8 +81,11 @@ class Traffic:
     def collect(self) -> None:
         """Fetch what lanes have counted."""
         for lane in self._lanes:
-            for start, end in lane.counted():
-                self._transferred.add(start, end)
+            self._fetch(lane)
+
+    def _fetch(self, lane: Lane) -> None:
+        for start, end in lane.counted():
+            self._transferred.add(start, end)
 
     def transferred(self) -> int:
         """Return how many bytes of the image were moved so far, each counted once."""

@@ -175,8 +175,10 @@ class Transfer:
     def remove_lane(self, lane: Lane) -> None:
         """Let go of a lane that has ended."""
         with self._lock:
-            self._traffic.remove_lane(lane)
-            self._settle()
+            try:
+                self._traffic.remove_lane(lane)
+            finally:
+                self._settle()
 
     def collect(self) -> None:
         """Fetch what lanes have counted."""

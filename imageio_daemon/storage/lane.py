@@ -8,7 +8,6 @@ before; what was done is asked for.
 import asyncio
 import errno
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,19 +106,15 @@ class Lane:
         self._on_end: Callable[[], None] = _nothing
 
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms) -> None:
-        """Serve the socket fd, which is the lane's from now on, whatever happens.
+        """Serve the socket fd, which is the lane's when this succeeds.
 
         backend: one that Lanes.takes(). rest: what was received already. Raises StorageError, Canceled.
         """
         if not isinstance(backend, FileBackend):
             raise TypeError("no lane for this image")
         self._path = backend.path
-        try:
-            with backend.lent_handle() as handle:
-                self._start(handle, fd, rest, terms)
-        except BaseException:
-            os.close(fd)
-            raise
+        with backend.lent_handle() as handle:
+            self._start(handle, fd, rest, terms)
 
     def _start(self, handle: Any, fd: int, rest: bytes, terms: Terms) -> None:
         options, _errors = _options(terms)
@@ -161,9 +156,13 @@ class Lane:
         """Return the counters as they are now; after the end, as they were then."""
         with self._lock:
             if self._lane:
-                self._stats = ffi.new("iou_lane_stats *")
-                lib.iou_lane_get_stats(self._lane, self._stats)
+                self._fetch_stats()
             return self._stats
+
+    def _fetch_stats(self) -> None:
+        """Look again. Called with the lock."""
+        self._stats = ffi.new("iou_lane_stats *")
+        lib.iou_lane_get_stats(self._lane, self._stats)
 
     @property
     def running(self) -> int:
@@ -197,10 +196,12 @@ class Lane:
 
     def _look(self) -> None:
         ended = self.stats.ended  # first: what was told before the end is still fetched
-        self._tell_reports()
-        self._on_event()
-        if ended:
-            self._end()
+        try:
+            self._tell_reports()
+            self._on_event()
+        finally:
+            if ended:  # it is told once
+                self._end()
 
     def _tell_reports(self) -> None:
         reports = ffi.new("iou_lane_report[]", _REPORTS)
@@ -222,9 +223,14 @@ class Lane:
 
     def _end(self) -> None:
         self._loop.remove_reader(lib.iou_lane_fd(self._lane))
-        self._on_end()
-        _ = self.stats  # the last ones
+        try:
+            self._on_end()
+        finally:
+            self._free()
+
+    def _free(self) -> None:
         with self._lock:
+            self._fetch_stats()  # the last ones
             lib.iou_lane_free(self._lane)
             self._lane = ffi.NULL
         self._alive.discard(self)

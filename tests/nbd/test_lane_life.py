@@ -3,14 +3,17 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from imageio_daemon.errors import StorageError
 from imageio_daemon.frontends.nbd.lanesession import LaneSession
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.storage import lane
 from imageio_daemon.tickets import Access
 from tests.nbd.calls import Calls
 from tests.nbd.conftest import MakeWorld
@@ -191,8 +194,9 @@ async def test_ticket_that_is_removed_before_the_lane_begins_ends_the_connection
 
 
 async def test_ticket_that_is_cancelled_before_the_lane_begins_leaves_the_image_alone(
-    gated: World, calls: Calls, delayed: list[Callable[[], None]]
+    gated: World, calls: Calls, delayed: list[Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     client = await gated.go()
     held = calls.hold("pwrite")
     client.send(WRITE, 0, data=b"x" * 4096)
@@ -201,6 +205,40 @@ async def test_ticket_that_is_cancelled_before_the_lane_begins_leaves_the_image_
     delayed[0]()
     await gated.store.remove("disk", 10)
     assert held.count == 0
+    assert "connection ends: the transfer has ended" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("bug", [False, True])
+async def test_lane_that_cannot_begin_ends_the_connection_and_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, bug: bool
+) -> None:
+    def fail(_: object) -> None:
+        raise TypeError("a bug") if bug else StorageError(errno.EAGAIN, "disk", "serve")
+
+    monkeypatch.setattr(lane, "_options", fail)
+    client = await world.go()
+    assert await client.at_end()
+    await world.until(lambda: not world.server._connections)
+    assert world.disk.status()["connections"] == 0
+    await world.store.remove("disk", 10)
+    assert "connection ends: it cannot be served" in caplog.text
+    assert ("Traceback" in caplog.text) == bug
+
+
+async def test_bug_in_what_is_told_of_a_lane_leaves_nothing_of_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise TypeError("a bug")
+
+    client = await world.go()
+    await client.request(WRITE, 0, data=b"abc")
+    monkeypatch.setattr(lane.Lane, "counted", fail)
+    await client.close()
+    await world.until(lambda: not world.server._connections)
+    await world.store.remove("disk", 10)
+    assert "a bug" in caplog.text
 
 
 async def test_server_that_stops_before_the_lane_begins_ends_the_connection(

@@ -9,12 +9,12 @@ import logging
 import os
 from collections.abc import Callable
 
-from ...errors import Error
+from ...errors import Error, Forbidden
 from ...nbdproto.transmission import ALLOCATION_ID, Transmission
 from ...storage.base import Backend
 from ...storage.lane import Lanes, Terms, error_of
 from ...tickets import Access, Ticket
-from .errors import ERRORS
+from .errors import ERRORS, TRANSFER_ENDED
 from .exports import Attachment
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class LaneSession(asyncio.Protocol):
         self._on_lost = on_lost
         self._rest = b""
         self._given_up = False  # before C has it
-        self._fd = os.dup(transport.get_extra_info("socket").fileno())
+        self._fd = os.dup(transport.get_extra_info("socket").fileno())  # -1: C has it
 
     def start(self, rest: bytes) -> None:
         """Begin; rest: bytes that were received with the last option."""
@@ -58,25 +58,30 @@ class LaneSession(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Go on with the copy of the socket."""
         self._timer.cancel()
-        if exc is not None or self._given_up:
-            os.close(self._fd)
-            self._lost()
-            return
-        try:
-            self._hand_over()
-        except Error as e:
-            log.error("connection ends: it cannot be served: %s", e, extra=self._attachment.fields())
-            self._transfer.remove_lane(self._lane)
+        if exc is not None or self._given_up or not self._hand_over():
             self._lost()
 
-    def _hand_over(self) -> None:
+    def _hand_over(self) -> bool:
+        """Begin the lane. False: it cannot, which the log has."""
+        fields = self._attachment.fields()
         try:
-            # First: a transfer that is cancelled now ends what the lane begins.
-            self._transfer.add_lane(self._lane)
-        except Error:
-            os.close(self._fd)
-            raise
+            self._start_lane()
+        except Forbidden:  # somebody cancelled the transfer just now
+            log.info("connection ends: %s", TRANSFER_ENDED, extra=fields)
+        except Error as e:
+            log.error("connection ends: it cannot be served: %s", e, extra=fields)
+        except Exception:
+            log.exception("connection ends: it cannot be served", extra=fields)
+        else:
+            return True
+        self._lane.abort()
+        return False
+
+    def _start_lane(self) -> None:
+        # First: a transfer that is cancelled now ends what the lane begins.
+        self._transfer.add_lane(self._lane)
         self._lane.start(self._backend, self._fd, self._rest, self._terms)
+        self._fd = -1
         self._lane.watch(self._event, self._end)
 
     def shut_down(self) -> None:
@@ -96,14 +101,19 @@ class LaneSession(asyncio.Protocol):
 
     def _end(self) -> None:
         stats = self._lane.stats
-        self._transfer.remove_lane(self._lane)
         fields = self._attachment.fields(requests=stats.requests, sent=stats.sent, error=error_of(stats))
         log.info("connection ended", extra=fields)
         self._lost()
 
     def _lost(self) -> None:
-        self._attachment.detach()
-        self._on_lost(self)
+        """Give everything back."""
+        if self._fd != -1:
+            os.close(self._fd)
+        try:
+            self._transfer.remove_lane(self._lane)
+        finally:
+            self._attachment.detach()
+            self._on_lost(self)
 
 
 def _terms(transmission: Transmission, ticket: Ticket, timeout: float) -> Terms:
