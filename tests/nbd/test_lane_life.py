@@ -142,9 +142,9 @@ async def test_ticket_may_be_extended_while_its_connection_is_idle(world: World)
 async def test_all_requests_after_expiry_are_refused_and_nothing_is_written(world: World) -> None:
     client = await world.go()
     world.disk.lease.expires = 0
-    cookies = {client.send(WRITE, i * 4096, data=b"x" * 4096) for i in range(10)}
-    results = [await client.receive() for _ in range(len(cookies))]
-    assert {result.error for _, result in results} == {ErrorNumber.ESHUTDOWN}
+    client.send_writes((i * 512, b"x" * 512) for i in range(10))
+    results = await client.receive_all()
+    assert [result.error for result in results.values()] == 10 * [ErrorNumber.ESHUTDOWN]
     assert await client.at_end()
     assert world.content == bytes(SIZE)
 
