@@ -2,6 +2,7 @@
 """A scripted NBD client for tests: it checks every reply against the rules, and sends what it is told to."""
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import ssl
@@ -98,6 +99,12 @@ class Client:
             except ConnectionError:
                 return True
 
+    async def drop_all(self) -> None:
+        """Read until the server has closed, whatever comes."""
+        async with asyncio.timeout(TIMEOUT):
+            with contextlib.suppress(ConnectionError):
+                await self.reader.read()
+
     async def close(self) -> None:
         """Close, without a goodbye."""
         self.writer.close()
@@ -112,6 +119,14 @@ class Client:
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, pack("ii", 1, 0))
         self.writer.transport.abort()
+
+    def pause_reading(self) -> None:
+        """Take nothing from the socket."""
+        self.writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self.writer.transport.resume_reading()  # type: ignore[attr-defined]
 
     # Negotiation
 

@@ -70,11 +70,15 @@ def calls() -> Iterator[Calls]:
         yield calls
 
 
+#: What the image of `gated` has.
+CONTENT = pattern(16 * MiB)
+
+
 @pytest.fixture
 async def gated(calls: Calls, lane_world: MakeWorld) -> AsyncIterator[World]:
-    """A world with lanes on storage that the test controls; its image is full of a pattern."""
-    async with lane_world(size=16 * MiB) as running:
-        running.put(pattern(16 * MiB))
+    """A world with lanes on storage that the test controls."""
+    async with lane_world(size=len(CONTENT)) as running:
+        running.put(CONTENT)
         try:
             yield running
         finally:

@@ -193,7 +193,7 @@ async def test_requests_under_way_are_bounded(world: World) -> None:
 
 async def test_client_that_does_not_read_takes_bounded_memory(world: World) -> None:
     client = await world.go()
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.pause_reading()
     world.memory.content[:] = os.urandom(SIZE)
     sent = [client.send(READ, 0, MiB) for _ in range(300)]
     await world.until(lambda: world.backend.calls.count("pread") >= MAX_BYTES // MiB)
@@ -201,7 +201,7 @@ async def test_client_that_does_not_read_takes_bounded_memory(world: World) -> N
     for _ in range(5):
         await other.request(READ, 0, 4096)
     assert world.pool.lent <= MAX_BYTES + MiB
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    client.resume_reading()
     results = await client.receive_all()
     assert len(results) == len(sent)
     assert all(result.data == world.memory.content[:MiB] for result in results.values())
@@ -210,7 +210,7 @@ async def test_client_that_does_not_read_takes_bounded_memory(world: World) -> N
 async def test_buffers_are_not_used_again_before_they_are_sent(world: World) -> None:
     """A slow reader gets what was read, although the image and the buffers changed since."""
     client = await world.go()
-    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.pause_reading()
     world.memory.content[:] = b"a" * SIZE
     first = [client.send(READ, 0, MiB) for _ in range(8)]
     await world.until(lambda: world.backend.calls.count("pread") == 8)
@@ -218,7 +218,7 @@ async def test_buffers_are_not_used_again_before_they_are_sent(world: World) -> 
     world.memory.content[:] = b"b" * SIZE
     for _ in range(16):
         assert (await other.request(READ, 0, MiB)).data == b"b" * MiB
-    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    client.resume_reading()
     results = await client.receive_all()
     assert all(results[cookie].data == b"a" * MiB for cookie in first)
 

@@ -99,7 +99,7 @@ async def test_client_that_does_not_read_is_closed_in_time(make_world: MakeWorld
     async with make_world(inactivity_timeout=1) as world:
         world.put(os.urandom(SIZE))
         client = await world.go()
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.pause_reading()
         for _ in range(100):
             client.send(READ, 0, MiB)
         await world.until(lambda: not world.server._connections)

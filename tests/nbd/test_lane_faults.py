@@ -9,14 +9,12 @@ import pytest
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from tests.nbd.calls import Calls
 from tests.nbd.client import Client
+from tests.nbd.conftest import CONTENT
 from tests.nbd.world import MiB, World
-from tests.support.images import pattern
 from tests.support.polling import eventually
 
-READ, WRITE, FLUSH, ZERO, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES, Command.DISC
+READ, WRITE, FLUSH, ZERO = Command.READ, Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES
 FUA, DF = CommandFlag.FUA, CommandFlag.DF
-SIZE = 16 * MiB
-CONTENT = pattern(SIZE)
 
 
 @pytest.fixture

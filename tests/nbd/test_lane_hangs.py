@@ -8,19 +8,15 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.nbdproto.constants import Command, ErrorNumber
 from imageio_daemon.nbdproto.messages import RequestHeader
 from tests.ioutil.syscall_table import replaced
 from tests.nbd.calls import Calls
 from tests.nbd.client import Client
-from tests.nbd.conftest import MakeWorld
+from tests.nbd.conftest import CONTENT, MakeWorld
 from tests.nbd.world import MiB, World, lane_threads
-from tests.support.images import pattern
 
-READ, WRITE, FLUSH, ZERO, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES, Command.DISC
-FUA, DF = CommandFlag.FUA, CommandFlag.DF
-SIZE = 16 * MiB
-CONTENT = pattern(SIZE)
+READ, WRITE, ZERO, DISC = Command.READ, Command.WRITE, Command.WRITE_ZEROES, Command.DISC
 
 
 @pytest.fixture
@@ -175,7 +171,7 @@ async def test_client_that_dies_ends_what_storage_does_for_it_at_the_next_step(w
     await client.go("disk")
     calls.fail("fallocate", errno.EOPNOTSUPP)
     held = calls.hold("pwrite")
-    client.send(ZERO, 0, SIZE)
+    client.send(ZERO, 0, len(CONTENT))
     await world.until(lambda: held.full)
     before = lane_threads()
     client.reset()

@@ -78,16 +78,16 @@ async def test_reader_that_pauses_gets_everything(lane_world: MakeWorld) -> None
         client = await world.go()
         for _ in range(8):
             client.send(READ, 0, SIZE, CommandFlag.DF)
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.pause_reading()
         await world.until(lambda: world.disk.status()["idle_time"] >= 1)  # nothing moves any more
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        client.resume_reading()
         results = await client.receive_all()
         assert all(result.data == world.content for result in results.values())
 
 
 async def test_other_connections_are_served_while_one_is_not_read(world: World) -> None:
     unread, other = await world.go(), await world.go()
-    unread.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    unread.pause_reading()
     for _ in range(100):
         unread.send(READ, 0, 2 * MiB)
     async with asyncio.timeout(0.9):  # before the one that does not read times out
@@ -103,7 +103,7 @@ async def test_removed_ticket_does_not_wait_for_the_client(lane_world: MakeWorld
         if stalls == "payload":
             client.writer.write(RequestHeader(WRITE, 0, 1, 0, 4096).pack() + b"some")
         else:
-            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.pause_reading()
             for _ in range(20):
                 client.send(READ, 0, 2 * MiB)
         await (await world.go()).request(READ, 0, 4096)

@@ -291,14 +291,14 @@ async def test_large_writes_pass_while_large_replies_wait_in_small_sockets(world
         world.clients.append(client)
         await client.go("disk")
         world.put(b"x" * SIZE)
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.pause_reading()
         for i in range(4):
             client.send(READ, i * MiB // 2, MiB // 2)
         for i in range(8):
             client.send(WRITE, 2 * MiB + i * MiB // 4, data=bytes([i]) * (MiB // 4))
         # Nobody reads a reply before all is sent: the server has to take it.
         await world.until(lambda: world.content[-1] == 7)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        client.resume_reading()
         results = await client.receive_all()
         assert len(results) == 12
         assert not any(result.error for result in results.values())

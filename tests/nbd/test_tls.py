@@ -167,14 +167,14 @@ async def test_slow_reader_gets_what_was_read(context: ssl.SSLContext, trust: ss
         for each in (client, other):
             await each.start_tls(trust)
             await each.go("disk")
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.pause_reading()
         world.memory.content[:] = b"a" * len(world.memory.content)
         cookies = [client.send(READ, 0, MiB) for _ in range(8)]
         await world.until(lambda: world.backend.calls.count("pread") == 8)
         world.memory.content[:] = b"b" * len(world.memory.content)
         for _ in range(16):
             assert (await other.request(READ, 0, MiB)).data == b"b" * MiB
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        client.resume_reading()
         results = await client.receive_all()
         assert all(results[cookie].data == b"a" * MiB for cookie in cookies)
 
