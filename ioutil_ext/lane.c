@@ -14,8 +14,8 @@
 #define MAX_ERRORS 4096u
 
 static int check(const iou_handle *handle, uint64_t rest_length, const iou_lane_options *options) {
-    if (!handle || rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
-        options->timeout_ms > INT32_MAX || options->errors_count > MAX_ERRORS)
+    if (!handle || rest_length > LANE_STAGING || options->reply_length > LANE_STAGING || options->size > INT64_MAX ||
+        options->timeout_ms == 0 || options->timeout_ms > INT32_MAX || options->errors_count > MAX_ERRORS)
         return -EINVAL;
     if (!(options->flags & IOU_LANE_READ_ONLY) && !handle->writable)
         return -EINVAL;
@@ -30,6 +30,7 @@ static void free_lane(struct iou_lane *lane) {
         close(lane->event_fd);
     counts_free(lane);
     free(lane->errors);
+    free(lane->reply);
     pthread_mutex_destroy(&lane->send_lock);
     pthread_mutex_destroy(&lane->lock);
     pthread_mutex_destroy(&lane->counts_lock);
@@ -73,6 +74,12 @@ static int fill_lane(struct iou_lane *lane, const iou_lane_options *options, con
     lane->errors_count = options->errors_count;
     if (options->errors_count)
         memcpy(lane->errors, options->errors, options->errors_count * sizeof(*lane->errors));
+    lane->reply = calloc(1, options->reply_length + 1);
+    if (!lane->reply)
+        return -ENOMEM;
+    if (options->reply_length)
+        memcpy(lane->reply, options->reply, options->reply_length);
+    lane->reply_length = options->reply_length;
     if (rest_length)
         memcpy(lane->staging, rest, rest_length);
     lane->staged_end = (uint32_t)rest_length;

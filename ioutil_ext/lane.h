@@ -151,6 +151,8 @@ struct iou_lane {
     struct dialect dialect;
     uint32_t context;
     uint32_t *errors, errors_count;
+    char *reply; /* to the negotiation, until the first thread has sent it */
+    size_t reply_length;
     int timeout_ms;
     int fd, wake_fd, event_fd;
     atomic_bool refusing; /* requests are read and refused */

@@ -32,11 +32,13 @@ typedef struct {
     uint32_t context;    /* id of base:allocation */
     uint32_t errors_count;
     const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO */
+    const void *reply;      /* what the client is still to be told of the negotiation; copied */
+    uint64_t reply_length;  /* bytes, at most 64 KiB */
 } iou_lane_options;
 
 typedef struct {
     uint64_t requests;
-    uint64_t sent;         /* bytes */
+    uint64_t sent;         /* bytes of replies to requests */
     uint64_t zeroed[7];    /* bytes, by iou_method */
     uint64_t reports_lost; /* there were more than somebody fetched in time */
     uint64_t storage_wait; /* ns for which storage has owed an answer */

@@ -253,10 +253,22 @@ static void leave(struct lane_thread *thread) {
     }
 }
 
+/* What the first thread does before it leads. Another one is there then when the first request needs it. */
+static void begin(struct iou_lane *lane) {
+    struct iovec part = {.iov_base = lane->reply, .iov_len = lane->reply_length};
+    socket_send(lane, &part, 1);
+    lane->sent = 0; /* what requests are answered is counted */
+    free(lane->reply);
+    lane->reply = NULL;
+    ensure_watcher(lane);
+}
+
 static void *thread_main(void *argument) {
     struct lane_thread *thread = argument;
     struct iou_lane *lane = thread->lane;
     pthread_setname_np(pthread_self(), "nbd-lane");
+    if (lane->reply)
+        begin(lane);
     pthread_mutex_lock(&lane->lock);
     while (lane->leader == thread || rest(thread)) {
         if (lane->turns % 2)

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 #: What lanes can work with, in bytes: see lane_memory.c.
 MIN_LANE_MEMORY = 17 * MiB
-#: Bytes that C takes with a connection.
-MAX_REST = 64 * KiB
+#: Bytes that C takes with a connection, of either direction.
+MAX_STAGED = 64 * KiB
 #: 24 days: what poll(2) can wait.
 MAX_TIMEOUT_MS = 2**31 - 1
 #: Connections at a time: each has a thread at least.
@@ -78,9 +78,11 @@ class Lanes:
         """Return a lane that has not begun."""
         return Lane(self._lanes, self._alive, lease)
 
-    def takes(self, backend: Backend, rest: bytes) -> bool:
-        """Tell whether another connection, to this image, can be served by a lane. rest: what it has sent already."""
-        return isinstance(backend, FileBackend) and len(rest) <= MAX_REST and len(self._alive) < MAX_LANES
+    def takes(self, backend: Backend, rest: bytes, reply: bytes) -> bool:
+        """Tell whether another connection, to this image, can be served by a lane: see Lane.start()."""
+        if max(len(rest), len(reply)) > MAX_STAGED or len(self._alive) >= MAX_LANES:
+            return False
+        return isinstance(backend, FileBackend)
 
     def free(self) -> None:
         """Give the memory back, unless storage still hangs on to a lane."""
@@ -105,19 +107,20 @@ class Lane:
         self._on_event: Callable[[], None] = _nothing
         self._on_end: Callable[[], None] = _nothing
 
-    def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms) -> None:
+    def start(self, backend: Backend, fd: int, rest: bytes, reply: bytes, terms: Terms) -> None:
         """Serve the socket fd, which is the lane's when this succeeds.
 
-        backend: one that Lanes.takes(). rest: what was received already. Raises StorageError, Canceled.
+        backend: one that Lanes.takes(). rest: what was received already. reply: what is to be sent first. Raises
+        StorageError, Canceled.
         """
         if not isinstance(backend, FileBackend):
             raise TypeError("no lane for this image")
         self._path = backend.path
         with backend.lent_handle() as handle:
-            self._start(handle, fd, rest, terms)
+            self._start(handle, fd, rest, reply, terms)
 
-    def _start(self, handle: Any, fd: int, rest: bytes, terms: Terms) -> None:
-        options, _errors = _options(terms)
+    def _start(self, handle: Any, fd: int, rest: bytes, reply: bytes, terms: Terms) -> None:
+        options, _owned = _options(terms, reply)
         result = ffi.new("iou_lane **")
         shared = (self._operation.control, self._lease.shared)
         code = lib.iou_lane_start(self._lanes, handle, fd, rest, len(rest), options, *shared, result)
@@ -240,7 +243,7 @@ def _nothing() -> None:
     pass
 
 
-def _options(terms: Terms) -> tuple[Any, Any]:
+def _options(terms: Terms, reply: bytes) -> tuple[Any, tuple[Any, ...]]:
     """Return the same for C, and the memory that it points to."""
     errors = ffi.new("uint32_t[]", max(terms.errors) + 1)
     for number, error in terms.errors.items():
@@ -252,7 +255,9 @@ def _options(terms: Terms) -> tuple[Any, Any]:
     options.context = terms.context_id
     options.errors = errors
     options.errors_count = len(errors)
-    return options, errors
+    options.reply = opening = ffi.from_buffer(reply)
+    options.reply_length = len(reply)
+    return options, (errors, opening)
 
 
 def error_of(stats: Any) -> str | None:

@@ -207,17 +207,18 @@ class Handshake(asyncio.BufferedProtocol):
         if attachment is None:
             raise RuntimeError("transmission without an export")
         backend = await attachment.transfer.backend()
-        self._send()
-        session = self._session(attachment, backend, event)
+        reply = self._negotiation.take_output()
+        session = self._session(attachment, backend, event, reply)
         self._attachment = None
         self._owner.replace(self, session)
-        session.start(event.rest)
+        session.start(event.rest, reply)
 
-    def _session(self, attachment: Attachment, backend: Backend, event: Transmit) -> AnySession:
+    def _session(self, attachment: Attachment, backend: Backend, event: Transmit, reply: bytes) -> AnySession:
         transmission = event.transmission
         service, timeout = self._service, attachment.transfer.ticket.inactivity_timeout
         on_lost = self._owner.forget
-        if service.lanes is not None and not self._secure and service.lanes.takes(backend, event.rest):
+        plain = not self._secure and self._transport.get_write_buffer_size() == 0
+        if plain and service.lanes is not None and service.lanes.takes(backend, event.rest, reply):
             try:
                 return LaneSession(
                     attachment, backend, service.lanes, transmission, self._transport, timeout=timeout, on_lost=on_lost

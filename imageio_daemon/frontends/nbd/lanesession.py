@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fast lane: the transmission phase of a connection that is handed to C.
 
-The transport is closed first, so that all it had to send is sent; the lane goes on with a copy of its socket.
+The transport, which must have nothing left to send, is closed; the lane goes on with a copy of its socket.
 """
 
 import asyncio
@@ -42,30 +42,22 @@ class LaneSession(asyncio.Protocol):
         self._terms = _terms(transmission, self._transfer.ticket, timeout)
         self._transport = transport
         self._on_lost = on_lost
-        self._rest = b""
-        self._given_up = False  # before C has it
         self._fd = os.dup(transport.get_extra_info("socket").fileno())  # -1: C has it
 
-    def start(self, rest: bytes) -> None:
-        """Begin; rest: bytes that were received with the last option."""
-        self._rest = rest
+    def start(self, rest: bytes, reply: bytes) -> None:
+        """Begin; rest: bytes that were received with the last option, reply: what it is answered."""
         self._transport.set_protocol(self)
-        self._transport.close()
-        # A peer that does not read what it was answered has as long as others that make no progress.
-        self._timer = asyncio.get_running_loop().call_later(self._terms.timeout, self.abort, "it reads nothing")
-        self._attachment.on_cancel(self.shut_down)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Go on with the copy of the socket."""
-        self._timer.cancel()
-        if exc is not None or self._given_up or not self._hand_over():
+        self._transport.close()  # reads no more, and has nothing to send
+        if self._hand_over(rest, reply):
+            self._attachment.on_cancel(self.shut_down)
+        else:
             self._lost()
 
-    def _hand_over(self) -> bool:
+    def _hand_over(self, rest: bytes, reply: bytes) -> bool:
         """Begin the lane. False: it cannot, which the log has."""
         fields = self._attachment.fields()
         try:
-            self._start_lane()
+            self._start_lane(rest, reply)
         except Forbidden:  # somebody cancelled the transfer just now
             log.info("connection ends: %s", TRANSFER_ENDED, extra=fields)
         except Error as e:
@@ -77,23 +69,20 @@ class LaneSession(asyncio.Protocol):
         self._lane.abort()
         return False
 
-    def _start_lane(self) -> None:
+    def _start_lane(self, rest: bytes, reply: bytes) -> None:
         # First: a transfer that is cancelled now ends what the lane begins.
         self._transfer.add_lane(self._lane)
-        self._lane.start(self._backend, self._fd, self._rest, self._terms)
+        self._lane.start(self._backend, self._fd, rest, reply, self._terms)
         self._fd = -1
         self._lane.watch(self._event, self._end)
 
     def shut_down(self) -> None:
         """Finish what runs, refuse what comes meanwhile, and close."""
-        self._given_up = True
         self._lane.refuse()
 
     def abort(self, reason: str) -> None:
         """Close now."""
         log.info("connection aborted: %s", reason, extra=self._attachment.fields())
-        self._given_up = True
-        self._transport.abort()
         self._lane.abort()
 
     def _event(self) -> None:

@@ -63,8 +63,9 @@ class Session(asyncio.BufferedProtocol):
         self._refusing = False  # requests are read and refused
         self._lost = False
 
-    def start(self, rest: bytes) -> None:
-        """Begin; rest: bytes that were received with the last option."""
+    def start(self, rest: bytes, reply: bytes) -> None:
+        """Begin; rest: bytes that were received with the last option, reply: what it is answered."""
+        self._transport.write(reply)
         self._transport.set_protocol(self)
         self._watchdog.start(self._transport)
         self._attachment.on_cancel(self.shut_down)
