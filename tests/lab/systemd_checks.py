@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import eventually
+from tests.support.processes import thread_names
 
 UNIT = "imageio-daemon"
 CLIENT = "/opt/imageio-daemon/bin/imageio-client"
@@ -288,6 +289,14 @@ def test_block_device_is_written_and_zeroed(source: Path) -> None:
 def test_nbd_client_copies(source: Path, image: Path) -> None:
     run("nbdcopy", "--flush", source, f"nbd+unix:///{add_ticket(image)}?socket={NBD}")
     assert same(source, image)
+
+
+def test_nbd_client_is_served_by_threads_in_c(image: Path) -> None:
+    uri = f"nbd+unix:///{add_ticket(image)}?socket={NBD}"
+    with subprocess.Popen(["qemu-io", "-f", "raw", uri], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as client:
+        eventually(lambda: "nbd-lane" in thread_names(main_pid()), "a lane serves it")
+        client.communicate(b"quit\n", timeout=60)
+    eventually(lambda: "nbd-lane" not in thread_names(main_pid()), "its threads have ended")
 
 
 def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: Path) -> None:

@@ -3,6 +3,7 @@
 
 import contextlib
 import os
+from pathlib import Path
 
 
 def open_files(pid: int) -> dict[int, str]:
@@ -11,4 +12,13 @@ def open_files(pid: int) -> dict[int, str]:
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             found[int(descriptor)] = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    return found
+
+
+def thread_names(pid: int) -> list[str]:
+    """Return the names of the threads of a process, without those that end meanwhile."""
+    found = []
+    for name in Path(f"/proc/{pid}/task").glob("*/comm"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.append(name.read_text().strip())
     return found
