@@ -2,9 +2,9 @@
 # Every target sets up what it needs first: scripts/setup does nothing when nothing changed.
 
 PYTHON = .venv/bin/python
-C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch]))
+C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/stress/*.[ch] benchmarks/*.[ch] tests/lab/*.c))
 
-LAB = $(addprefix lab-,$(or $(ONLY),newer_peers bare systemd storage))
+LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
 .PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd clean
 
@@ -28,13 +28,10 @@ soak: setup ## Campaigns of minutes: memory under load, storage against a model,
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/functional $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync $(LAB)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync $(LAB)
 
 lab-%:
-	@echo "== $*"; tests/lab/$*
-
-# Both make the tree of Debian 13.
-lab-storage: $(filter lab-newer_peers,$(LAB))
+	@echo "== $*"; bash -c "time tests/lab/$*"
 
 test-oldest: ## Run all tests with the lowest versions of the dependencies that pyproject.toml allows
 	@scripts/setup --oldest

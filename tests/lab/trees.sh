@@ -8,7 +8,7 @@ mkdir -p "$lab"
 
 # Of the Debian 13 that has newer peers and another kernel.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev python3-pytest busybox-static kmod
-    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin nbdkit iproute2"
+    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2"
 
 # Status 77: cannot run here.
 cannot() {
@@ -22,14 +22,21 @@ needs() {
     for program; do command -v "$program" >/dev/null || cannot "needs $program"; done
 }
 
-# debian_tree SUITE NAME PACKAGE...: a tree with these packages, made once.
+# debian_tree SUITE NAME PACKAGE...: a tree with these packages, made once for each list of them by whoever needs it first.
 debian_tree() {
-    local suite=$1 tree=$lab/$2 packages
-    shift 2
-    packages=$(echo "$@" | tr -s ' \n' ',')
-    [ ! -e "$tree" ] || return 0
-    rm -rf "$tree.new"
-    debootstrap --variant=minbase --include="${packages%,}" "$suite" "$tree.new" "$mirror" >"$tree.log" ||
+    local tree=$lab/$2 packages
+    packages=$(echo "${@:3}" | tr -s ' \n' ',')
+    packages=${packages%,}
+    {
+        flock 9
+        [ "$(cat "$tree/packages" 2>/dev/null)" = "$packages" ] || make_tree "$1" "$tree" "$packages"
+    } 9>"$tree.lock"
+}
+
+make_tree() {
+    local suite=$1 tree=$2 packages=$3
+    rm -rf --one-file-system "$tree" "$tree.new"
+    debootstrap --variant=minbase --include="$packages" "$suite" "$tree.new" "$mirror" >"$tree.log" ||
         { tail "$tree.log" >&2; return 1; }
     # As every installed machine has it.
     printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree.new/etc/hosts"
@@ -38,6 +45,7 @@ debian_tree() {
         find /usr/local/share/ca-certificates -name '*.crt' -exec cp -t "$tree.new/usr/local/share/ca-certificates" {} +
         chroot "$tree.new" update-ca-certificates >>"$tree.log"
     fi
+    echo "$packages" >"$tree.new/packages"
     mv "$tree.new" "$tree"
 }
 
