@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ticket as a local block device, made and removed by the lines of docs/nbd.md: the kernel's NBD client and VDUSE."""
+"""A ticket as a local block device, made and removed by the lines of docs/nbd.md: kernel NBD client, ublk, VDUSE."""
 
 import contextlib
 import os
@@ -11,19 +11,23 @@ from pathlib import Path
 import pytest
 
 from ioutil_ext import lib
-from tests.ioutil.disk import fill, first_difference, on_disk
+from tests.ioutil.disk import fill, first_difference
 from tests.ioutil.engine_driver import Image
 from tests.support.polling import eventually
 
-from .kernel_storage import MiB, mounted, run
+from .guest_errors import HARDWARE_ERROR, SYNCHRONIZE_CACHE
+from .kernel_storage import SIZE as DISK_SIZE
+from .kernel_storage import MiB, mounted, run, scsi_disk
 from .small_daemon import Daemon, running_daemon
 
-#: No other device here is that large.
 SIZE = 128 * MiB
 IMAGE = Path("/var/tmp/image")
 TICKET = "kernel"
 #: Headings of docs/nbd.md.
-KINDS = {"nbd": "The kernel's NBD client", "vduse": "VDUSE"}
+KINDS = {"nbd": "The kernel's NBD client", "ublk": "ublk", "vduse": "VDUSE"}
+#: Load that ends with an error only.
+FIO = ("fio", "--name=lab", "--rw=randwrite", "--bs=4k", "--time_based", "--runtime=300",
+       "--direct=1", "--ioengine=libaio", "--iodepth=16")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +44,23 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def ticket(daemon: Daemon) -> Iterator[str]:
     """A ticket for an empty image."""
+    make_image()
+    with ticket_for(daemon, IMAGE, SIZE):
+        yield TICKET
+
+
+def make_image() -> None:
     with IMAGE.open("wb") as file:
         file.truncate(SIZE)
-    daemon.add_ticket(TICKET, IMAGE, SIZE)
-    yield TICKET
-    daemon.remove_ticket(TICKET)
+
+
+@contextlib.contextmanager
+def ticket_for(daemon: Daemon, image: Path, size: int) -> Iterator[None]:
+    daemon.add_ticket(TICKET, image, size)
+    try:
+        yield
+    finally:
+        daemon.remove_ticket(TICKET)
 
 
 @pytest.fixture
@@ -60,29 +76,43 @@ def attached(daemon: Daemon, kind: str) -> Iterator[Path]:
     section = re.split(r"^##+ ", Path("/src/docs/nbd.md").read_text(), flags=re.MULTILINE)
     (text,) = (text for text in section if text.startswith(f"{KINDS[kind]}\n"))
     attach, detach = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    before = devices()
     follow(attach, daemon)
     try:
-        eventually(devices, "the device is there", timeout=60)
-        (device,) = devices()
+        eventually(lambda: devices() > before, "the device is there", timeout=60)
+        (device,) = devices() - before
         yield device
     finally:
         follow(detach, daemon)
-        eventually(lambda: not devices(), "the device is gone", timeout=60)
+        eventually(lambda: devices() <= before, "the device is gone", timeout=60)
 
 
 def follow(recipe: str, daemon: Daemon) -> None:
     lines = [line.removeprefix("# ") for line in recipe.splitlines()]
     subprocess.run(
         ["sh", "-exc", "\n".join(lines)],
+        cwd="/src",
         env={**os.environ, "SOCKET": str(daemon.nbd), "TICKET": TICKET},
         timeout=120,
         check=True,
     )
 
 
-def devices() -> list[Path]:
-    found = Path("/sys/block").iterdir()
-    return [Path("/dev", block.name) for block in found if int((block / "size").read_text()) * 512 == SIZE]
+def devices() -> set[Path]:
+    """Return the block devices that have a size."""
+    return {Path("/dev", size.parent.name) for size in Path("/sys/block").glob("*/size") if int(size.read_text())}
+
+
+@contextlib.contextmanager
+def load(device: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Write to a device until that fails."""
+    process = subprocess.Popen([*FIO, f"--filename={device}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: allocated() > MiB, "it writes", timeout=120)
+        yield process
+    finally:
+        process.kill()
+        process.wait(120)
 
 
 def allocated() -> int:
@@ -134,7 +164,8 @@ def test_content_is_there_after_another_attachment(daemon: Daemon, ticket: str, 
     with attached(daemon, kind) as device:
         content = fill(device, MiB, seed=5)
     with attached(daemon, kind) as device:
-        assert not first_difference(on_disk(device)[:MiB], content)
+        with device.open("rb") as file:
+            assert not first_difference(file.read(MiB), content)
 
 
 def test_removed_device_leaves_no_connection_and_a_daemon_that_serves(daemon: Daemon, ticket: str, kind: str) -> None:
@@ -146,12 +177,30 @@ def test_removed_device_leaves_no_connection_and_a_daemon_that_serves(daemon: Da
     assert IMAGE.read_bytes()[:4096] == b"x" * 4096
 
 
+def test_device_is_served_by_threads_in_c(daemon: Daemon, device: Path) -> None:
+    eventually(lambda: "nbd-lane" in daemon.threads, "lanes have its connections")
+
+
+def test_flush_of_the_device_is_one_of_the_storage(daemon: Daemon, kind: str) -> None:
+    with scsi_disk() as disk, ticket_for(daemon, disk.path, DISK_SIZE), attached(daemon, kind) as device:
+        fill(device, MiB, seed=7)
+        disk.fail(SYNCHRONIZE_CACHE, HARDWARE_ERROR)
+        with device.open("r+b", buffering=0) as file:
+            file.write(bytes(4096))
+            with pytest.raises(OSError, match="Input/output error"):
+                os.fsync(file.fileno())
+
+
 def test_cancelled_ticket_fails_the_device_under_load(daemon: Daemon, ticket: str, kind: str) -> None:
-    with attached(daemon, kind) as device:
-        load = subprocess.Popen(
-            ["fio", "--name=lab", f"--filename={device}", "--rw=randwrite", "--bs=4k", "--time_based", "--runtime=300",
-             "--direct=1", "--ioengine=libaio", "--iodepth=16"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )  # fmt: skip
-        eventually(lambda: allocated() > MiB, "it writes", timeout=120)
+    with attached(daemon, kind) as device, load(device) as process:
         daemon.remove_ticket(ticket)
-        assert load.wait(120) != 0
+        assert process.wait(120) != 0
+
+
+def test_killed_daemon_fails_the_device_under_load(kind: str) -> None:
+    make_image()
+    with running_daemon(port=0) as daemon:
+        daemon.add_ticket(TICKET, IMAGE, SIZE)
+        with attached(daemon, kind) as device, load(device) as process:
+            daemon.kill()
+            assert process.wait(120) != 0
