@@ -127,8 +127,9 @@ class Daemon:
         self.log.follow(self._process.stderr)
         try:
             eventually(self._ready, "the daemon serves", timeout=START_TIMEOUT)
-        except BaseException:
+        except BaseException as error:
             self.kill()
+            error.add_note(f"its log:\n{self.log.text()}")
             shutil.rmtree(self.directory, ignore_errors=True)
             raise
 
