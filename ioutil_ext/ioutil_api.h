@@ -74,6 +74,9 @@ typedef enum {
 
 typedef enum { IOU_FILE = 1, IOU_BLOCK = 2 } iou_type;
 
+/* Who ran longer belongs into the log, so that slow storage is seen before it hangs. */
+enum { IOU_SLOW_SECONDS = 10 };
+
 /*
  * Progress and cancellation of one request, shared by all operations that it is made of. C adds to done, Python
  * reads it; Python sets canceled to 1, C looks at it between steps and ends the operation with ECANCELED.

@@ -178,6 +178,7 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
     look_at_storage(lane, stats);
     pthread_mutex_lock(&lane->counts_lock);
     stats->reports_lost = lane->reports_lost;
+    stats->ranges = lane->ranges_count;
     pthread_mutex_unlock(&lane->counts_lock);
     for (size_t i = 0; i < sizeof(stats->zeroed) / sizeof(*stats->zeroed); i++)
         stats->zeroed[i] = lane->zeroed[i];

@@ -119,8 +119,7 @@ size_t wire_put64(char *place, uint64_t number);
 
 /* ---- the lane --------------------------------------------------------------------------------------------------- */
 
-#define LANE_STAGING (64 * KIB)
-#define LANE_REPORTS 16u
+#define LANE_STAGING ((uint64_t)IOU_LANE_MAX_STAGED)
 
 /* The last piece of a WRITE's payload, and what became of those before it. */
 struct payload {
@@ -180,7 +179,7 @@ struct iou_lane {
 
     pthread_mutex_t counts_lock; /* a leaf */
     pthread_cond_t counts_fetched;
-    iou_lane_report reports[LANE_REPORTS];
+    iou_lane_report reports[IOU_LANE_REPORTS];
     uint32_t reports_count;
     uint64_t reports_lost;
     iou_range *ranges;

@@ -18,6 +18,12 @@ typedef enum {
     IOU_LANE_COUNT_WRITES = 64 /* and what was written or zeroed */
 } iou_lane_flag;
 
+enum {
+    IOU_LANES_MIN_MEMORY = 17825792, /* bytes, 17 MiB: less makes threads wait for each other */
+    IOU_LANE_MAX_STAGED = 65536,     /* bytes that a lane takes with its connection, of either direction */
+    IOU_LANE_REPORTS = 16            /* that a lane keeps */
+};
+
 /* Until when a ticket lives, and since when nobody has used it: ns of CLOCK_MONOTONIC. */
 typedef struct {
     uint64_t timeout; /* each request that ends renews the ticket for so long */
@@ -33,7 +39,7 @@ typedef struct {
     uint32_t errors_count;
     const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO */
     const void *reply;      /* what the client is still to be told of the negotiation; copied */
-    uint64_t reply_length;  /* bytes, at most 64 KiB */
+    uint64_t reply_length;  /* bytes, at most IOU_LANE_MAX_STAGED */
 } iou_lane_options;
 
 typedef struct {
@@ -45,7 +51,7 @@ typedef struct {
     uint32_t running;      /* operations in storage */
     uint32_t ended;        /* nothing is left but this */
     int32_t error;         /* why it ended: a positive errno of the socket, ETIMEDOUT, EPROTO, or 0 */
-    uint32_t reserved;
+    uint32_t ranges;       /* that iou_lane_counted() would move now, at most */
 } iou_lane_stats;
 
 /* What storage did that somebody should know. */
@@ -65,7 +71,7 @@ typedef struct {
     uint64_t end;
 } iou_range;
 
-/* memory: bytes for data of all lanes at a time, at least 17 MiB. -EINVAL, -ENOMEM, -ECHILD. */
+/* memory: bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 
 /* -EBUSY while there are lanes. */
@@ -73,9 +79,9 @@ int iou_lanes_free(iou_lanes *lanes);
 
 /*
  * Serve the connection of fd, which is the lane's when this succeeds. rest: bytes of the client that were received
- * already, at most 64 KiB; copied. control and lease live until the lane is freed. control->canceled ends requests, and
- * C sets it when the connection breaks; that the lane must end is said by iou_lane_refuse(). -EINVAL, -ENOMEM, -EMFILE,
- * -EBADF: the handle was closed, -EAGAIN: no thread, -ECHILD.
+ * already, at most IOU_LANE_MAX_STAGED; copied. control and lease live until the lane is freed. control->canceled ends
+ * requests, and C sets it when the connection breaks; that the lane must end is said by iou_lane_refuse(). -EINVAL,
+ * -ENOMEM, -EMFILE, -EBADF: the handle was closed, -EAGAIN: no thread, -ECHILD.
  */
 int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
                    const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result);

@@ -16,8 +16,7 @@
 /* So many, and the owner is told to fetch them. */
 #define MANY_RANGES 8192u
 
-/* Operations that took longer are reported, so that slow storage is seen before it hangs. */
-#define SLOW_NS UINT64_C(10000000000)
+#define SLOW_NS (IOU_SLOW_SECONDS * UINT64_C(1000000000))
 
 void lane_notify(struct iou_lane *lane) {
     eventfd_write(lane->event_fd, 1);
@@ -141,7 +140,7 @@ void counts_report(struct iou_lane *lane, const struct op *op) {
     };
     memcpy(report.given_up, op->result.given_up, sizeof(report.given_up));
     pthread_mutex_lock(&lane->counts_lock);
-    if (lane->reports_count < LANE_REPORTS)
+    if (lane->reports_count < IOU_LANE_REPORTS)
         lane->reports[lane->reports_count++] = report;
     else
         lane->reports_lost++;

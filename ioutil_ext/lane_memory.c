@@ -21,8 +21,7 @@ static const size_t SIZES[MEMORY_CLASSES] = {ROOM(64 * KIB), ROOM(256 * KIB), RO
  */
 #define MAX_LONG ROOM(MAX_PAYLOAD)
 
-/* Less makes threads wait for each other. */
-#define MIN_MEMORY (4 * ROOM(WRITE_PIECE))
+_Static_assert(IOU_LANES_MIN_MEMORY >= 4 * ROOM(WRITE_PIECE), "some pieces, and half of it for a long read");
 
 /* What is kept while nobody uses it: what a busy connection of nbdcopy uses. */
 #define KEPT (16 * MIB)
@@ -34,7 +33,7 @@ static const size_t SIZES[MEMORY_CLASSES] = {ROOM(64 * KIB), ROOM(256 * KIB), RO
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     if (engine_is_foreign(engine))
         return -ECHILD;
-    if (memory < MIN_MEMORY || memory > INT64_MAX || !result)
+    if (memory < IOU_LANES_MIN_MEMORY || memory > INT64_MAX || !result)
         return -EINVAL;
     iou_lanes *lanes = calloc(1, sizeof(*lanes));
     if (!lanes)

@@ -22,9 +22,8 @@ log = logging.getLogger(__name__)
 REAP_BATCH = 64
 #: Worker threads without work end after this many milliseconds.
 IDLE_MS = 10_000
-#: Operations that took longer than this many seconds are logged, so that slow storage is seen before it hangs.
-SLOW = 10.0
-SLOW_NS = int(SLOW * 1e9)
+#: Operations that took longer are logged.
+SLOW_NS = lib.IOU_SLOW_SECONDS * 10**9
 
 #: How C names the methods.
 METHODS = {
@@ -317,9 +316,8 @@ def _tell(pending: _Pending, completion: Any) -> None:
 
 def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
     """Log what is worth knowing of the storage, whatever became of the operation. elapsed in ns."""
-    seconds = elapsed / 1e9
-    if seconds > SLOW:
-        log.warning("slow storage: %s took %.1f s", what, seconds)
+    if elapsed > SLOW_NS:
+        log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
     for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
         if code:
             log.info("no %s on %s: %s", syscall_name(syscall), name, os.strerror(code))

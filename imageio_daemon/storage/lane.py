@@ -16,24 +16,18 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import StorageError
-from ..units import KiB, MiB
 from .base import Backend, Lease, Operation, ZeroMethod
 from .engine import METHODS, Engine, describe, syscall_name, tell
 from .file import FileBackend
 
 log = logging.getLogger(__name__)
 
-#: What lanes can work with, in bytes: see lane_memory.c.
-MIN_LANE_MEMORY = 17 * MiB
-#: Bytes that C takes with a connection, of either direction.
-MAX_STAGED = 64 * KiB
+#: What lanes can work with, in bytes.
+MIN_LANE_MEMORY: int = lib.IOU_LANES_MIN_MEMORY
 #: 24 days: what poll(2) can wait.
 MAX_TIMEOUT_MS = 2**31 - 1
 #: Connections at a time: each has a thread at least.
 MAX_LANES = 256
-#: Ranges, which is all that C keeps, and reports fetched in one call.
-_BATCH = 65536
-_REPORTS = 16
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Terms:
 
 
 class Lanes:
-    """Memory that all lanes share. memory: bytes, at least 17 MiB."""
+    """Memory that all lanes share. memory: bytes, at least MIN_LANE_MEMORY."""
 
     def __init__(self, engine: Engine, memory: int) -> None:
         self._lanes = engine.new_lanes(memory)
@@ -80,7 +74,7 @@ class Lanes:
 
     def takes(self, backend: Backend, rest: bytes, reply: bytes) -> bool:
         """Tell whether another connection, to this image, can be served by a lane: see Lane.start()."""
-        if max(len(rest), len(reply)) > MAX_STAGED or len(self._alive) >= MAX_LANES:
+        if max(len(rest), len(reply)) > lib.IOU_LANE_MAX_STAGED or len(self._alive) >= MAX_LANES:
             return False
         return isinstance(backend, FileBackend)
 
@@ -190,9 +184,13 @@ class Lane:
 
     def counted(self) -> list[tuple[int, int]]:
         """Return the ranges that count as transferred since the last call."""
-        ranges = ffi.new("iou_range[]", _BATCH)
         with self._lock:
-            count = lib.iou_lane_counted(self._lane, ranges, _BATCH) if self._lane else 0
+            if not self._lane:
+                return []
+            self._fetch_stats()
+            most = self._stats.ranges  # what comes meanwhile is for the next call
+            ranges = ffi.new("iou_range[]", most)
+            count = lib.iou_lane_counted(self._lane, ranges, most)
             return [(r.start, r.end) for r in ranges[0:count]]
 
     # Events
@@ -207,10 +205,10 @@ class Lane:
                 self._end()
 
     def _tell_reports(self) -> None:
-        reports = ffi.new("iou_lane_report[]", _REPORTS)
-        count = _REPORTS
-        while count == _REPORTS:
-            count = lib.iou_lane_reports(self._lane, reports, _REPORTS)
+        most = count = lib.IOU_LANE_REPORTS
+        reports = ffi.new("iou_lane_report[]", most)
+        while count == most:
+            count = lib.iou_lane_reports(self._lane, reports, most)
             for report in reports[0:count]:
                 self._tell(report)
         lost = self.stats.reports_lost

@@ -42,8 +42,8 @@ static uint64_t fetch_ranges(struct iou_lane *lane, iou_range *ranges, uint32_t 
 }
 
 static uint64_t fetch_reports(struct iou_lane *lane) {
-    iou_lane_report reports[LANE_REPORTS];
-    return (uint64_t)iou_lane_reports(lane, reports, LANE_REPORTS);
+    iou_lane_report reports[IOU_LANE_REPORTS];
+    return (uint64_t)iou_lane_reports(lane, reports, IOU_LANE_REPORTS);
 }
 
 void test_counts(void) {

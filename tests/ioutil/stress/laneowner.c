@@ -69,9 +69,9 @@ static void act(struct session *session) {
 }
 
 static void fetch(struct session *session) {
-    iou_lane_report reports[LANE_REPORTS];
+    iou_lane_report reports[IOU_LANE_REPORTS];
     iou_range ranges[100];
-    int count = iou_lane_reports(session->lane, reports, LANE_REPORTS);
+    int count = iou_lane_reports(session->lane, reports, IOU_LANE_REPORTS);
     for (int i = 0; i < count; i++)
         CHECK(reports[i].kind > 0 && reports[i].kind <= IOU_EXTENTS);
     session->reports += (uint64_t)count;
