@@ -79,8 +79,9 @@ class Lanes:
         return isinstance(backend, FileBackend)
 
     def free(self) -> None:
-        """Give the memory back, unless storage still hangs on to a lane."""
-        lib.iou_lanes_free(self._lanes)
+        """Give the memory back, unless lanes are left: storage hangs, or their loop stopped before they had ended."""
+        if lib.iou_lanes_free(self._lanes):
+            log.warning("%d connections of NBD are left", len(self._alive))
 
 
 class Lane:

@@ -30,6 +30,16 @@ def test_too_little_memory_is_refused() -> None:
         engine.stop(1)
 
 
+async def test_memory_is_kept_as_long_as_it_is_used(lane_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
+    async with lane_world() as world:
+        client = await world.go()
+        await client.request(READ, 0, 4096)
+        assert world.lanes is not None
+        world.lanes.free()
+        assert "1 connections of NBD are left" in caplog.text
+        assert (await client.request(READ, 0, 4096)).data == bytes(4096)
+
+
 @pytest.mark.parametrize("form", FORMS)
 async def test_many_connections_share_little_memory(lane_world: MakeWorld, form: str) -> None:
     async with lane_world(lanes=MIN_LANE_MEMORY) as world:

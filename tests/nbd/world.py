@@ -76,8 +76,8 @@ class World:
         self.image = _new_file(directory, size) if directory else None
         self.pool = BufferPool(pool)
         self.engine = Engine(8) if directory else None
-        self._lanes = Lanes(self.engine, lanes) if lanes and self.engine else None
-        clock = time.monotonic if self._lanes else lambda: self.now
+        self.lanes = Lanes(self.engine, lanes) if lanes and self.engine else None
+        clock = time.monotonic if self.lanes else lambda: self.now
         self.store = TransferStore(self._open, most_tickets=99, most_connections=9, clock=clock)
         self.service = Service(
             store=self.store,
@@ -86,7 +86,7 @@ class World:
             context=None if context is None else lambda: context,
             handshake_timeout=handshake_timeout,
             listed=listed,
-            lanes=self._lanes,
+            lanes=self.lanes,
         )
         self.server = NbdServer(self.service, ConnectionLimit(most))
         self.inactivity_timeout = inactivity_timeout
@@ -151,8 +151,8 @@ class World:
         await self.server.stop(SOON)
         await self.until(lambda: not self.server._connections)
         await self.store.close()
-        if self._lanes is not None:
-            self._lanes.free()
+        if self.lanes is not None:
+            self.lanes.free()
         if self.engine is not None:
             await self.engine.release_loop()
             assert not self.engine.stop(SOON)
