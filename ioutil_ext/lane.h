@@ -105,6 +105,11 @@ struct dialect {
     uint32_t header_size; /* of requests */
 };
 
+/* Whether replies come in chunks. */
+static inline bool wire_has_chunks(const struct dialect *dialect) {
+    return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
+}
+
 /* -EPROTO: nothing can be understood any more. */
 int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
 void wire_refuse(struct request *request, uint32_t error, const char *text);
@@ -121,13 +126,18 @@ size_t wire_put64(char *place, uint64_t number);
 
 #define LANE_STAGING ((uint64_t)IOU_LANE_MAX_STAGED)
 
+/* The error of a request, 0: none, and its text. */
+struct answer {
+    uint32_t error;
+    const char *text;
+};
+
 /* The last piece of a WRITE's payload, and what became of those before it. */
 struct payload {
     struct memory *memory; /* NULL: there is none */
     char *data;
     uint64_t offset, length;
-    uint32_t error;
-    const char *text;
+    struct answer answer;
 };
 
 struct lane_thread {
@@ -235,12 +245,6 @@ void reply_data(struct iou_lane *lane, const struct request *request, char *data
 void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count);
 
 /* ---- operations ------------------------------------------------------------------------------------------------- */
-
-/* The error of a request, 0: none, and its text. */
-struct answer {
-    uint32_t error;
-    const char *text;
-};
 
 /* Run an operation on the lane's image, and note all that is told of it. */
 struct answer operation_run(struct lane_thread *thread, struct op *op);

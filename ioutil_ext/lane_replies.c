@@ -17,10 +17,6 @@
 /* Runs of data and holes in one piece, each with its head. */
 #define MAX_RUNS (READ_PIECE / HOLE + 1)
 
-static bool has_chunks(const struct iou_lane *lane) {
-    return lane->dialect.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
-}
-
 static void send_one(struct iou_lane *lane, char *message, size_t size) {
     struct iovec part = {.iov_base = message, .iov_len = size};
     socket_send(lane, &part, 1);
@@ -29,7 +25,8 @@ static void send_one(struct iou_lane *lane, char *message, size_t size) {
 /* With structured replies, success without data stays a simple one: it is the shortest. But not that of a READ. */
 void reply_success(struct iou_lane *lane, const struct request *request) {
     char header[MAX_HEADER];
-    bool chunk = lane->dialect.flags & IOU_LANE_EXTENDED || (has_chunks(lane) && request->command == CMD_READ);
+    bool chunk =
+        lane->dialect.flags & IOU_LANE_EXTENDED || (wire_has_chunks(&lane->dialect) && request->command == CMD_READ);
     send_one(lane, header,
              chunk ? wire_chunk(header, &lane->dialect, request, CHUNK_NONE, true, 0)
                    : wire_simple(header, request, 0));
@@ -38,7 +35,7 @@ void reply_success(struct iou_lane *lane, const struct request *request) {
 void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text) {
     char message[MAX_HEADER + 6 + MAX_TEXT];
     size_t length = strnlen(text, MAX_TEXT), size;
-    if (!has_chunks(lane)) {
+    if (!wire_has_chunks(&lane->dialect)) {
         send_one(lane, message, wire_simple(message, request, error));
         return;
     }
@@ -53,7 +50,7 @@ void reply_error(struct iou_lane *lane, const struct request *request, uint32_t 
 
 static size_t data_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
                         uint64_t length, bool done) {
-    if (!has_chunks(lane))
+    if (!wire_has_chunks(&lane->dialect))
         return wire_simple(head, request, 0);
     size_t size = wire_chunk(head, &lane->dialect, request, CHUNK_DATA, done, 8 + length);
     return size + wire_put64(head + size, offset);
@@ -100,7 +97,7 @@ static void reply_runs(struct iou_lane *lane, const struct request *request, cha
 void reply_data(struct iou_lane *lane, const struct request *request, char *data, uint64_t offset, uint64_t length,
                 bool done) {
     char head[MAX_HEAD];
-    if (has_chunks(lane) && !(request->flags & FLAG_DF) && length >= HOLE) {
+    if (wire_has_chunks(&lane->dialect) && !(request->flags & FLAG_DF) && length >= HOLE) {
         reply_runs(lane, request, data, offset, length, done);
         return;
     }

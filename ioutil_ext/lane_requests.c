@@ -35,6 +35,14 @@ static struct answer no_memory(struct iou_lane *lane) {
     return lane_refuses(lane) ? operation_refused(lane) : (struct answer){NBD_EOVERFLOW, NO_MEMORY};
 }
 
+/* Memory for what is answered. NULL: there is none, and that was answered. */
+static struct memory *get_memory(struct iou_lane *lane, const struct request *request, size_t size) {
+    struct memory *memory = memory_get(lane, size);
+    if (!memory)
+        reply(lane, request, no_memory(lane));
+    return memory;
+}
+
 /* ---- READ ------------------------------------------------------------------------------------------------------- */
 
 /* The same place in a page as in the image, so that whole blocks are not copied. */
@@ -69,15 +77,13 @@ static void read_pieces(struct lane_thread *thread, const struct request *reques
 /* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
 static void run_read(struct lane_thread *thread, const struct request *request) {
     struct iou_lane *lane = thread->lane;
-    bool may_cut = lane->dialect.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED) && !(request->flags & FLAG_DF);
+    bool may_cut = wire_has_chunks(&lane->dialect) && !(request->flags & FLAG_DF);
     uint64_t piece = may_cut ? min_u64(request->length, READ_PIECE) : request->length;
-    struct memory *memory = memory_get(lane, piece + PAGE_UNIT);
-    if (!memory) {
-        reply(lane, request, no_memory(lane));
-        return;
+    struct memory *memory = get_memory(lane, request, piece + PAGE_UNIT);
+    if (memory) {
+        read_pieces(thread, request, memory, piece);
+        memory_put(lane, memory);
     }
-    read_pieces(thread, request, memory, piece);
-    memory_put(lane, memory);
 }
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
@@ -90,20 +96,8 @@ static void write_piece(struct lane_thread *thread, struct payload *payload, boo
         .length = payload->length,
         .buffer = payload->data,
     };
-    struct answer answer;
-    if (payload->error)
-        return;
-    answer = lane_refuses(thread->lane) ? operation_refused(thread->lane) : operation_run(thread, &op);
-    payload->error = answer.error;
-    payload->text = answer.text;
-}
-
-/* There is no memory for it. */
-static bool drop_write(struct iou_lane *lane, uint64_t length, struct payload *payload) {
-    struct answer answer = no_memory(lane);
-    payload->error = answer.error;
-    payload->text = answer.text;
-    return socket_payload(lane, NULL, length);
+    if (!payload->answer.error)
+        payload->answer = lane_refuses(thread->lane) ? operation_refused(thread->lane) : operation_run(thread, &op);
 }
 
 bool request_receive(struct lane_thread *thread, const struct request *request, struct payload *payload) {
@@ -119,8 +113,10 @@ bool request_receive(struct lane_thread *thread, const struct request *request, 
     if (request->error || request->command != CMD_WRITE)
         return socket_payload(lane, NULL, left);
     payload->memory = memory_get(lane, min_u64(left, WRITE_PIECE) + PAGE_UNIT);
-    if (!payload->memory)
-        return drop_write(lane, left, payload);
+    if (!payload->memory) {
+        payload->answer = no_memory(lane);
+        return socket_payload(lane, NULL, left);
+    }
     for (;;) {
         payload->offset = offset;
         payload->length = min_u64(end - offset, WRITE_PIECE);
@@ -142,7 +138,7 @@ static void run_write(struct lane_thread *thread, const struct request *request,
         write_piece(thread, payload, request->flags & FLAG_FUA);
         memory_put(lane, payload->memory);
     }
-    reply(lane, request, (struct answer){payload->error, payload->text});
+    reply(lane, request, payload->answer);
 }
 
 /* ---- the others ------------------------------------------------------------------------------------------------- */
@@ -213,13 +209,11 @@ static void run_status(struct lane_thread *thread, const struct request *request
         look_at_extents(thread, request, &one, 1);
         return;
     }
-    struct memory *memory = memory_get(lane, MAX_STATUS_EXTENTS * sizeof(iou_extent));
-    if (!memory) {
-        reply(lane, request, no_memory(lane));
-        return;
+    struct memory *memory = get_memory(lane, request, MAX_STATUS_EXTENTS * sizeof(iou_extent));
+    if (memory) {
+        look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS);
+        memory_put(lane, memory);
     }
-    look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS);
-    memory_put(lane, memory);
 }
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
@@ -242,7 +236,7 @@ static void run_allowed(struct lane_thread *thread, const struct request *reques
 
 void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload) {
     struct iou_lane *lane = thread->lane;
-    if (payload->memory || payload->error) {
+    if (payload->memory || payload->answer.error) {
         run_write(thread, request, payload);
     } else if (request->error) {
         reply_error(lane, request, request->error, request->text);

@@ -58,15 +58,11 @@ void wire_refuse(struct request *request, uint32_t error, const char *text) {
     request->text = text;
 }
 
-static bool has_chunks(const struct dialect *dialect) {
-    return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
-}
-
 /* FUA goes with every command. */
 static unsigned allowed_flags(const struct dialect *dialect, unsigned command) {
     switch (command) {
     case CMD_READ:
-        return FLAG_FUA | (has_chunks(dialect) ? FLAG_DF : 0);
+        return FLAG_FUA | (wire_has_chunks(dialect) ? FLAG_DF : 0);
     case CMD_WRITE:
         return FLAG_FUA | (dialect->flags & IOU_LANE_EXTENDED ? FLAG_PAYLOAD_LEN : 0);
     case CMD_WRITE_ZEROES:
