@@ -42,7 +42,7 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     lanes->long_limit = min_u64(MAX_LONG, memory / 2 + ROOM(0)); /* 64 MiB is enough for the longest */
     lanes->limit = memory - lanes->long_limit;
     pthread_mutex_init(&lanes->lock, NULL);
-    pthread_cond_init(&lanes->freed, NULL);
+    monotonic_cond_init(&lanes->freed);
     *result = lanes;
     return 0;
 }
@@ -135,6 +135,16 @@ static void give_back(struct iou_lane *lane, int class) {
         pthread_cond_broadcast(&lanes->freed);
 }
 
+/* Wait for others to give back, but no longer than the ticket lives. The lock is held. */
+static void await_freed(struct iou_lane *lane) {
+    struct iou_lanes *lanes = lane->lanes;
+    uint64_t expires = __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
+    struct timespec deadline = {.tv_sec = (time_t)(expires / 1000000000u), .tv_nsec = (long)(expires % 1000000000u)};
+    lanes->waiting++;
+    pthread_cond_timedwait(&lanes->freed, &lanes->lock, &deadline);
+    lanes->waiting--;
+}
+
 struct memory *memory_get(struct iou_lane *lane, size_t size) {
     struct iou_lanes *lanes = lane->lanes;
     struct memory *memory = NULL;
@@ -142,9 +152,7 @@ struct memory *memory_get(struct iou_lane *lane, size_t size) {
     pthread_mutex_lock(&lanes->lock);
     bool had = (class < MEMORY_CLASSES || size <= lanes->long_limit) && !lane_refuses(lane);
     while (had && !take(lane, class, &memory)) {
-        lanes->waiting++;
-        pthread_cond_wait(&lanes->freed, &lanes->lock);
-        lanes->waiting--;
+        await_freed(lane);
         had = !lane_refuses(lane);
     }
     pthread_mutex_unlock(&lanes->lock);

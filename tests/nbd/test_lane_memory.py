@@ -3,12 +3,13 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon.errors import StorageError
-from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag
+from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag, ErrorNumber
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.lane import MIN_LANE_MEMORY, Lanes
 from tests.nbd.calls import Calls
@@ -96,6 +97,27 @@ async def test_storage_that_hangs_leaves_memory_for_other_connections(gated: Wor
     assert (await other.request(WRITE, 0, data=bytes(2 * MiB))).error == 0
     held.release()
     assert len(await one.receive_all()) == 64
+
+
+@pytest.mark.parametrize("command", [READ, WRITE])
+async def test_request_that_waits_for_memory_ends_when_its_ticket_does(
+    lane_world: MakeWorld, calls: Calls, command: Command
+) -> None:
+    async with lane_world(lanes=MIN_LANE_MEMORY) as world:
+        ticket = world.add("short")
+        hog, client = await world.go(), await world.go("short")
+        held = calls.hold("pread", 3)
+        try:
+            for _ in range(3):  # what one device may have
+                hog.send(READ, 0, 2 * MiB)
+            await world.until(lambda: held.full)
+            ticket.lease.expires = time.monotonic() + 0.5
+            data = bytes(2 * MiB) if command == WRITE else b""
+            assert (await client.request(command, 0, 2 * MiB, data=data)).error == ErrorNumber.ESHUTDOWN
+            assert await client.at_end()
+        finally:
+            held.release()
+        assert not any(result.error for result in (await hog.receive_all()).values())
 
 
 @pytest.mark.parametrize("offset", [0, 1, 511, 4095])
