@@ -111,7 +111,7 @@ static int start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest,
 
 int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
                    const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result) {
-    int error = engine_is_foreign(lanes->engine) ? -ECHILD : check(handle, rest_length, options);
+    int error = lanes_are_foreign(lanes) ? -ECHILD : check(handle, rest_length, options);
     if (!error)
         error = handle_take(handle, IOU_READ, lanes->engine);
     if (!error) {
@@ -141,6 +141,8 @@ void lane_wake(struct iou_lane *lane) {
 }
 
 void iou_lane_refuse(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return;
     pthread_mutex_lock(&lane->lock);
     lane->refusing = true;
     if (!lane->ended)
@@ -149,6 +151,8 @@ void iou_lane_refuse(iou_lane *lane) {
 }
 
 void iou_lane_abort(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return;
     pthread_mutex_lock(&lane->lock);
     if (!lane->ended)
         socket_break(lane, ECANCELED);
@@ -168,6 +172,9 @@ static void look_at_storage(const struct iou_lane *lane, iou_lane_stats *stats) 
 }
 
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
+    *stats = (iou_lane_stats){0};
+    if (lanes_are_foreign(lane->lanes))
+        return;
     pthread_mutex_lock(&lane->lock);
     *stats = (iou_lane_stats){
         .requests = lane->requests,
@@ -186,6 +193,8 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
 }
 
 int iou_lane_free(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
     pthread_mutex_lock(&lane->lock);
     bool ended = lane->ended;
     pthread_mutex_unlock(&lane->lock);

@@ -41,6 +41,7 @@ struct borrower {
 
 struct iou_lanes {
     struct iou_engine *engine;
+    uint32_t born; /* fork generation; a lane may outlive the engine */
     pthread_mutex_t lock;
     pthread_cond_t freed;
     struct borrower *borrowers;
@@ -53,6 +54,11 @@ struct iou_lanes {
     uint32_t count; /* of lanes */
     atomic_uint_fast32_t threads;
 };
+
+/* Whether this is a forked child of the process that made them. */
+static inline bool lanes_are_foreign(const struct iou_lanes *lanes) {
+    return lanes->born != fork_generation();
+}
 
 /* Enter and leave the lane. -ENOMEM. */
 int memory_join(struct iou_lane *lane);

@@ -74,7 +74,7 @@ typedef struct {
 /* memory: bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 
-/* -EBUSY while there are lanes. */
+/* -EBUSY while there are lanes, -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
 /*
@@ -89,19 +89,23 @@ int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *res
 /* An eventfd, readable when there are reports, many ranges, or the end. The lane's. */
 int iou_lane_fd(iou_lane *lane);
 
-/* Refuse requests with ESHUTDOWN and, when none runs, close the connection. */
+/* Refuse requests with ESHUTDOWN and, when none runs, close the connection. Nothing in a forked child. */
 void iou_lane_refuse(iou_lane *lane);
 
-/* Close the connection now; what runs in storage ends there. */
+/* Close the connection now; what runs in storage ends there. Nothing in a forked child. */
 void iou_lane_abort(iou_lane *lane);
 
+/* All 0 in a forked child. */
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
 
-/* Clear the eventfd and move reports, at most max; returns how many. Before looking for the end: it may come after. */
+/*
+ * Clear the eventfd and move reports, at most max; returns how many, or -ECHILD. Before looking for the end: it may
+ * come after.
+ */
 int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max);
 
-/* Move ranges, sorted and apart from each other, at most max; returns how many. */
+/* Move ranges, sorted and apart from each other, at most max; returns how many, or -ECHILD. */
 int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max);
 
-/* Free a lane that has ended. -EBUSY. */
+/* Free a lane that has ended. -EBUSY, -ECHILD. */
 int iou_lane_free(iou_lane *lane);

@@ -101,6 +101,8 @@ void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end) {
 }
 
 int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max) {
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
     pthread_mutex_lock(&lane->counts_lock);
     tidy(lane);
     uint32_t count = (uint32_t)min_u64(max, lane->ranges_count);
@@ -150,6 +152,8 @@ void counts_report(struct iou_lane *lane, const struct op *op) {
 
 int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max) {
     eventfd_t events;
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
     eventfd_read(lane->event_fd, &events);
     pthread_mutex_lock(&lane->counts_lock);
     uint32_t count = (uint32_t)min_u64(max, lane->reports_count);

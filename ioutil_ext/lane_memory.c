@@ -39,6 +39,7 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     if (!lanes)
         return -ENOMEM;
     lanes->engine = engine;
+    lanes->born = fork_generation();
     lanes->long_limit = min_u64(MAX_LONG, memory / 2 + ROOM(0)); /* 64 MiB is enough for the longest */
     lanes->limit = memory - lanes->long_limit;
     pthread_mutex_init(&lanes->lock, NULL);
@@ -233,6 +234,8 @@ void memory_part(struct iou_lane *lane) {
 }
 
 int iou_lanes_free(iou_lanes *lanes) {
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
     pthread_mutex_lock(&lanes->lock);
     bool busy = lanes->count;
     pthread_mutex_unlock(&lanes->lock);

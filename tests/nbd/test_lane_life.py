@@ -4,7 +4,9 @@
 import asyncio
 import errno
 import logging
+import os
 import time
+import warnings
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +16,7 @@ from imageio_daemon.frontends.nbd.lanesession import LaneSession
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from imageio_daemon.storage import lane
 from imageio_daemon.tickets import Access
+from ioutil_ext import ffi, lib
 from tests.nbd.conftest import MakeWorld
 from tests.nbd.world import REQUESTS, SIZE, MiB, World, lane_threads
 
@@ -231,6 +234,30 @@ async def test_threads_that_are_not_needed_end(world: World) -> None:
     await client.receive_all()
     await world.until(lambda: lane_threads() <= 2)
     assert (await client.request(READ, 0, 4096)).error == 0
+
+
+async def test_lane_is_not_for_a_forked_child(world: World) -> None:
+    client = await world.go()
+    await client.request(WRITE, 0, data=b"abc")
+    assert world.lanes is not None
+    (found,) = world.lanes._alive
+    with warnings.catch_warnings():
+        # Python 3.12 warns of exactly this: a fork beside threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        lib.iou_lane_refuse(found._lane)
+        lib.iou_lane_abort(found._lane)
+        codes = {
+            lib.iou_lane_reports(found._lane, ffi.new("iou_lane_report *"), 1),
+            lib.iou_lane_counted(found._lane, ffi.new("iou_range *"), 1),
+            lib.iou_lane_free(found._lane),
+            lib.iou_lanes_free(world.lanes._lanes),
+        }
+        os._exit(0 if codes == {-errno.ECHILD} and not found.stats.requests else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert (await client.request(READ, 0, 3)).data == b"abc"
 
 
 async def test_connections_that_come_and_go_leave_nothing(world: World) -> None:

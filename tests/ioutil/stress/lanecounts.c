@@ -52,7 +52,9 @@ void test_counts(void) {
     struct teller tellers[THREADS];
     pthread_t threads[THREADS];
     uint64_t bytes = 0, reports = 0;
+    struct iou_lanes lanes = {.born = fork_generation()};
     CHECK(lane && ranges);
+    lane->lanes = &lanes;
     lane->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&lane->counts_lock, NULL);
     pthread_cond_init(&lane->counts_fetched, NULL);
