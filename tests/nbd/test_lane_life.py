@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from imageio_daemon.errors import StorageError
+from imageio_daemon.frontends.nbd.handshake import Handshake
 from imageio_daemon.frontends.nbd.lanesession import LaneSession
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.nbdproto.events import Event, FindExport
 from imageio_daemon.storage import lane
 from imageio_daemon.tickets import Access
 from ioutil_ext import ffi, lib
@@ -225,6 +227,24 @@ async def test_bug_in_what_is_told_of_a_lane_leaves_nothing_of_it(
 
 
 # The end of connections and of the server
+
+
+async def test_server_that_stops_before_the_lane_begins_ends_the_connection(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, stopping = Handshake._find, []
+
+    async def find_and_stop(self: Handshake, event: FindExport) -> Event | None:
+        found = await find(self, event)
+        stopping.append(asyncio.create_task(world.server.stop(10)))
+        await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(Handshake, "_find", find_and_stop)
+    client = await world.go(allocation=False)
+    async with asyncio.timeout(5):  # before the server gives up
+        assert await client.at_end()
+    await stopping[0]
 
 
 async def test_threads_that_are_not_needed_end(world: World) -> None:

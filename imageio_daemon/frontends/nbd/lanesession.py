@@ -42,6 +42,7 @@ class LaneSession(asyncio.Protocol):
         self._terms = _terms(transmission, self._transfer.ticket, timeout)
         self._transport = transport
         self._on_lost = on_lost
+        self._refusing = False
         self._fd = os.dup(transport.get_extra_info("socket").fileno())  # -1: C has it
 
     def start(self, rest: bytes, reply: bytes) -> None:
@@ -50,6 +51,8 @@ class LaneSession(asyncio.Protocol):
         self._transport.close()  # reads no more, and has nothing to send
         if self._hand_over(rest, reply):
             self._attachment.on_cancel(self.shut_down)
+            if self._refusing:  # since before the lane was there
+                self._lane.refuse()
         else:
             self._lost()
 
@@ -78,6 +81,7 @@ class LaneSession(asyncio.Protocol):
 
     def shut_down(self) -> None:
         """Finish what runs, refuse what comes meanwhile, and close."""
+        self._refusing = True
         self._lane.refuse()
 
     def abort(self, reason: str) -> None:
