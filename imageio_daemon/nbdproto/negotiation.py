@@ -57,7 +57,7 @@ class Tls(Enum):
 class Negotiation:
     """One client's negotiation.
 
-    listed: names for LIST; None: it is refused. preferred: the block size that is best for throughput, in bytes.
+    listed: names for LIST; None: it is refused. preferred: see the attribute.
     """
 
     def __init__(
@@ -65,11 +65,12 @@ class Negotiation:
     ) -> None:
         #: Set when the server is about to stop: options are answered so.
         self.stopping = False
+        #: The block size that is best for throughput, in bytes.
+        self.preferred = preferred
         self._tls = tls
         self._secure = False
         self._listed = listed
         self._listed_once = False
-        self._preferred = preferred
         self._output = bytearray(pack_greeting(HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES))
         self._stream = OptionStream()
         self._flags = ClientFlags(fixed_newstyle=False, no_zeroes=False)
@@ -230,7 +231,7 @@ class Negotiation:
     def _tell(self, export: Export, infos: tuple[int, ...]) -> None:
         flags = export.flags(chunks=self._structured or self._extended)
         self._reply(Reply.INFO, ExportInfo(export.size, flags).pack())
-        self._reply(Reply.INFO, BlockSizes(MIN_BLOCK, self._preferred, MAX_PAYLOAD).pack())
+        self._reply(Reply.INFO, BlockSizes(MIN_BLOCK, self.preferred, MAX_PAYLOAD).pack())
         if Info.NAME in infos:
             self._reply(Reply.INFO, pack_text_info(Info.NAME, export.name))
         if Info.DESCRIPTION in infos and export.description:

@@ -3,11 +3,13 @@
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, Option, Reply
+from imageio_daemon.frontends.nbd.handshake import LANE_BLOCK, SESSION_BLOCK
+from imageio_daemon.nbdproto.constants import Command, Info, Option, Reply
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader
-from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
+from imageio_daemon.nbdproto.options import BlockSizes, InfoRequest, OptionHeader, OptionReply
 from tests.nbd.client import Client
 from tests.nbd.conftest import MakeWorld
+from tests.nbd.world import World
 
 
 async def answered_options(client: Client) -> list[int]:
@@ -31,3 +33,20 @@ async def test_requests_sent_with_the_options_are_answered_after_them(make_world
         client.writer.write(asked + RequestHeader(Command.READ, 0, 77, 0, 512).pack(extended=False))
         assert await answered_options(client) == [option for option, _ in options]
         assert ChunkHeader.unpack(await client.read(20)).cookie == 77
+
+
+async def preferred_size(client: Client) -> int:
+    """Return what the server advises to send at once."""
+    replies = await client.ask(Option.INFO, InfoRequest("disk", (Info.BLOCK_SIZE,)).pack())
+    (sizes,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == Info.BLOCK_SIZE.to_bytes(2)]
+    return BlockSizes.unpack(sizes).preferred
+
+
+async def test_python_prefers_long_requests() -> None:
+    async with World().running() as world:
+        assert await preferred_size(await world.connect()) == SESSION_BLOCK
+
+
+async def test_a_lane_prefers_requests_that_stay_in_the_caches(lane_world: MakeWorld) -> None:
+    async with lane_world() as world:
+        assert await preferred_size(await world.connect()) == LANE_BLOCK

@@ -10,7 +10,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag
 from tests.nbd.conftest import MakeWorld
-from tests.nbd.world import SIZE, World
+from tests.nbd.world import SIZE, KiB, MiB, World
 
 READ, WRITE, FLUSH, TRIM = Command.READ, Command.WRITE, Command.FLUSH, Command.TRIM
 ZERO, CACHE, STATUS = Command.WRITE_ZEROES, Command.CACHE, Command.BLOCK_STATUS
@@ -54,17 +54,17 @@ def contexts(name: bytes, *queries: bytes) -> bytes:
     return pack(">I", len(name)) + name + pack(">I", len(queries)) + told
 
 
-def told(number: int, flags: int) -> bytes:
+def told(number: int, flags: int, preferred: int) -> bytes:
     """Return what INFO and GO answer."""
     export = reply(number, 3, pack(">HQH", 0, SIZE, flags))
-    return export + reply(number, 3, pack(">HIII", 3, 1, 1 << 20, 32 << 20)) + reply(number, 1)
+    return export + reply(number, 3, pack(">HIII", 3, 1, preferred, 32 << 20)) + reply(number, 1)
 
 
 def refused(number: int, kind: int, text: bytes) -> bytes:
     return reply(number, 0x80000000 | kind, text)
 
 
-def negotiation(form: str) -> Iterator[Step]:
+def negotiation(form: str, preferred: int) -> Iterator[Step]:
     flags = 0x0D6D if form == "simple" else 0x0DED
     yield Step(b"", b"NBDMAGIC" + IHAVEOPT + b"\0\3")
     yield Step(b"\0\0\0\3", b"")
@@ -83,8 +83,8 @@ def negotiation(form: str) -> Iterator[Step]:
         selected = reply(10, 4, pack(">I", 1) + b"base:allocation") + reply(10, 1)
         yield Step(option(10, contexts(b"disk", b"base:allocation", b"x-y:z")), selected)
     yield Step(option(7, info(b"none")), refused(7, 6, b"You are not allowed to access this resource"))
-    yield Step(option(6, info(b"disk", 3, 3, 77)), told(6, flags))
-    yield Step(option(7, info(b"disk")), told(7, flags))
+    yield Step(option(6, info(b"disk", 3, 3, 77)), told(6, flags, preferred))
+    yield Step(option(7, info(b"disk")), told(7, flags, preferred))
 
 
 # Transmission
@@ -186,7 +186,7 @@ async def with_trailing_data(writer: asyncio.StreamWriter, data: bytes, after: b
 async def test_every_byte_of_a_conversation_is_as_it_should_be(
     world: World, name: str, deliver: Callable[[asyncio.StreamWriter, bytes, bytes], "asyncio.Future[int]"]
 ) -> None:
-    steps = [*negotiation(name), *transmission(Form(name))]
+    steps = [*negotiation(name, 256 * KiB if world.lanes else MiB), *transmission(Form(name))]
     reader, writer = await asyncio.open_unix_connection(world.address)
     sent = 0  # of this step, with the one before it
     for i, step in enumerate(steps):
