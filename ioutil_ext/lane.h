@@ -183,6 +183,7 @@ struct iou_lane {
     /* The leader's: who reads from the socket. */
     char staging[LANE_STAGING];
     uint32_t staged_start, staged_end, window, refused;
+    uint64_t look_ns; /* for how long the next header is looked for before the leader sleeps */
 
     pthread_mutex_t lock; /* of all below; a leaf but for the engine's */
     struct link threads, idle;

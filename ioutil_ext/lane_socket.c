@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -20,6 +21,14 @@
 
 /* Within this the next request of a busy client comes, and the owner may wait so long to be heard. */
 #define RECEIVE_MOMENT_US 50000
+
+/*
+ * For so long the leader looks for the next header before it sleeps, as long as that has mostly paid off: to fall
+ * asleep and be woken takes longer than what a client that waits for each answer needs for its next request. Mapping
+ * 16384 extents one by one, tmpfs, 7 rounds: 22.8 thousand a second without, 23.0 with 20 us, 29.6 with 60 us, at 23,
+ * 25 and 33 us of processor time each. A quiet client is not looked for.
+ */
+#define LOOK_NS 60000u
 
 /* How often something is received after the end, at most: a client may go on sending for ever. */
 #define MAX_REFUSED 256u
@@ -81,6 +90,29 @@ int socket_init(struct iou_lane *lane) {
     return 0;
 }
 
+/* Look for a moment; -1 with EAGAIN: there is none yet. Whoever else has something to do goes first. */
+static ssize_t receive_soon(struct iou_lane *lane, char *memory, size_t size) {
+    uint64_t began = now_ns();
+    ssize_t count;
+    while ((count = recv(lane->fd, memory, size, MSG_DONTWAIT)) == -1 && errno == EAGAIN &&
+           now_ns() - began < lane->look_ns)
+        sched_yield();
+    return count;
+}
+
+/* Receive, or wait for it for a moment, and learn for how long to look for the next header. */
+static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, int flags) {
+    if (flags & (MSG_WAITALL | MSG_DONTWAIT))
+        return recv(lane->fd, memory, size, flags);
+    uint64_t began = now_ns();
+    ssize_t count = receive_soon(lane, memory, size);
+    if (count != -1 || errno != EAGAIN)
+        return count;
+    count = recv(lane->fd, memory, size, flags);
+    lane->look_ns = now_ns() - began < LOOK_NS ? LOOK_NS : lane->look_ns / 2;
+    return count;
+}
+
 /* Receive at least a byte, and all if that is how it comes. 0: the connection ends. ms: how long to wait for it. */
 static size_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
     for (;;) {
@@ -88,7 +120,7 @@ static size_t receive(struct iou_lane *lane, char *memory, size_t size, int flag
         if (lane->leaving || (over && lane->refused++ == MAX_REFUSED))
             return 0;
         /* What has come before the end is answered, too. */
-        ssize_t count = recv(lane->fd, memory, size, over ? MSG_DONTWAIT : flags);
+        ssize_t count = receive_once(lane, memory, size, over ? MSG_DONTWAIT : flags);
         if (count > 0)
             return (size_t)count;
         if (count == 0)
