@@ -235,9 +235,9 @@ def test_answer_that_is_not_http_is_told(source: Path) -> None:
 
 def test_interrupt_ends_with_one_line(source: Path) -> None:
     with ScriptedServer(WRITABLE, OK, hang=True) as server:
-        process = subprocess.Popen(
-            command("upload", source, server.url), stderr=subprocess.PIPE, text=True, env=environment()
-        )
+        # However the tests were started: in the background of a shell the signal is ignored.
+        interruptible = ["env", "--default-signal=INT", *command("upload", source, server.url)]
+        process = subprocess.Popen(interruptible, stderr=subprocess.PIPE, text=True, env=environment())
         assert server.done.wait(TIMEOUT)
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=TIMEOUT)
