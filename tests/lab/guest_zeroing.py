@@ -81,12 +81,17 @@ STORAGE: dict[str, tuple[Make, str]] = {
     "scsi, unmap only": (scsi("lbpu=1", "lbpws=0", "lbpws10=0", zeroing_mode="write"), "zero zero - -"),
     "scsi, all, 4096": (scsi("lbpu=1", "lbpws=1", "lbpws10=1", "sector_size=4096"), "punch zero punch -"),
     "null_blk": (null(), "zero zero - -"),
+    "null_blk, discard": (null(discard=1), "zero zero - -"),
     "null_blk, discard, 4096": (null(discard=1, blocksize=4096), "zero zero - -"),
     "xfs": (file_on("xfs"), "punch zero punch zero"),
     "ext4": (file_on("ext4"), "punch zero punch zero"),
     "nfs 4.2, hard": (nfs_file("hard"), "punch punch+allocate punch -"),
     "nfs 4.2, soft": (nfs_file("soft"), "punch punch+allocate punch -"),
 }
+
+#: Where operations at any alignment bring down the kernel: Linux 6.12's null_blk takes memory that is aligned to 512
+#: bytes, and with larger blocks copies past the end of its page then.
+OVERFLOWS = {"null_blk, discard, 4096"}
 
 SHORT = {
     lib.IOU_METHOD_PUNCH_HOLE: "punch",
@@ -142,7 +147,9 @@ def test_unaligned_range_reads_as_zeros_and_its_neighbours_stay(named: tuple[str
 
 @pytest.mark.parametrize("seed", range(3))
 def test_anything_done_is_what_the_model_says(named: tuple[str, Path], seed: int) -> None:
-    _, path = named
+    name, path = named
+    if name in OVERFLOWS:
+        pytest.skip("this kernel's null_blk overflows its pages (docs/lab.md)")
     chance = random.Random(seed)
     content = fill(path, MiB, seed)
     with Image(path) as image:
