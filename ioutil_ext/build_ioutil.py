@@ -18,13 +18,14 @@ SOURCES = [
     "lane_counts.c",
     "lane_memory.c",
     "lane_operations.c",
-    "lane_replies.c",
-    "lane_requests.c",
     "lane_socket.c",
     "lane_turns.c",
-    "lane_wire.c",
     "mounts.c",
     "names.c",
+    "nbd_lane.c",
+    "nbd_replies.c",
+    "nbd_requests.c",
+    "nbd_wire.c",
     "op.c",
     "open.c",
     "queue.c",
@@ -34,7 +35,7 @@ SOURCES = [
     "workers.c",
     "zero.c",
 ]
-HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h"]
+HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h"]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """

@@ -10,18 +10,16 @@
 
 #include "lane.h"
 
-/* Errnos have smaller numbers. */
-#define MAX_ERRORS 4096u
-
-static int check(const iou_handle *handle, uint64_t rest_length, const iou_lane_options *options) {
-    if (!handle || rest_length > LANE_STAGING || options->reply_length > LANE_STAGING || options->size > INT64_MAX ||
-        options->timeout_ms == 0 || options->timeout_ms > INT32_MAX || options->errors_count > MAX_ERRORS)
+static int check(const iou_handle *handle, const iou_lane_options *options) {
+    if (!handle || options->rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
+        options->timeout_ms > INT32_MAX)
         return -EINVAL;
     if (!(options->flags & IOU_LANE_READ_ONLY) && !handle->writable)
         return -EINVAL;
     return 0;
 }
 
+/* All but what its kind knows. */
 static void free_lane(struct iou_lane *lane) {
     memory_part(lane);
     if (lane->wake_fd != -1)
@@ -29,8 +27,6 @@ static void free_lane(struct iou_lane *lane) {
     if (lane->event_fd != -1)
         close(lane->event_fd);
     counts_free(lane);
-    free(lane->errors);
-    free(lane->reply);
     pthread_mutex_destroy(&lane->send_lock);
     pthread_mutex_destroy(&lane->lock);
     pthread_mutex_destroy(&lane->counts_lock);
@@ -44,14 +40,12 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
         return NULL;
     lane->lanes = lanes;
     lane->engine = lanes->engine;
-    lane->dialect = (struct dialect){
-        .size = options->size,
-        .flags = options->flags,
-        .header_size = options->flags & IOU_LANE_EXTENDED ? 32 : 28,
-    };
-    lane->context = options->context;
+    lane->control = options->control;
+    lane->lease = options->lease;
+    lane->size = options->size;
+    lane->flags = options->flags;
     lane->timeout_ms = (int)options->timeout_ms;
-    lane->window = LANE_STAGING;
+    lane->fd = options->fd;
     operations_init(lane);
     pthread_mutex_init(&lane->send_lock, NULL);
     pthread_mutex_init(&lane->lock, NULL);
@@ -60,48 +54,33 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     link_init(&lane->threads);
     link_init(&lane->idle);
     lane->wake_fd = lane->event_fd = -1;
+    if (options->rest_length)
+        memcpy(lane->staging, options->rest, options->rest_length);
+    lane->staged_end = (uint32_t)options->rest_length;
     return lane;
 }
 
-static int fill_lane(struct iou_lane *lane, const iou_lane_options *options, const void *rest, uint64_t rest_length) {
+static int make_events(struct iou_lane *lane) {
     lane->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     lane->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (lane->wake_fd == -1 || lane->event_fd == -1)
-        return -errno;
-    lane->errors = calloc(options->errors_count + 1, sizeof(*lane->errors));
-    if (!lane->errors)
-        return -ENOMEM;
-    lane->errors_count = options->errors_count;
-    if (options->errors_count)
-        memcpy(lane->errors, options->errors, options->errors_count * sizeof(*lane->errors));
-    lane->reply = calloc(1, options->reply_length + 1);
-    if (!lane->reply)
-        return -ENOMEM;
-    if (options->reply_length)
-        memcpy(lane->reply, options->reply, options->reply_length);
-    lane->reply_length = options->reply_length;
-    if (rest_length)
-        memcpy(lane->staging, rest, rest_length);
-    lane->staged_end = (uint32_t)rest_length;
-    return 0;
+    return lane->wake_fd == -1 || lane->event_fd == -1 ? -errno : 0;
 }
 
-static int start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
-                 const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result) {
+static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+                 void *own, iou_lane **result) {
     struct iou_lane *lane = new_lane(lanes, options);
     if (!lane)
         return -ENOMEM;
     lane->handle = handle;
-    lane->control = control;
-    lane->lease = lease;
-    lane->fd = fd;
+    lane->kind = kind;
+    lane->own = own;
     int error = memory_join(lane);
     if (!error)
-        error = fill_lane(lane, options, rest, rest_length);
+        error = make_events(lane);
     if (!error)
         error = socket_init(lane);
-    if (!error)
-        error = lane_first_thread(lane);
+    if (!error && (error = turn_first(lane)))
+        socket_restore(lane);
     if (error)
         free_lane(lane);
     else
@@ -109,13 +88,13 @@ static int start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest,
     return error;
 }
 
-int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
-                   const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result) {
-    int error = lanes_are_foreign(lanes) ? -ECHILD : check(handle, rest_length, options);
+int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+               void *own, iou_lane **result) {
+    int error = check(handle, options);
     if (!error)
         error = handle_take(handle, IOU_READ, lanes->engine);
     if (!error) {
-        error = start(lanes, handle, fd, rest, rest_length, options, control, lease, result);
+        error = start(lanes, handle, options, kind, own, result);
         if (error)
             handle_untake(handle, IOU_READ, lanes->engine);
     }
@@ -128,13 +107,21 @@ int iou_lane_fd(iou_lane *lane) {
     return lane->event_fd;
 }
 
+bool lane_canceled(const struct iou_lane *lane) {
+    return __atomic_load_n(&lane->control->canceled, __ATOMIC_RELAXED);
+}
+
 bool lane_refuses(const struct iou_lane *lane) {
-    return lane->refusing || __atomic_load_n(&lane->control->canceled, __ATOMIC_RELAXED) ||
+    return lane->refusing || lane_canceled(lane) ||
            now_ns() >= __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
 }
 
+bool lane_cuts(const struct iou_lane *lane) {
+    return lane->kind->finishes ? lane_canceled(lane) : lane_refuses(lane);
+}
+
 void lane_wake(struct iou_lane *lane) {
-    eventfd_write(lane->wake_fd, 1);
+    socket_wake(lane);
     counts_wake(lane);
     memory_wake(lane->lanes);
     claims_wake(lane->handle->image);
@@ -178,6 +165,7 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
     pthread_mutex_lock(&lane->lock);
     *stats = (iou_lane_stats){
         .requests = lane->requests,
+        .received = lane->received,
         .sent = lane->sent,
         .ended = lane->ended,
         .error = lane->error,
@@ -200,6 +188,7 @@ int iou_lane_free(iou_lane *lane) {
     pthread_mutex_unlock(&lane->lock);
     if (!ended)
         return -EBUSY;
+    lane->kind->free(lane->own);
     free_lane(lane);
     return 0;
 }

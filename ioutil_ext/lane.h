@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The parts of a lane: memory (lane_memory.c), the socket (lane_socket.c), messages (lane_wire.c), requests
- * (lane_requests.c), operations (lane_operations.c), replies (lane_replies.c), what is told of it (lane_counts.c),
- * threads and their turns (lane_turns.c), beginning and end (lane.c).
+ * The parts of a lane, whatever its protocol: memory (lane_memory.c), the socket (lane_socket.c), operations
+ * (lane_operations.c), what is told of it (lane_counts.c), threads and their turns (lane_turns.c), beginning and end
+ * (lane.c). nbd.h has a protocol.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -17,11 +17,11 @@
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-/* A payload of at most this is written when it is there as a whole (docs/nbd.md); a longer one in pieces. */
-#define WRITE_PIECE (4 * MIB)
+/* What one piece of memory is for, at most. */
+#define LANE_PIECE (4 * MIB)
 
-/* Reads are cut into pieces of this, where that is allowed. qemu-img's are not longer. */
-#define READ_PIECE (2 * MIB)
+/* One request at a time, of all lanes, may have so much in one piece. */
+#define LANE_LONG (32 * MIB)
 
 /* Page-aligned memory. */
 struct memory {
@@ -65,85 +65,29 @@ int memory_join(struct iou_lane *lane);
 void memory_part(struct iou_lane *lane);
 
 /*
- * At least size bytes; waits until there is so much, for the lane and its device, too. NULL: there is none, size is
- * past the limit, or the lane ends. A thread that has some must not ask for more.
+ * At least size bytes; waits until there is so much, for the lane and its device, too, if it shall. NULL: there is
+ * none, size is past the limit, or the request ends. A thread that has some must not ask for more.
  */
-struct memory *memory_get(struct iou_lane *lane, size_t size);
+struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait);
 void memory_put(struct iou_lane *lane, struct memory *memory);
 
 /* Let those who wait look whether their lane ends. */
 void memory_wake(struct iou_lanes *lanes);
 
-/* ---- messages --------------------------------------------------------------------------------------------------- */
-
-/* nbd.md: the numbers of the transmission phase. */
-enum { CMD_READ, CMD_WRITE, CMD_DISC, CMD_FLUSH, CMD_TRIM, CMD_CACHE, CMD_WRITE_ZEROES, CMD_BLOCK_STATUS, COMMANDS };
-enum { FLAG_FUA = 1, FLAG_NO_HOLE = 2, FLAG_DF = 4, FLAG_REQ_ONE = 8, FLAG_FAST_ZERO = 16, FLAG_PAYLOAD_LEN = 32 };
-enum {
-    NBD_EPERM = 1,
-    NBD_EIO = 5,
-    NBD_EINVAL = 22,
-    NBD_ENOSPC = 28,
-    NBD_EOVERFLOW = 75,
-    NBD_ENOTSUP = 95,
-    NBD_ESHUTDOWN = 108
-};
-enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_STATUS_EXT = 6, CHUNK_ERROR = 0x8001 };
-
-#define MAX_HEADER 32u            /* of a request or a reply: an extended one */
-#define MAX_PAYLOAD (32 * MIB)    /* what READ and WRITE may move */
-#define MAX_DRAINED (64 * MIB)    /* a longer payload is not read only to be refused: the connection ends */
-#define MAX_STATUS_EXTENTS 65536u /* in one reply */
-#define MAX_COMPACT_EXTENT (((uint64_t)1 << 32) - 64 * KIB)
-
-struct request {
-    uint64_t cookie; /* as it came */
-    uint64_t offset, length, payload;
-    uint16_t flags, command;
-    uint32_t error;   /* why it is refused; 0: it is not */
-    const char *text; /* of the error */
-};
-
-/* What was negotiated. */
-struct dialect {
-    uint64_t size;
-    uint32_t flags;
-    uint32_t header_size; /* of requests */
-};
-
-/* Whether replies come in chunks. */
-static inline bool wire_has_chunks(const struct dialect *dialect) {
-    return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
-}
-
-/* -EPROTO: nothing can be understood any more. */
-int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
-void wire_refuse(struct request *request, uint32_t error, const char *text);
-
-/* Write a header of at most MAX_HEADER bytes; returns its size. */
-size_t wire_simple(char *header, const struct request *request, uint32_t error);
-size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
-                  uint64_t length);
-size_t wire_put16(char *place, uint16_t number);
-size_t wire_put32(char *place, uint32_t number);
-size_t wire_put64(char *place, uint64_t number);
-
 /* ---- the lane --------------------------------------------------------------------------------------------------- */
 
 #define LANE_STAGING ((uint64_t)IOU_LANE_MAX_STAGED)
 
-/* The error of a request, 0: none, and its text. */
-struct answer {
-    uint32_t error;
-    const char *text;
-};
+struct lane_thread;
 
-/* The last piece of a WRITE's payload, and what became of those before it. */
-struct payload {
-    struct memory *memory; /* NULL: there is none */
-    char *data;
-    uint64_t offset, length;
-    struct answer answer;
+/* What is different between the protocols. */
+struct lane_kind {
+    const char *thread_name;
+    /* A request that has begun goes on when the ticket expires, and when no more are wanted. */
+    bool finishes;
+    /* Read requests and do them until another thread leads, or there are no more; false: the latter. */
+    bool (*lead)(struct lane_thread *thread);
+    void (*free)(void *own);
 };
 
 struct lane_thread {
@@ -163,26 +107,26 @@ struct iou_lane {
     iou_handle *handle; /* holds a reference */
     iou_control *control;
     iou_lease *lease;
-    struct dialect dialect;
-    uint32_t context;
-    uint32_t *errors, errors_count;
-    char *reply; /* to the negotiation, until the first thread has sent it */
-    size_t reply_length;
+    const struct lane_kind *kind;
+    void *own; /* what the kind knows besides */
+    uint64_t size;
+    uint32_t flags;
     int timeout_ms;
     int fd, wake_fd, event_fd;
-    atomic_bool refusing; /* requests are read and refused */
+    atomic_bool refusing; /* no more requests are begun */
     atomic_bool leaving;  /* no more requests are read */
     atomic_bool broken;   /* nothing can be sent */
     atomic_int error;
-    atomic_uint_fast32_t running;
-    atomic_uint_fast64_t requests, sent, zeroed[7];
-    atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; lane_requests.c */
+    atomic_uint_fast32_t running; /* requests that were begun and not answered */
+    atomic_uint_fast64_t requests, received, sent, zeroed[7];
+    atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; lane_operations.c */
 
     pthread_mutex_t send_lock;
 
     /* The leader's: who reads from the socket. */
     char staging[LANE_STAGING];
-    uint32_t staged_start, staged_end, window, refused;
+    uint32_t staged_start, staged_end, refused;
+    bool after_long;  /* the payload before was a long one */
     uint64_t look_ns; /* for how long the next header is looked for before the leader sleeps */
 
     pthread_mutex_t lock; /* of all below; a leaf but for the engine's */
@@ -208,11 +152,17 @@ struct iou_lane {
 /* -errno */
 int socket_init(struct iou_lane *lane);
 
-/* Receive the next header; false: there is none, the connection ends. *header is valid until the next call. */
-bool socket_header(struct iou_lane *lane, const char **header);
+/* Make it what it was. */
+void socket_restore(struct iou_lane *lane);
 
-/* Receive length bytes of a payload; NULL: drop them. False: the connection ends. */
-bool socket_payload(struct iou_lane *lane, char *memory, uint64_t length);
+/*
+ * Receive more behind what is staged, until so many bytes are; at least one. 0: no more comes, of the client or because
+ * the lane ends. -ETIMEDOUT after ms (-1: never), -ECANCELED unless ms is -1, or the socket's -errno.
+ */
+ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
+
+/* Receive length bytes of a payload; NULL: drop them. Returns how many came; if fewer, *error is as above. */
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, int *error);
 
 /* Send all, whole, in one go with regard to other threads. Failure ends the connection. */
 void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
@@ -220,61 +170,61 @@ void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
 
+/* Wake the leader where it waits for the peer. */
+void socket_wake(struct iou_lane *lane);
+
 /* Let whoever waits look at the lane's state. */
 void lane_wake(struct iou_lane *lane);
 
-/* Start the first thread, which leads. -EAGAIN: none can be had. */
-int lane_first_thread(struct iou_lane *lane);
+/*
+ * Begin a lane. own: for kind, which frees it in the end; by the caller's hand if this fails. Returns as
+ * iou_nbd_start() does.
+ */
+int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+               void *own, iou_lane **result);
 
-/* Whether requests are refused: the ticket has expired or was cancelled, the server stops, or the connection broke. */
+/* Whether nobody wants what runs: the transfer was cancelled, or the connection broke. */
+bool lane_canceled(const struct iou_lane *lane);
+
+/* Whether no request is begun: the ticket has expired or was cancelled, the server stops, or the connection broke. */
 bool lane_refuses(const struct iou_lane *lane);
+
+/* Whether a request that has begun ends. */
+bool lane_cuts(const struct iou_lane *lane);
+
+/* ---- turns ------------------------------------------------------------------------------------------------------ */
+
+/* Start the first thread, which leads. -EAGAIN: none can be had. */
+int turn_first(struct iou_lane *lane);
+
+/* Make another thread the leader. False: there is none, and none can be had. */
+bool turn_hand_over(struct lane_thread *thread);
+
+/* The leader does something itself that may turn out to sleep. Returns, at the end, whether it still leads. */
+void turn_begin(struct lane_thread *thread);
+bool turn_end(struct lane_thread *thread);
+
+/* See to it that somebody watches the leader. */
+void turn_ensure_watcher(struct iou_lane *lane);
 
 /* ---- what is told ----------------------------------------------------------------------------------------------- */
 
 void counts_free(struct iou_lane *lane);
 void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end);
 void counts_wake(struct iou_lane *lane);
-void counts_report(struct iou_lane *lane, const struct op *op);
+/* Tell what storage did, if somebody should know: error, or that it was slow, or gave something up. */
+void counts_report(struct iou_lane *lane, const struct op *op, int error);
 
 /* Tell the owner that there is something to see. */
 void lane_notify(struct iou_lane *lane);
 
-/* ---- replies ---------------------------------------------------------------------------------------------------- */
-
-void reply_success(struct iou_lane *lane, const struct request *request);
-void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text);
-
-/* Part or all of what a READ has found, which is at offset; done: it is the last part. */
-void reply_data(struct iou_lane *lane, const struct request *request, char *data, uint64_t offset, uint64_t length,
-                bool done);
-
-/* extents: count records, overwritten. */
-void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count);
-
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
-/* Run an operation on the lane's image, and note all that is told of it. */
-struct answer operation_run(struct lane_thread *thread, struct op *op);
-
-/* What an expired or cancelled ticket's requests are answered; the connection ends with it. */
-struct answer operation_refused(struct iou_lane *lane);
+/* Run an operation on the lane's image, and count it. Returns its errno. */
+int operation_run(struct lane_thread *thread, struct op *op);
 
 /* Whether operations of this kind do not sleep in storage, mostly: see lane_operations.c. */
 bool operation_is_quick(const struct iou_lane *lane, uint32_t kind);
 void operations_init(struct iou_lane *lane);
-
-/* ---- requests --------------------------------------------------------------------------------------------------- */
-
-/* Whether storage is known to do this so fast that handing the turn on would cost more. */
-bool request_is_quick(struct iou_lane *lane, const struct request *request);
-
-/*
- * Receive the request's payload. That of a WRITE is written but for its last piece, which is left in *payload for
- * request_run(); any other is dropped. False: the connection ends.
- */
-bool request_receive(struct lane_thread *thread, const struct request *request, struct payload *payload);
-
-/* Do it, and answer. Gives the payload's memory back. */
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD connections in the transmission phase, served in C: requests are read from a socket, done on an image, and
- * answered, by threads of the connection's own. Read by cffi's cdef() after ioutil_api.h; the same conventions.
+ * Connections served in C: requests are read from a socket, done on an image, and answered, by threads of the
+ * connection's own. Read by cffi's cdef() after ioutil_api.h; the same conventions.
  */
 
 typedef struct iou_lanes iou_lanes; /* what all lanes share: the engine, and memory for data */
 typedef struct iou_lane iou_lane;   /* one connection */
 
 typedef enum {
-    IOU_LANE_STRUCTURED = 1,   /* replies are structured */
-    IOU_LANE_EXTENDED = 2,     /* headers are extended */
-    IOU_LANE_ALLOCATION = 4,   /* BLOCK_STATUS may ask for base:allocation */
-    IOU_LANE_READ_ONLY = 8,    /* the export is */
+    IOU_LANE_STRUCTURED = 1,   /* NBD: replies are structured */
+    IOU_LANE_EXTENDED = 2,     /* NBD: headers are extended */
+    IOU_LANE_ALLOCATION = 4,   /* NBD: BLOCK_STATUS may ask for base:allocation */
+    IOU_LANE_READ_ONLY = 8,    /* the ticket is */
     IOU_LANE_SPARSE = 16,      /* the ticket's storage may be given back */
     IOU_LANE_COUNT_READS = 32, /* iou_lane_counted() tells what was read */
     IOU_LANE_COUNT_WRITES = 64 /* and what was written or zeroed */
@@ -32,18 +32,20 @@ typedef struct {
 } iou_lease;
 
 typedef struct {
-    uint64_t size;       /* of the export, at most 2^63 - 1; what the image has not got of it reads as zeros */
+    int fd;              /* the connection, which is the lane's when it has begun */
     uint32_t flags;      /* iou_lane_flag */
+    uint64_t size;       /* of the ticket, at most 2^63 - 1 */
     uint32_t timeout_ms; /* a peer that makes no progress for so long, while it is its turn, is left */
-    uint32_t context;    /* id of base:allocation */
-    uint32_t errors_count;
-    const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO */
-    const void *reply;      /* what the client is still to be told of the negotiation; copied */
-    uint64_t reply_length;  /* bytes, at most IOU_LANE_MAX_STAGED */
+    uint32_t reserved;
+    const void *rest;     /* what was received already of the client; copied */
+    uint64_t rest_length; /* bytes, at most IOU_LANE_MAX_STAGED */
+    iou_control *control; /* canceled ends requests, and C sets it when the connection breaks */
+    iou_lease *lease;     /* both live until the lane is freed */
 } iou_lane_options;
 
 typedef struct {
     uint64_t requests;
+    uint64_t received;     /* bytes, besides what the lane was given */
     uint64_t sent;         /* bytes of replies to requests */
     uint64_t zeroed[7];    /* bytes, by iou_method */
     uint64_t reports_lost; /* there were more than somebody fetched in time */
@@ -77,19 +79,10 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 /* -EBUSY while there are lanes, -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
-/*
- * Serve the connection of fd, which is the lane's when this succeeds. rest: bytes of the client that were received
- * already, at most IOU_LANE_MAX_STAGED; copied. control and lease live until the lane is freed. control->canceled ends
- * requests, and C sets it when the connection breaks; that the lane must end is said by iou_lane_refuse(). -EINVAL,
- * -ENOMEM, -EMFILE, -EBADF: the handle was closed, -EAGAIN: no thread, -ECHILD.
- */
-int iou_lane_start(iou_lanes *lanes, iou_handle *handle, int fd, const void *rest, uint64_t rest_length,
-                   const iou_lane_options *options, iou_control *control, iou_lease *lease, iou_lane **result);
-
 /* An eventfd, readable when there are reports, many ranges, or the end. The lane's. */
 int iou_lane_fd(iou_lane *lane);
 
-/* Refuse requests with ESHUTDOWN and, when none runs, close the connection. Nothing in a forked child. */
+/* Begin no more requests and, when none runs, end: NBD refuses them and closes. Nothing in a forked child. */
 void iou_lane_refuse(iou_lane *lane);
 
 /* Close the connection now; what runs in storage ends there. Nothing in a forked child. */
@@ -109,3 +102,21 @@ int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max);
 
 /* Free a lane that has ended. -EBUSY, -ECHILD. */
 int iou_lane_free(iou_lane *lane);
+
+/* ---- NBD: the transmission phase -------------------------------------------------------------------------------- */
+
+/* What the image has not got of the ticket's size reads as zeros. */
+typedef struct {
+    iou_lane_options lane;
+    uint32_t context; /* id of base:allocation */
+    uint32_t errors_count;
+    const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO; copied */
+    const void *reply;      /* what the client is still to be told of the negotiation; copied */
+    uint64_t reply_length;  /* bytes, at most IOU_LANE_MAX_STAGED */
+} iou_nbd_options;
+
+/*
+ * Serve a connection. That the lane must end is said by iou_lane_refuse(). -EINVAL, -ENOMEM, -EMFILE, -EBADF: the
+ * handle was closed, -EAGAIN: no thread, -ECHILD.
+ */
+int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result);

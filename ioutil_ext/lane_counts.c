@@ -123,21 +123,15 @@ static bool gave_up(const struct op *op) {
     return false;
 }
 
-/* What was refused as asked, or because the ticket ended, is no fault of the storage. */
-static bool failed(const struct op *op) {
-    int32_t error = op->result.error;
-    return error && error != ECANCELED && !(error == ENOTSUP && op->flags & IOU_FAST_ONLY);
-}
-
-void counts_report(struct iou_lane *lane, const struct op *op) {
-    if (!failed(op) && !gave_up(op) && op->result.elapsed < SLOW_NS)
+void counts_report(struct iou_lane *lane, const struct op *op, int error) {
+    if (!error && !gave_up(op) && op->result.elapsed < SLOW_NS)
         return;
     iou_lane_report report = {
         .offset = op->offset,
         .length = op->length,
         .elapsed = op->result.elapsed,
         .kind = op->kind,
-        .error = failed(op) ? op->result.error : 0,
+        .error = error,
         .syscall = op->result.syscall,
     };
     memcpy(report.given_up, op->result.given_up, sizeof(report.given_up));

@@ -13,15 +13,15 @@
 
 /* What requests ask for: 4 KiB of a guest, 256 KiB of nbdcopy, 1 MiB that we prefer, 2 MiB of qemu-img. */
 static const size_t SIZES[MEMORY_CLASSES] = {ROOM(64 * KIB), ROOM(256 * KIB), ROOM(MIB), ROOM(2 * MIB),
-                                             ROOM(WRITE_PIECE)};
+                                             ROOM(LANE_PIECE)};
 
 /*
- * One READ at a time may have more, if its reply may not be cut: it has memory of its own, which is all that those who
- * ask for such can keep from each other.
+ * One READ of NBD at a time may have more, if its reply may not be cut: it has memory of its own, which is all that
+ * those who ask for such can keep from each other.
  */
-#define MAX_LONG ROOM(MAX_PAYLOAD)
+#define MAX_LONG ROOM(LANE_LONG)
 
-_Static_assert(IOU_LANES_MIN_MEMORY >= 4 * ROOM(WRITE_PIECE), "some pieces, and half of it for a long read");
+_Static_assert(IOU_LANES_MIN_MEMORY >= 4 * ROOM(LANE_PIECE), "some pieces, and half of it for a long read");
 
 /* What is kept while nobody uses it: what a busy connection of nbdcopy uses. */
 #define KEPT (16 * MIB)
@@ -136,25 +136,29 @@ static void give_back(struct iou_lane *lane, int class) {
         pthread_cond_broadcast(&lanes->freed);
 }
 
-/* Wait for others to give back, but no longer than the ticket lives. The lock is held. */
+/* Wait for others to give back, but no longer than the request may go on. The lock is held. */
 static void await_freed(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     uint64_t expires = __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
     struct timespec deadline = {.tv_sec = (time_t)(expires / 1000000000u), .tv_nsec = (long)(expires % 1000000000u)};
     lanes->waiting++;
-    pthread_cond_timedwait(&lanes->freed, &lanes->lock, &deadline);
+    if (lane->kind->finishes)
+        pthread_cond_wait(&lanes->freed, &lanes->lock);
+    else
+        pthread_cond_timedwait(&lanes->freed, &lanes->lock, &deadline);
     lanes->waiting--;
 }
 
-struct memory *memory_get(struct iou_lane *lane, size_t size) {
+struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait) {
     struct iou_lanes *lanes = lane->lanes;
     struct memory *memory = NULL;
     int class = class_of(size);
     pthread_mutex_lock(&lanes->lock);
-    bool had = (class < MEMORY_CLASSES || size <= lanes->long_limit) && !lane_refuses(lane);
+    bool had = (class < MEMORY_CLASSES || size <= lanes->long_limit) && !lane_cuts(lane);
     while (had && !take(lane, class, &memory)) {
-        await_freed(lane);
-        had = !lane_refuses(lane);
+        if (wait)
+            await_freed(lane);
+        had = wait && !lane_cuts(lane);
     }
     pthread_mutex_unlock(&lanes->lock);
     if (!had || memory || (memory = create(class < MEMORY_CLASSES ? SIZES[class] : size)))

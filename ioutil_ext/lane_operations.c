@@ -8,11 +8,6 @@
 
 #include "lane.h"
 
-/* What clients are told; of a fault of ours, the detail is in the log only. */
-#define FAILED "the server failed to perform the operation"
-#define ENDED "the transfer has ended"
-#define NOT_FAST "the storage has no fast way to zero this"
-
 /*
  * An operation is quick if its kind has lately not slept in storage, mostly: then the leader does it itself. What only
  * computes and copies is not done sooner by another thread, but with the data in other caches, and after a wake-up.
@@ -57,12 +52,11 @@ static void renew(iou_lease *lease) {
 
 static bool is_counted(const struct iou_lane *lane, uint32_t kind) {
     if (kind == IOU_READ)
-        return lane->dialect.flags & IOU_LANE_COUNT_READS;
-    return (kind == IOU_WRITE || kind == IOU_ZERO || kind == IOU_TRIM) && lane->dialect.flags & IOU_LANE_COUNT_WRITES;
+        return lane->flags & IOU_LANE_COUNT_READS;
+    return (kind == IOU_WRITE || kind == IOU_ZERO || kind == IOU_TRIM) && lane->flags & IOU_LANE_COUNT_WRITES;
 }
 
-/* Run it and note all that is told of it. Returns its errno. */
-static int run(struct lane_thread *thread, struct op *op) {
+int operation_run(struct lane_thread *thread, struct op *op) {
     struct iou_lane *lane = thread->lane;
     op->handle = lane->handle;
     op->control = lane->control;
@@ -70,42 +64,15 @@ static int run(struct lane_thread *thread, struct op *op) {
     op->result.error = -op_check(op);
     if (op->result.error)
         return op->result.error; /* does not happen: requests were checked */
-    lane->requests++;
     thread->storage_since = now_ns();
     long sleeps = count_sleeps();
     guest_run(lane->engine, &thread->guest, op);
     note_sleep(lane, op->kind, count_sleeps() != sleeps);
     thread->storage_since = 0;
-    counts_report(lane, op);
     if (op->result.done && is_counted(lane, op->kind))
         counts_add(lane, op->offset, op->offset + op->result.done);
     if (op->kind == IOU_ZERO && !op->result.error)
         lane->zeroed[op->result.method] += op->length;
     renew(lane->lease);
     return op->result.error;
-}
-
-/* ---- answers ---------------------------------------------------------------------------------------------------- */
-
-/* Expired and cancelled look the same. */
-struct answer operation_refused(struct iou_lane *lane) {
-    lane->refusing = true;
-    return (struct answer){NBD_ESHUTDOWN, ENDED};
-}
-
-static struct answer answer_for(struct iou_lane *lane, const struct op *op) {
-    uint32_t error = (uint32_t)op->result.error;
-    if (error == 0)
-        return (struct answer){0, NULL};
-    if (error == ECANCELED)
-        return operation_refused(lane);
-    if (error == ENOTSUP && op->flags & IOU_FAST_ONLY)
-        return (struct answer){NBD_ENOTSUP, NOT_FAST};
-    uint32_t known = error < lane->errors_count ? lane->errors[error] : 0;
-    return (struct answer){known ? known : NBD_EIO, FAILED};
-}
-
-struct answer operation_run(struct lane_thread *thread, struct op *op) {
-    run(thread, op);
-    return answer_for(thread->lane, op);
 }

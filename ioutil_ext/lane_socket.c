@@ -57,12 +57,7 @@ static bool is_over(const struct iou_lane *lane) {
     return lane->refusing && lane->running == 0;
 }
 
-/* A canceled lane's image is to be let go of: its requests are answered, but no peer is waited for. */
-static bool is_canceled(const struct iou_lane *lane) {
-    return __atomic_load_n(&lane->control->canceled, __ATOMIC_RELAXED);
-}
-
-/* Wait until there is something to receive. False: the connection ends, or timed out. ms: -1 is for ever. */
+/* Wait until there is something to receive or to see. False: for so many ms there was nothing. -1 is for ever. */
 static bool await_input(struct iou_lane *lane, int ms) {
     struct pollfd polled[2] = {{.fd = lane->fd, .events = POLLIN}, {.fd = lane->wake_fd, .events = POLLIN}};
     eventfd_t wakeups;
@@ -70,11 +65,13 @@ static bool await_input(struct iou_lane *lane, int ms) {
     do
         count = poll(polled, 2, ms);
     while (count == -1 && errno == EINTR);
-    if (count == 0)
-        socket_break(lane, ETIMEDOUT);
     if (polled[1].revents)
         eventfd_read(lane->wake_fd, &wakeups);
-    return count > 0;
+    return count != 0;
+}
+
+void socket_wake(struct iou_lane *lane) {
+    eventfd_write(lane->wake_fd, 1);
 }
 
 /*
@@ -88,6 +85,12 @@ int socket_init(struct iou_lane *lane) {
         setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof(moment)) == -1)
         return -errno;
     return 0;
+}
+
+void socket_restore(struct iou_lane *lane) {
+    struct timeval for_ever = {0};
+    fcntl(lane->fd, F_SETFL, fcntl(lane->fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof(for_ever));
 }
 
 /* Look for a moment; -1 with EAGAIN: there is none yet. Whoever else has something to do goes first. */
@@ -113,32 +116,31 @@ static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, in
     return count;
 }
 
-/* Receive at least a byte, and all if that is how it comes. 0: the connection ends. ms: how long to wait for it. */
-static size_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
+/*
+ * Receive at least a byte, and all if that is how it comes. 0: no more comes, of the peer or because the lane ends.
+ * -ETIMEDOUT after ms, -ECANCELED unless ms is -1, or the socket's -errno.
+ */
+static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
     for (;;) {
         bool over = is_over(lane);
         if (lane->leaving || (over && lane->refused++ == MAX_REFUSED))
             return 0;
         /* What has come before the end is answered, too. */
         ssize_t count = receive_once(lane, memory, size, over ? MSG_DONTWAIT : flags);
-        if (count > 0)
-            return (size_t)count;
-        if (count == 0)
-            return 0;
+        if (count >= 0) {
+            lane->received += (uint64_t)count;
+            return count;
+        }
         if (errno == EINTR)
             continue;
-        if (errno != EAGAIN) {
-            socket_break(lane, errno);
-            return 0;
-        }
+        if (errno != EAGAIN)
+            return -errno;
         if (over)
             return 0;
-        if (ms != -1 && is_canceled(lane)) {
-            socket_break(lane, ECANCELED);
-            return 0;
-        }
+        if (ms != -1 && lane_canceled(lane)) /* its image is to be let go of: no peer is waited for */
+            return -ECANCELED;
         if (!await_input(lane, ms))
-            return 0;
+            return -ETIMEDOUT;
     }
 }
 
@@ -149,23 +151,13 @@ static void compact(struct iou_lane *lane) {
     lane->staged_end = left;
 }
 
-bool socket_header(struct iou_lane *lane, const char **header) {
-    uint32_t size = lane->dialect.header_size, left;
-    if (lane->leaving)
-        return false;
-    while ((left = lane->staged_end - lane->staged_start) < size) {
-        if (lane->staged_start)
-            compact(lane);
-        /* A header that has begun has to come to its end. */
-        size_t count =
-            receive(lane, lane->staging + left, max_u64(lane->window, size) - left, 0, left ? lane->timeout_ms : -1);
-        if (count == 0)
-            return false;
+ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms) {
+    if (lane->staged_start)
+        compact(lane);
+    ssize_t count = receive(lane, lane->staging + lane->staged_end, most - lane->staged_end, 0, ms);
+    if (count > 0)
         lane->staged_end += (uint32_t)count;
-    }
-    *header = lane->staging + lane->staged_start;
-    lane->staged_start += size;
-    return true;
+    return count;
 }
 
 /* Take bytes that were received with a header. */
@@ -182,24 +174,26 @@ static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
 }
 
-bool socket_payload(struct iou_lane *lane, char *memory, uint64_t length) {
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, int *error) {
     uint64_t got = take_staged(lane, memory, length);
     uint64_t since = now_ns(), staged = got;
+    *error = 0;
     while (got < length) {
         /* What is dropped goes to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
-        size_t count = receive(lane, target, room, MSG_WAITALL, lane->timeout_ms);
-        if (count == 0)
-            return false;
-        got += count;
-        if (got < length && too_slow(lane, since, got - staged)) {
-            socket_break(lane, ETIMEDOUT);
-            return false;
+        ssize_t count = receive(lane, target, room, MSG_WAITALL, lane->timeout_ms);
+        if (count > 0)
+            got += (size_t)count;
+        if (count > 0 && got < length && too_slow(lane, since, got - staged))
+            count = -ETIMEDOUT;
+        if (count <= 0) {
+            *error = (int)count;
+            break;
         }
     }
-    lane->window = length < LONG_PAYLOAD ? LANE_STAGING : lane->dialect.header_size;
-    return true;
+    lane->after_long = length >= LONG_PAYLOAD;
+    return got;
 }
 
 /* ---- sending ---------------------------------------------------------------------------------------------------- */
@@ -209,7 +203,7 @@ bool socket_payload(struct iou_lane *lane, char *memory, uint64_t length) {
 static int await_room(struct iou_lane *lane) {
     struct pollfd polled = {.fd = lane->fd, .events = POLLOUT};
     int before = INT32_MAX, unsent = 0, waited = 0;
-    while (!is_canceled(lane)) {
+    while (!lane_canceled(lane)) {
         int count = poll(&polled, 1, SEND_LOOK_MS);
         if (count > 0)
             return 0;

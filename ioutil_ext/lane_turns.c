@@ -149,8 +149,7 @@ static bool rest(struct lane_thread *thread) {
 
 /* ---- turns ------------------------------------------------------------------------------------------------------ */
 
-/* Make another thread the leader. False: there is none, and none can be had. */
-static bool hand_over(struct lane_thread *thread) {
+bool turn_hand_over(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     pthread_mutex_lock(&lane->lock);
     struct lane_thread *next = pick_idle(lane);
@@ -164,8 +163,7 @@ static bool hand_over(struct lane_thread *thread) {
     return next;
 }
 
-/* See to it that somebody watches while the leader does a request itself. */
-static void ensure_watcher(struct iou_lane *lane) {
+void turn_ensure_watcher(struct iou_lane *lane) {
     if (lane->watcher && !lane->watcher_asleep)
         return;
     pthread_mutex_lock(&lane->lock);
@@ -179,8 +177,12 @@ static void ensure_watcher(struct iou_lane *lane) {
     pthread_mutex_unlock(&lane->lock);
 }
 
-/* Returns whether this thread still leads. */
-static bool end_turn(struct lane_thread *thread) {
+void turn_begin(struct lane_thread *thread) {
+    thread->lane->turns++;
+    turn_ensure_watcher(thread->lane);
+}
+
+bool turn_end(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     pthread_mutex_lock(&lane->lock);
     bool leads = lane->leader == thread;
@@ -190,48 +192,6 @@ static bool end_turn(struct lane_thread *thread) {
     return leads;
 }
 
-static void end_request(struct iou_lane *lane) {
-    if (atomic_fetch_sub(&lane->running, 1) == 1 && lane->refusing)
-        lane_wake(lane);
-}
-
-/* Do a request; returns whether this thread still leads. */
-static bool take_turn(struct lane_thread *thread, const struct request *request, struct payload *payload) {
-    struct iou_lane *lane = thread->lane;
-    bool leads = request_is_quick(lane, request) || !hand_over(thread);
-    if (leads) {
-        lane->turns++;
-        ensure_watcher(lane);
-    }
-    request_run(thread, request, payload);
-    end_request(lane);
-    return leads && end_turn(thread);
-}
-
-/* Read requests until somebody else leads, or there are no more; false: the latter. */
-static bool lead(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
-    struct request request;
-    struct payload payload;
-    const char *header;
-    do {
-        if (!socket_header(lane, &header))
-            return false;
-        if (wire_parse(&lane->dialect, header, &request)) {
-            atomic_store(&lane->error, EPROTO);
-            return false;
-        }
-        if (request.command == CMD_DISC && !request.error)
-            return false;
-        lane->running++;
-        if (!request_receive(thread, &request, &payload)) {
-            end_request(lane);
-            return false;
-        }
-    } while (take_turn(thread, &request, &payload));
-    return true;
-}
-
 /* ---- the life of a thread, and of the lane ---------------------------------------------------------------------- */
 
 /* The last one closes the connection. Whoever sees lane->ended may free the lane once it gets the lock. */
@@ -239,6 +199,7 @@ static void leave(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     bool last = --lane->threads_count == 0;
     if (last) {
+        socket_restore(lane);
         close(lane->fd);
         handle_put(lane->handle, lane->engine);
     }
@@ -253,28 +214,16 @@ static void leave(struct lane_thread *thread) {
     }
 }
 
-/* What the first thread does before it leads. Another one is there then when the first request needs it. */
-static void begin(struct iou_lane *lane) {
-    struct iovec part = {.iov_base = lane->reply, .iov_len = lane->reply_length};
-    socket_send(lane, &part, 1);
-    lane->sent = 0; /* what requests are answered is counted */
-    free(lane->reply);
-    lane->reply = NULL;
-    ensure_watcher(lane);
-}
-
 static void *thread_main(void *argument) {
     struct lane_thread *thread = argument;
     struct iou_lane *lane = thread->lane;
-    pthread_setname_np(pthread_self(), "nbd-lane");
-    if (lane->reply)
-        begin(lane);
+    pthread_setname_np(pthread_self(), lane->kind->thread_name);
     pthread_mutex_lock(&lane->lock);
     while (lane->leader == thread || rest(thread)) {
         if (lane->turns % 2)
             lane->turns++; /* of the leader before, who is still at it */
         pthread_mutex_unlock(&lane->lock);
-        bool more = lead(thread);
+        bool more = lane->kind->lead(thread);
         pthread_mutex_lock(&lane->lock);
         if (!more)
             lane->leaving = true;
@@ -288,7 +237,7 @@ static void *thread_main(void *argument) {
     return NULL;
 }
 
-int lane_first_thread(struct iou_lane *lane) {
+int turn_first(struct iou_lane *lane) {
     pthread_mutex_lock(&lane->lock);
     struct lane_thread *first = add_thread(lane);
     lane->leader = first;

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NBD connections that C serves: plain sockets, and images that are files or block devices.
+"""Connections that C serves: plain sockets, and images that are files or block devices.
 
-Python negotiates, hands the socket over, and sees to the end. What a request may do, and how it is answered, is said
-before; what was done is asked for.
+Python decides, hands the socket over, and sees to the end. What a request may do, and how it is answered, is said
+before; what was done is asked for. Each protocol has a module beside this one.
 """
 
 import asyncio
@@ -32,15 +32,10 @@ MAX_LANES = 256
 
 @dataclass(frozen=True)
 class Terms:
-    """What was negotiated, and what the ticket allows. size: of the export; timeout in seconds."""
+    """What a ticket allows, and its connection. size in bytes, timeout in seconds."""
 
     size: int
     timeout: float
-    context_id: int
-    errors: Mapping[int, int]  # NBD's, by errno; EIO is what is missing
-    structured: bool
-    extended: bool
-    allocation: bool
     read_only: bool
     sparse: bool
     count_reads: bool
@@ -48,17 +43,28 @@ class Terms:
 
     @property
     def flags(self) -> int:
-        """Return the same for C."""
+        """Return what of it C has as flags."""
         flags = {
-            lib.IOU_LANE_STRUCTURED: self.structured,
-            lib.IOU_LANE_EXTENDED: self.extended,
-            lib.IOU_LANE_ALLOCATION: self.allocation,
             lib.IOU_LANE_READ_ONLY: self.read_only,
             lib.IOU_LANE_SPARSE: self.sparse,
             lib.IOU_LANE_COUNT_READS: self.count_reads,
             lib.IOU_LANE_COUNT_WRITES: self.count_writes,
         }
-        return sum(bit for bit, wanted in flags.items() if wanted)
+        return bits(flags)
+
+    @property
+    def timeout_ms(self) -> int:
+        """Return the timeout as C has it."""
+        return min(max(1, int(self.timeout * 1000)), MAX_TIMEOUT_MS)
+
+    def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
+        """Start the lane. common: the options that all lanes have, filled in. Returns what C does."""
+        raise NotImplementedError
+
+
+def bits(flags: Mapping[int, bool]) -> int:
+    """Return the flags that are wanted."""
+    return sum(bit for bit, wanted in flags.items() if wanted)
 
 
 class Lanes:
@@ -72,16 +78,19 @@ class Lanes:
         """Return a lane that has not begun."""
         return Lane(self._lanes, self._alive, lease)
 
-    def takes(self, backend: Backend, rest: bytes, reply: bytes) -> bool:
-        """Tell whether another connection, to this image, can be served by a lane: see Lane.start()."""
-        if max(len(rest), len(reply)) > lib.IOU_LANE_MAX_STAGED or len(self._alive) >= MAX_LANES:
+    def takes(self, backend: Backend, *data: bytes) -> bool:
+        """Tell whether another connection, to this image, can be served by a lane.
+
+        data: what was received of the client and, in another piece, what it is still to be sent.
+        """
+        if any(len(piece) > lib.IOU_LANE_MAX_STAGED for piece in data) or len(self._alive) >= MAX_LANES:
             return False
         return isinstance(backend, FileBackend)
 
     def free(self) -> None:
         """Give the memory back, unless lanes are left: storage hangs, or their loop stopped before they had ended."""
         if lib.iou_lanes_free(self._lanes):
-            log.warning("%d connections of NBD are left", len(self._alive))
+            log.warning("%d connections are left", len(self._alive))
 
 
 class Lane:
@@ -102,23 +111,27 @@ class Lane:
         self._on_event: Callable[[], None] = _nothing
         self._on_end: Callable[[], None] = _nothing
 
-    def start(self, backend: Backend, fd: int, rest: bytes, reply: bytes, terms: Terms) -> None:
+    def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms) -> None:
         """Serve the socket fd, which is the lane's when this succeeds.
 
-        backend: one that Lanes.takes(). rest: what was received already. reply: what is to be sent first. Raises
-        StorageError, Canceled.
+        backend: one that Lanes.takes(). rest: what was received already. Raises StorageError, Canceled.
         """
         if not isinstance(backend, FileBackend):
             raise TypeError("no lane for this image")
         self._path = backend.path
-        with backend.lent_handle() as handle:
-            self._start(handle, fd, rest, reply, terms)
-
-    def _start(self, handle: Any, fd: int, rest: bytes, reply: bytes, terms: Terms) -> None:
-        options, _owned = _options(terms, reply)
+        common = {
+            "fd": fd,
+            "flags": terms.flags,
+            "size": terms.size,
+            "timeout_ms": terms.timeout_ms,
+            "rest": ffi.from_buffer(rest),
+            "rest_length": len(rest),
+            "control": self._operation.control,
+            "lease": self._lease.shared,
+        }
         result = ffi.new("iou_lane **")
-        shared = (self._operation.control, self._lease.shared)
-        code = lib.iou_lane_start(self._lanes, handle, fd, rest, len(rest), options, *shared, result)
+        with backend.lent_handle() as handle:
+            code = terms.start(self._lanes, handle, common, result)
         if code:
             raise StorageError(-code, self._path, "serve")
         self._lane = result[0]
@@ -240,23 +253,6 @@ class Lane:
 
 def _nothing() -> None:
     pass
-
-
-def _options(terms: Terms, reply: bytes) -> tuple[Any, tuple[Any, ...]]:
-    """Return the same for C, and the memory that it points to."""
-    errors = ffi.new("uint32_t[]", max(terms.errors) + 1)
-    for number, error in terms.errors.items():
-        errors[number] = error
-    options = ffi.new("iou_lane_options *")
-    options.size = terms.size
-    options.flags = terms.flags
-    options.timeout_ms = min(max(1, int(terms.timeout * 1000)), MAX_TIMEOUT_MS)
-    options.context = terms.context_id
-    options.errors = errors
-    options.errors_count = len(errors)
-    options.reply = opening = ffi.from_buffer(reply)
-    options.reply_length = len(reply)
-    return options, (errors, opening)
 
 
 def error_of(stats: Any) -> str | None:

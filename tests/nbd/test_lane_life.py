@@ -17,6 +17,7 @@ from imageio_daemon.frontends.nbd.lanesession import LaneSession
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from imageio_daemon.nbdproto.events import Event, FindExport
 from imageio_daemon.storage import lane
+from imageio_daemon.storage.lanenbd import NbdTerms
 from imageio_daemon.tickets import Access
 from ioutil_ext import ffi, lib
 from tests.nbd.conftest import MakeWorld
@@ -201,7 +202,7 @@ async def test_lane_that_cannot_begin_ends_the_connection_and_leaves_nothing(
     def fail(*_: object) -> None:
         raise TypeError("a bug") if bug else StorageError(errno.EAGAIN, "disk", "serve")
 
-    monkeypatch.setattr(lane, "_options", fail)
+    monkeypatch.setattr(NbdTerms, "start", fail)
     with pytest.raises(asyncio.IncompleteReadError):
         await world.go()
     await world.until(lambda: not world.server._connections)

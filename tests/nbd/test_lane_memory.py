@@ -37,7 +37,7 @@ async def test_memory_is_kept_as_long_as_it_is_used(lane_world: MakeWorld, caplo
         await client.request(READ, 0, 4096)
         assert world.lanes is not None
         world.lanes.free()
-        assert "1 connections of NBD are left" in caplog.text
+        assert "1 connections are left" in caplog.text
         assert (await client.request(READ, 0, 4096)).data == bytes(4096)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from ...errors import Error, Forbidden
 from ...nbdproto.transmission import ALLOCATION_ID, Transmission
 from ...storage.base import Backend
-from ...storage.lane import Lanes, Terms, error_of
+from ...storage.lane import Lanes, error_of
+from ...storage.lanenbd import NbdTerms
 from ...tickets import Access, Ticket
 from .errors import ERRORS, TRANSFER_ENDED
 from .exports import Attachment
@@ -39,7 +40,8 @@ class LaneSession(asyncio.Protocol):
         self._transfer = attachment.transfer
         self._backend = backend
         self._lane = lanes.make(self._transfer.lease)
-        self._terms = _terms(transmission, self._transfer.ticket, timeout)
+        self._transmission = transmission
+        self._timeout = timeout
         self._transport = transport
         self._on_lost = on_lost
         self._refusing = False
@@ -75,7 +77,8 @@ class LaneSession(asyncio.Protocol):
     def _start_lane(self, rest: bytes, reply: bytes) -> None:
         # First: a transfer that is cancelled now ends what the lane begins.
         self._transfer.add_lane(self._lane)
-        self._lane.start(self._backend, self._fd, rest, reply, self._terms)
+        terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
+        self._lane.start(self._backend, self._fd, rest, terms)
         self._fd = -1
         self._lane.watch(self._event, self._end)
 
@@ -109,9 +112,9 @@ class LaneSession(asyncio.Protocol):
             self._on_lost(self)
 
 
-def _terms(transmission: Transmission, ticket: Ticket, timeout: float) -> Terms:
+def _terms(transmission: Transmission, ticket: Ticket, timeout: float, reply: bytes) -> NbdTerms:
     export = transmission.export
-    return Terms(
+    return NbdTerms(
         size=export.size,
         timeout=timeout,
         context_id=ALLOCATION_ID,
@@ -123,4 +126,5 @@ def _terms(transmission: Transmission, ticket: Ticket, timeout: float) -> Terms:
         sparse=ticket.sparse,
         count_reads=ticket.counts(Access.READ),
         count_writes=ticket.counts(Access.WRITE),
+        reply=reply,
     )

@@ -24,7 +24,7 @@ static void *tell_ranges(void *argument) {
         counts_add(teller->lane, start, start + LENGTH);
         if (i % 1000 == 0) {
             struct op op = {.kind = IOU_READ, .result.error = EIO};
-            counts_report(teller->lane, &op);
+            counts_report(teller->lane, &op, op.result.error);
         }
     }
     return NULL;

@@ -12,22 +12,29 @@ static void start_lane(struct session *session, iou_lanes *lanes, int fd) {
     static char rest[LANE_STAGING];
     struct lane_client *client = &session->client;
     bool waits = client->ending == STALL || client->ending == HOLD;
-    iou_lane_options options = {
-        .size = EXPORT_SIZE,
-        .flags = client->flags,
-        .timeout_ms = waits ? SHORT_TIMEOUT_MS : LONG_TIMEOUT_MS,
+    ssize_t length =
+        below(&session->random, 2) ? recv(fd, rest, 1 + below(&session->random, sizeof(rest)), MSG_DONTWAIT) : 0;
+    iou_nbd_options options = {
+        .lane =
+            {
+                .fd = fd,
+                .size = EXPORT_SIZE,
+                .flags = client->flags,
+                .timeout_ms = waits ? SHORT_TIMEOUT_MS : LONG_TIMEOUT_MS,
+                .rest = rest,
+                .rest_length = length > 0 ? (uint64_t)length : 0,
+                .control = &session->control,
+                .lease = &session->lease,
+            },
         .context = 7,
         .errors_count = sizeof(ERRORS) / sizeof(*ERRORS),
         .errors = ERRORS,
     };
-    ssize_t length =
-        below(&session->random, 2) ? recv(fd, rest, 1 + below(&session->random, sizeof(rest)), MSG_DONTWAIT) : 0;
     session->control = (iou_control){0};
     session->lease = (iou_lease){.timeout = UINT64_C(1) << 40, .expires = UINT64_MAX};
     if (client->ending == EXPIRE) /* and is renewed for no time */
         session->lease = (iou_lease){.timeout = 1, .expires = now_ns() + below(&session->random, 30000000)};
-    CHECK(iou_lane_start(lanes, session->handle, fd, rest, length > 0 ? (uint64_t)length : 0, &options,
-                         &session->control, &session->lease, &session->lane) == 0);
+    CHECK(iou_nbd_start(lanes, session->handle, &options, &session->lane) == 0);
 }
 
 void session_start(struct session *session, iou_lanes *lanes, iou_queue *queue, enum ending ending) {

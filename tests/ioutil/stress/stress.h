@@ -19,7 +19,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "lane.h" /* no header of the interface may be read twice */
+#include "nbd.h" /* no header of the interface may be read twice */
 
 /* ---- harness.c -------------------------------------------------------------------------------------------------- */
 

@@ -2,10 +2,15 @@
 
 /* What a request does: operations on the image, and their end as a reply. */
 
+#include <errno.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nbd.h"
 
+/* What clients are told; of a fault of ours, the detail is in the log only. */
+#define FAILED "the server failed to perform the operation"
+#define ENDED "the transfer has ended"
+#define NOT_FAST "the storage has no fast way to zero this"
 #define NO_MEMORY "there is no memory for so long a range"
 
 static uint32_t kind_of(const struct request *request) {
@@ -24,6 +29,31 @@ bool request_is_quick(struct iou_lane *lane, const struct request *request) {
     return operation_is_quick(lane, kind_of(request));
 }
 
+/* ---- operations ------------------------------------------------------------------------------------------------- */
+
+/* Expired and cancelled look the same; the connection ends with it. */
+static struct answer refuse(struct iou_lane *lane) {
+    lane->refusing = true;
+    return (struct answer){NBD_ESHUTDOWN, ENDED};
+}
+
+static struct answer run_operation(struct lane_thread *thread, struct op *op) {
+    struct iou_lane *lane = thread->lane;
+    const struct nbd *nbd = nbd_of(lane);
+    uint32_t error = (uint32_t)operation_run(thread, op);
+    bool refused = error == ENOTSUP && op->flags & IOU_FAST_ONLY; /* as asked: no fault of the storage */
+    lane->requests++;
+    counts_report(lane, op, error == ECANCELED || refused ? 0 : (int)error);
+    if (error == 0)
+        return (struct answer){0, NULL};
+    if (error == ECANCELED)
+        return refuse(lane);
+    if (refused)
+        return (struct answer){NBD_ENOTSUP, NOT_FAST};
+    uint32_t known = error < nbd->errors_count ? nbd->errors[error] : 0;
+    return (struct answer){known ? known : NBD_EIO, FAILED};
+}
+
 static void reply(struct iou_lane *lane, const struct request *request, struct answer answer) {
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
@@ -32,12 +62,12 @@ static void reply(struct iou_lane *lane, const struct request *request, struct a
 }
 
 static struct answer no_memory(struct iou_lane *lane) {
-    return lane_refuses(lane) ? operation_refused(lane) : (struct answer){NBD_EOVERFLOW, NO_MEMORY};
+    return lane_refuses(lane) ? refuse(lane) : (struct answer){NBD_EOVERFLOW, NO_MEMORY};
 }
 
 /* Memory for what is answered. NULL: there is none, and that was answered. */
 static struct memory *get_memory(struct iou_lane *lane, const struct request *request, size_t size) {
-    struct memory *memory = memory_get(lane, size);
+    struct memory *memory = memory_get(lane, size, true);
     if (!memory)
         reply(lane, request, no_memory(lane));
     return memory;
@@ -56,7 +86,7 @@ static struct answer fill(struct lane_thread *thread, char *data, uint64_t offse
     uint64_t inside = offset < size ? min_u64(length, size - offset) : 0;
     struct op op = {.kind = IOU_READ, .offset = offset, .length = inside, .buffer = data};
     memset(data + inside, 0, length - inside);
-    return inside ? operation_run(thread, &op) : (struct answer){0, NULL};
+    return inside ? run_operation(thread, &op) : (struct answer){0, NULL};
 }
 
 static void read_pieces(struct lane_thread *thread, const struct request *request, struct memory *memory,
@@ -77,7 +107,7 @@ static void read_pieces(struct lane_thread *thread, const struct request *reques
 /* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
 static void run_read(struct lane_thread *thread, const struct request *request) {
     struct iou_lane *lane = thread->lane;
-    bool may_cut = wire_has_chunks(&lane->dialect) && !(request->flags & FLAG_DF);
+    bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
     uint64_t piece = may_cut ? min_u64(request->length, READ_PIECE) : request->length;
     struct memory *memory = get_memory(lane, request, piece + PAGE_UNIT);
     if (memory) {
@@ -97,7 +127,15 @@ static void write_piece(struct lane_thread *thread, struct payload *payload, boo
         .buffer = payload->data,
     };
     if (!payload->answer.error)
-        payload->answer = lane_refuses(thread->lane) ? operation_refused(thread->lane) : operation_run(thread, &op);
+        payload->answer = lane_refuses(thread->lane) ? refuse(thread->lane) : run_operation(thread, &op);
+}
+
+static bool receive_payload(struct iou_lane *lane, char *memory, uint64_t length) {
+    int error;
+    uint64_t got = socket_receive(lane, memory, length, &error);
+    if (error)
+        socket_break(lane, -error);
+    return got == length;
 }
 
 bool request_receive(struct lane_thread *thread, const struct request *request, struct payload *payload) {
@@ -111,17 +149,17 @@ bool request_receive(struct lane_thread *thread, const struct request *request, 
         return true;
     }
     if (request->error || request->command != CMD_WRITE)
-        return socket_payload(lane, NULL, left);
-    payload->memory = memory_get(lane, min_u64(left, WRITE_PIECE) + PAGE_UNIT);
+        return receive_payload(lane, NULL, left);
+    payload->memory = memory_get(lane, min_u64(left, WRITE_PIECE) + PAGE_UNIT, true);
     if (!payload->memory) {
         payload->answer = no_memory(lane);
-        return socket_payload(lane, NULL, left);
+        return receive_payload(lane, NULL, left);
     }
     for (;;) {
         payload->offset = offset;
         payload->length = min_u64(end - offset, WRITE_PIECE);
         payload->data = place_in(payload->memory, offset);
-        if (!socket_payload(lane, payload->data, payload->length)) {
+        if (!receive_payload(lane, payload->data, payload->length)) {
             memory_put(lane, payload->memory);
             return false;
         }
@@ -144,7 +182,7 @@ static void run_write(struct lane_thread *thread, const struct request *request,
 /* ---- the others ------------------------------------------------------------------------------------------------- */
 
 static struct answer run_zero(struct lane_thread *thread, const struct request *request) {
-    bool keep = request->flags & FLAG_NO_HOLE || !(thread->lane->dialect.flags & IOU_LANE_SPARSE);
+    bool keep = request->flags & FLAG_NO_HOLE || !(thread->lane->flags & IOU_LANE_SPARSE);
     struct op op = {
         .kind = IOU_ZERO,
         .flags = (keep ? IOU_ALLOCATE : 0) | (request->flags & FLAG_FAST_ZERO ? IOU_FAST_ONLY : 0) |
@@ -152,20 +190,20 @@ static struct answer run_zero(struct lane_thread *thread, const struct request *
         .offset = request->offset,
         .length = request->length,
     };
-    return operation_run(thread, &op);
+    return run_operation(thread, &op);
 }
 
 static struct answer run_flush(struct lane_thread *thread) {
     struct op op = {.kind = IOU_FLUSH};
-    return operation_run(thread, &op);
+    return run_operation(thread, &op);
 }
 
 /* A ticket that is not sparse keeps its storage: then nothing is freed. */
 static struct answer run_trim(struct lane_thread *thread, const struct request *request) {
     bool fua = request->flags & FLAG_FUA;
     struct op op = {.kind = IOU_TRIM, .flags = fua ? IOU_FUA : 0, .offset = request->offset, .length = request->length};
-    if (thread->lane->dialect.flags & IOU_LANE_SPARSE)
-        return operation_run(thread, &op);
+    if (thread->lane->flags & IOU_LANE_SPARSE)
+        return run_operation(thread, &op);
     return fua ? run_flush(thread) : (struct answer){0, NULL};
 }
 
@@ -194,7 +232,7 @@ static void look_at_extents(struct lane_thread *thread, const struct request *re
         .buffer = extents,
         .buffer_size = most * sizeof(iou_extent),
     };
-    struct answer answer = operation_run(thread, &op);
+    struct answer answer = run_operation(thread, &op);
     uint32_t count = op.result.count;
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
@@ -241,7 +279,7 @@ void request_run(struct lane_thread *thread, const struct request *request, stru
     } else if (request->error) {
         reply_error(lane, request, request->error, request->text);
     } else if (lane_refuses(lane)) {
-        reply(lane, request, operation_refused(lane));
+        reply(lane, request, refuse(lane));
     } else {
         run_allowed(thread, request);
     }

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "lane.h"
+#include "nbd.h"
 
 /* Zeros of so many bytes are told as a hole, which is 32 bytes. */
 #define HOLE (64 * KIB)
@@ -25,21 +25,21 @@ static void send_one(struct iou_lane *lane, char *message, size_t size) {
 /* With structured replies, success without data stays a simple one: it is the shortest. But not that of a READ. */
 void reply_success(struct iou_lane *lane, const struct request *request) {
     char header[MAX_HEADER];
-    bool chunk =
-        lane->dialect.flags & IOU_LANE_EXTENDED || (wire_has_chunks(&lane->dialect) && request->command == CMD_READ);
+    bool chunk = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED ||
+                 (wire_has_chunks(&nbd_of(lane)->dialect) && request->command == CMD_READ);
     send_one(lane, header,
-             chunk ? wire_chunk(header, &lane->dialect, request, CHUNK_NONE, true, 0)
+             chunk ? wire_chunk(header, &nbd_of(lane)->dialect, request, CHUNK_NONE, true, 0)
                    : wire_simple(header, request, 0));
 }
 
 void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text) {
     char message[MAX_HEADER + 6 + MAX_TEXT];
     size_t length = strnlen(text, MAX_TEXT), size;
-    if (!wire_has_chunks(&lane->dialect)) {
+    if (!wire_has_chunks(&nbd_of(lane)->dialect)) {
         send_one(lane, message, wire_simple(message, request, error));
         return;
     }
-    size = wire_chunk(message, &lane->dialect, request, CHUNK_ERROR, true, 6 + length);
+    size = wire_chunk(message, &nbd_of(lane)->dialect, request, CHUNK_ERROR, true, 6 + length);
     size += wire_put32(message + size, error);
     size += wire_put16(message + size, (uint16_t)length);
     memcpy(message + size, text, length);
@@ -50,15 +50,15 @@ void reply_error(struct iou_lane *lane, const struct request *request, uint32_t 
 
 static size_t data_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
                         uint64_t length, bool done) {
-    if (!wire_has_chunks(&lane->dialect))
+    if (!wire_has_chunks(&nbd_of(lane)->dialect))
         return wire_simple(head, request, 0);
-    size_t size = wire_chunk(head, &lane->dialect, request, CHUNK_DATA, done, 8 + length);
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_DATA, done, 8 + length);
     return size + wire_put64(head + size, offset);
 }
 
 static size_t hole_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
                         uint64_t length, bool done) {
-    size_t size = wire_chunk(head, &lane->dialect, request, CHUNK_HOLE, done, 12);
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_HOLE, done, 12);
     size += wire_put64(head + size, offset);
     return size + wire_put32(head + size, (uint32_t)length);
 }
@@ -97,7 +97,7 @@ static void reply_runs(struct iou_lane *lane, const struct request *request, cha
 void reply_data(struct iou_lane *lane, const struct request *request, char *data, uint64_t offset, uint64_t length,
                 bool done) {
     char head[MAX_HEAD];
-    if (wire_has_chunks(&lane->dialect) && !(request->flags & FLAG_DF) && length >= HOLE) {
+    if (wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF) && length >= HOLE) {
         reply_runs(lane, request, data, offset, length, done);
         return;
     }
@@ -124,7 +124,7 @@ static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t s
 }
 
 void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count) {
-    bool extended = lane->dialect.flags & IOU_LANE_EXTENDED;
+    bool extended = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED;
     char *payload = (char *)extents, head[MAX_HEADER + 8];
     uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT;
     size_t length = 0;
@@ -135,9 +135,9 @@ void reply_status(struct iou_lane *lane, const struct request *request, iou_exte
         if (extent.length > most)
             break; /* what the field cannot say ends the reply */
     }
-    size_t size = wire_chunk(head, &lane->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
                              (extended ? 8 : 4) + length);
-    size += wire_put32(head + size, lane->context);
+    size += wire_put32(head + size, nbd_of(lane)->context);
     if (extended)
         size += wire_put32(head + size, told);
     struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};

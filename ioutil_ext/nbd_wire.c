@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "lane.h"
+#include "nbd.h"
 
 #define REQUEST 0x25609513u
 #define EXTENDED_REQUEST 0x21E41C71u
