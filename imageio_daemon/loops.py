@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import uvloop
 
 from . import tls
+from .poller import Poller
 from .sockets import BACKLOG
+from .tlstransport import shake_hands
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Server(Protocol):
         ...
 
     def connection(self) -> asyncio.BaseProtocol:
-        """Return the protocol of a new one."""
+        """Return the protocol of a new one; a BufferedProtocol if it is one of TLS."""
         ...
 
     async def start(self) -> None:
@@ -66,6 +68,7 @@ class ServingLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(_report)
         self._loop = loop
+        self._poller: Poller | None = None
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -120,13 +123,11 @@ class ServingLoop:
         try:
             with ExitStack() as stack:
                 stack.enter_context(sock)
-                await self._loop.connect_accepted_socket(
-                    server.connection,
-                    sock,
-                    ssl=secure.context if secure is not None else None,
-                    ssl_handshake_timeout=tls.HANDSHAKE_TIMEOUT if secure is not None else None,
-                    ssl_shutdown_timeout=tls.SHUTDOWN_TIMEOUT if secure is not None else None,
-                )
+                if secure is None:
+                    await self._loop.connect_accepted_socket(server.connection, sock)
+                else:
+                    self._poller = self._poller or Poller(self._loop)
+                    await shake_hands(self._poller, sock, secure.direct, server.connection, tls.HANDSHAKE_TIMEOUT)
                 stack.pop_all()
         except OSError as e:  # a handshake that failed, or took too long, too
             log.debug("connection was not made: %s", e)
@@ -141,6 +142,8 @@ class ServingLoop:
         if tasks := self._handshakes | self._connecting:
             await asyncio.wait(tasks)
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
+        if self._poller is not None:
+            self._poller.close()
 
 
 @asynccontextmanager

@@ -7,14 +7,12 @@ import ssl
 
 from .config import Tls
 from .errors import ConfigError
+from .tlssocket import TlsContext
 
 log = logging.getLogger(__name__)
 
 #: A handshake that takes longer is given up, in seconds: a peer may hold a connection without a word.
 HANDSHAKE_TIMEOUT = 10.0
-#: How long a connection that we close waits for the peer's farewell, in seconds. Ours is sent at once; an idle client
-#: that does not look at its socket would hold up the end of the daemon (uvloop's default is 30 s).
-SHUTDOWN_TIMEOUT = 1.0
 
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
@@ -29,13 +27,14 @@ class ServerTls:
     def __init__(self, config: Tls) -> None:
         self._config = config
         self._seen = self._stamp()
-        self.context = _make(config)
+        #: For transports of a loop's own, and for ours, which are faster.
+        self.context, self.direct = _make(config)
 
     def renew(self) -> None:
         """Load certificate and key again; when that fails the old ones stay and the log says why."""
         self._seen = self._stamp()
         try:
-            self.context = _make(self._config)
+            self.context, self.direct = _make(self._config)
         except ConfigError as e:
             log.error("cannot renew the certificate, the old one stays in use: %s", e)
         else:
@@ -67,7 +66,7 @@ def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl
     return context
 
 
-def _make(config: Tls) -> ssl.SSLContext:
+def _make(config: Tls) -> tuple[ssl.SSLContext, TlsContext]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = _CLIENT_AUTH[config.client_auth]
@@ -76,12 +75,19 @@ def _make(config: Tls) -> ssl.SSLContext:
     if context.verify_mode is not ssl.CERT_NONE:
         _load_ca(context, config.ca_file)
     try:
-        context.load_cert_chain(config.cert_file, config.key_file)
+        context.load_cert_chain(config.cert_file, config.key_file, password=_no_passphrase)
+        ca_file = "" if context.verify_mode is ssl.CERT_NONE else config.ca_file
+        direct = TlsContext(context, cert_file=config.cert_file, key_file=config.key_file, ca_file=ca_file)
     except OSError as e:
         raise ConfigError(
             f"[tls] cannot load cert_file {config.cert_file} with key_file {config.key_file}: {e}"
         ) from None
-    return context
+    return context, direct
+
+
+def _no_passphrase() -> str:
+    """Answer OpenSSL's question, which it would put to the terminal."""
+    return ""
 
 
 def _load_ca(context: ssl.SSLContext, ca_file: str) -> None:

@@ -32,22 +32,25 @@ SOURCES = [
     "schedule.c",
     "size.c",
     "syscalls.c",
+    "tls.c",
     "workers.c",
     "zero.c",
 ]
-HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h"]
+HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h", "tls_api.h"]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wunused-parameter"
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 #include "ioutil_api.h"
 #include "lane_api.h"
+#include "tls_api.h"
 """
 
 ffibuilder = FFI()
-for name in ("ioutil_api.h", "lane_api.h"):
+for name in ("ioutil_api.h", "lane_api.h", "tls_api.h"):
     ffibuilder.cdef((HERE / name).read_text())
 ffibuilder.set_source(
     "ioutil_ext._ioutil",
@@ -64,6 +67,7 @@ ffibuilder.set_source(
         "-pthread",
         "-fvisibility=hidden",
     ],
+    libraries=["ssl", "crypto"],
     extra_link_args=["-pthread"],
 )
 

@@ -17,6 +17,13 @@ from tests.support.services import Connect, Service
 pytest_plugins = ["tests.support.realstorage"]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # Its successor, a hook, would hold for all tests.
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning"
+    )
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))

@@ -20,13 +20,6 @@ from tests.support.images import pattern
 MakeNbdDaemon = Callable[..., tuple[Daemon, str]]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # Its successor, a hook, would hold for all tests.
-    config.addinivalue_line(
-        "filterwarnings", "ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning"
-    )
-
-
 @pytest.fixture
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     """Run on the loop of the daemon: transports of the standard library differ."""

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import logging
 import socket
 import ssl
+import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import trustme
 from imageio_daemon.config import Tls
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.tls import ServerTls
+from tests.support.tls import Patient
 
 
 class Certificates:
@@ -51,54 +55,70 @@ def certificates(tmp_path: Path) -> Certificates:
     return Certificates(tmp_path)
 
 
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "localhost") -> str | None:
+Handshake = Callable[..., str | None]
+
+
+@pytest.fixture(params=["context", "direct"])
+def handshake(request: pytest.FixtureRequest) -> Handshake:
     """Shake hands over a socket pair and exchange a byte; return the protocol version."""
-    ours, theirs = socket.socketpair()
 
-    def serve() -> None:
+    def shake(server: ServerTls, client: ssl.SSLContext, name: str = "localhost") -> str | None:
+        ours, theirs = socket.socketpair()
+        serve = _serve_context if request.param == "context" else _serve_direct
+        thread = threading.Thread(target=serve, args=(server, ours))
+        thread.start()
         try:
-            with server.wrap_socket(ours, server_side=True) as tls:
-                tls.sendall(tls.recv(1))
-        except OSError:
-            ours.close()
+            with client.wrap_socket(theirs, server_hostname=name) as tls:
+                tls.sendall(b"x")
+                if tls.recv(1) != b"x":
+                    raise ssl.SSLError("closed")
+                return tls.version()
+        finally:
+            theirs.close()
+            thread.join()
 
-    thread = threading.Thread(target=serve)
-    thread.start()
+    return shake
+
+
+def _serve_context(server: ServerTls, sock: socket.socket) -> None:
     try:
-        with client.wrap_socket(theirs, server_hostname=name) as tls:
-            tls.sendall(b"x")
-            if tls.recv(1) != b"x":
-                raise ssl.SSLError("closed")
-            return tls.version()
-    finally:
-        theirs.close()
-        thread.join()
+        with server.context.wrap_socket(sock, server_side=True) as tls:
+            tls.sendall(tls.recv(1))
+    except OSError:
+        sock.close()
 
 
-def test_client_that_trusts_the_authority_connects(certificates: Certificates) -> None:
-    assert handshake(ServerTls(certificates.config()).context, certificates.client()) == "TLSv1.3"
+def _serve_direct(server: ServerTls, sock: socket.socket) -> None:
+    with sock, contextlib.suppress(OSError):
+        tls = Patient(sock, server.direct.wrap(sock))
+        tls.handshake()
+        tls.write(tls.read(1))
+
+
+def test_client_that_trusts_the_authority_connects(handshake: Handshake, certificates: Certificates) -> None:
+    assert handshake(ServerTls(certificates.config()), certificates.client()) == "TLSv1.3"
 
 
 def test_protocols_older_than_1_2_are_refused(certificates: Certificates) -> None:
     assert ServerTls(certificates.config()).context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-def test_ca_file_alone_asks_for_no_client_certificate(certificates: Certificates) -> None:
-    handshake(ServerTls(certificates.config("none")).context, certificates.client())
+def test_ca_file_alone_asks_for_no_client_certificate(handshake: Handshake, certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("none")), certificates.client())
 
 
-def test_optional_client_certificate_may_be_missing(certificates: Certificates) -> None:
-    handshake(ServerTls(certificates.config("optional")).context, certificates.client())
+def test_optional_client_certificate_may_be_missing(handshake: Handshake, certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("optional")), certificates.client())
 
 
-def test_required_client_certificate_must_be_there(certificates: Certificates) -> None:
-    server = ServerTls(certificates.config("required")).context
+def test_required_client_certificate_must_be_there(handshake: Handshake, certificates: Certificates) -> None:
+    server = ServerTls(certificates.config("required"))
     with pytest.raises(OSError, match=r"."):
         handshake(server, certificates.client())
 
 
-def test_required_client_certificate_is_accepted(certificates: Certificates) -> None:
-    handshake(ServerTls(certificates.config("required")).context, certificates.client(own=True))
+def test_required_client_certificate_is_accepted(handshake: Handshake, certificates: Certificates) -> None:
+    handshake(ServerTls(certificates.config("required")), certificates.client(own=True))
 
 
 @pytest.mark.parametrize("missing", ["key_file", "cert_file"])
@@ -108,24 +128,32 @@ def test_missing_file_is_an_error_of_configuration(certificates: Certificates, m
         ServerTls(certificates.config())
 
 
+def test_key_with_a_passphrase_is_an_error_of_configuration(certificates: Certificates) -> None:
+    key, locked = certificates.key_file, certificates.key_file.with_name("locked.pem")
+    subprocess.run(["openssl", "pkey", "-in", key, "-out", locked, "-aes256", "-passout", "pass:secret"], check=True)
+    locked.replace(key)
+    with pytest.raises(ConfigError, match="key_file"):
+        ServerTls(certificates.config())
+
+
 def test_bad_ca_file_is_an_error_of_configuration(certificates: Certificates) -> None:
     certificates.ca_file.write_text("rubbish")
     with pytest.raises(ConfigError, match="ca_file"):
         ServerTls(certificates.config("required"))
 
 
-def test_renewed_certificate_is_used_for_new_connections(certificates: Certificates) -> None:
+def test_renewed_certificate_is_used_for_new_connections(handshake: Handshake, certificates: Certificates) -> None:
     server = ServerTls(certificates.config())
     certificates.issue("other.example.org")
     server.renew()
-    handshake(server.context, certificates.client(), "other.example.org")
+    handshake(server, certificates.client(), "other.example.org")
 
 
-def test_changed_files_are_noticed(certificates: Certificates) -> None:
+def test_changed_files_are_noticed(handshake: Handshake, certificates: Certificates) -> None:
     server = ServerTls(certificates.config())
     certificates.issue("other.example.org")
     server.renew_if_changed()
-    handshake(server.context, certificates.client(), "other.example.org")
+    handshake(server, certificates.client(), "other.example.org")
 
 
 def test_unchanged_files_are_left_alone(certificates: Certificates, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +165,7 @@ def test_unchanged_files_are_left_alone(certificates: Certificates, caplog: pyte
 
 @pytest.mark.parametrize("damage", ["missing", "mismatch"])
 def test_failed_renewal_keeps_the_old_certificate(
-    certificates: Certificates, caplog: pytest.LogCaptureFixture, damage: str
+    handshake: Handshake, certificates: Certificates, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     server = ServerTls(certificates.config())
     if damage == "missing":
@@ -146,4 +174,4 @@ def test_failed_renewal_keeps_the_old_certificate(
         certificates.ca.issue_cert("x.example.org").private_key_pem.write_to_path(certificates.key_file)
     server.renew()
     assert "cannot renew" in caplog.text
-    handshake(server.context, certificates.client())
+    handshake(server, certificates.client())

@@ -7,18 +7,12 @@ from contextlib import suppress
 
 from ...errors import PeerGone
 from ...transports import pause_when_anything_waits
-from ..watchdog import unsent
-
-#: How often it is looked, in seconds, whether the last bytes of a TLS connection were delivered: at first, at most.
-CLOSE_STEP = 0.01
-CLOSE_STEP_MOST = 0.2
 
 
 class _Gone(asyncio.Transport):
     """The transport of a connection that is lost.
 
-    The real one refers to the connection for ever (uvloop 0.23 under TLS), with 256 KiB of memory: a circle that would
-    stay until the collector runs.
+    The real one would be a circle with the connection, and stay until the collector runs.
     """
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -51,7 +45,6 @@ class Wire:
         self._holds: set[str] = set()
         self._drained: asyncio.Future[None] | None = None
         self._lost: asyncio.Future[None] | None = None
-        self._closing: asyncio.TimerHandle | None = None
 
     @property
     def peer(self) -> str:
@@ -131,22 +124,8 @@ class Wire:
             self.transport.write_eof()
 
     def close(self) -> None:
-        """Close when all that was written is delivered."""
-        if self.tls:
-            self._close_tls(CLOSE_STEP)
-        else:
-            self.transport.close()
-
-    def _close_tls(self, step: float) -> None:
-        """Close when all is delivered: uvloop cuts what is not, after its timeout."""
-        if any(unsent(self.transport)):
-            step = min(2 * step, CLOSE_STEP_MOST)
-        elif self.transport.is_closing():
-            self.transport.abort()
-            return
-        else:
-            self.transport.close()
-        self._closing = self._loop.call_later(step, self._close_tls, step)
+        """Close when all that was written has left."""
+        self.transport.close()
 
     def abort(self) -> None:
         """Cut the connection."""
@@ -161,8 +140,6 @@ class Wire:
 
     def lost(self) -> None:
         """Let go of the transport, which has let go of everything."""
-        if self._closing is not None:
-            self._closing.cancel()
         self.transport = _GONE
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS on a non-blocking socket, by OpenSSL without a transport in between: docs/adr/0014."""
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+#: What TlsSocket answers instead of a count: call again when the socket is readable, or when it is writable.
+WANTS_INPUT: int = lib.IOU_TLS_WANTS_INPUT
+WANTS_ROOM: int = lib.IOU_TLS_WANTS_ROOM
+
+_view: Callable[[bytes | memoryview], Any] = ffi.from_buffer
+
+
+class TlsContext:
+    """Our certificate and key, with the rules of an SSLContext that has loaded them, too.
+
+    Files are PEM, the key has no passphrase; "" where there is none. ca_file: whose certificates of peers are
+    believed. Raises OSError.
+    """
+
+    def __init__(self, rules: ssl.SSLContext, *, cert_file: str = "", key_file: str = "", ca_file: str = "") -> None:
+        self.rules = rules
+        policy, _owned = _policy(rules, cert_file, key_file, ca_file)
+        result = ffi.new("iou_tls_context **")
+        reason = ffi.new("char[]", lib.IOU_TLS_REASON)
+        code = lib.iou_tls_context_new(policy, result, reason)
+        if code:
+            raise OSError(-code, ffi.string(reason).decode(errors="replace"))
+        self._context = ffi.gc(result[0], lib.iou_tls_context_free)
+
+    def wrap(self, sock: socket.socket, host: str | None = None) -> "TlsSocket":
+        """Return TLS on a connected socket, which is not blocking. host: the server's name; None: we are the server.
+
+        Raises OSError.
+        """
+        result = ffi.new("iou_tls **")
+        code = lib.iou_tls_new(self._context, sock.fileno(), ffi.NULL if host is None else host.encode("idna"), result)
+        if code:
+            raise OSError(-code, os.strerror(-code))
+        return TlsSocket(result[0])
+
+
+class TlsSocket:
+    """One connection. The socket must stay open as long as methods are called. Nothing blocks."""
+
+    def __init__(self, tls: Any) -> None:
+        self._tls = ffi.gc(tls, lib.iou_tls_free)
+
+    def handshake(self) -> int:
+        """Go on with the handshake; return 0 when it is done, or WANTS_INPUT, WANTS_ROOM. Raises OSError."""
+        return self._checked(lib.iou_tls_handshake(self._tls))
+
+    def readinto(self, view: memoryview) -> int:
+        """Return how many bytes were received into the view; 0: no more will come; or WANTS_INPUT, WANTS_ROOM.
+
+        All that is there, if it fits. Raises OSError.
+        """
+        return self._checked(lib.iou_tls_read(self._tls, _view(view), len(view)))
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether bytes were received that readinto() did not return: the socket does not tell of them."""
+        return bool(lib.iou_tls_pending(self._tls))
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Return how many bytes were sent, at least one; or WANTS_INPUT, WANTS_ROOM: then the same must come again.
+
+        Raises OSError.
+        """
+        return self._checked(lib.iou_tls_write(self._tls, _view(data), len(data)))
+
+    def end(self) -> None:
+        """Say farewell, if there is room, and wait for nothing."""
+        lib.iou_tls_end(self._tls)
+
+    def _checked(self, result: int) -> int:
+        if result < 0 and result not in (WANTS_INPUT, WANTS_ROOM):
+            raise OSError(-result, ffi.string(lib.iou_tls_reason(self._tls)).decode(errors="replace"))
+        return result
+
+
+def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) -> tuple[Any, list[Any]]:
+    """Return the same for C, and the memory that it points to."""
+    owned = []
+
+    def text(value: str) -> Any:
+        if not value:
+            return ffi.NULL
+        owned.append(ffi.new("char[]", os.fsencode(value)))
+        return owned[-1]
+
+    # Those of TLS 1.3 are always on (ciphers(1)).
+    ciphers = ":".join(c["name"] for c in rules.get_ciphers() if c["protocol"] != "TLSv1.3")
+    policy = ffi.new("iou_tls_policy *")
+    policy.chain_file, policy.key_file, policy.ca_file = text(cert_file), text(key_file), text(ca_file)
+    policy.ciphers = text(ciphers)
+    policy.options = int(rules.options) % 2**64
+    policy.minimum_version = max(0, rules.minimum_version)  # the lowest that is supported is negative
+    policy.server = rules.protocol is ssl.PROTOCOL_TLS_SERVER
+    policy.asks_peer = rules.verify_mode is not ssl.CERT_NONE
+    policy.needs_peer = rules.verify_mode is ssl.CERT_REQUIRED
+    return policy, owned

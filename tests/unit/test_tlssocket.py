@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trustme
+
+from imageio_daemon.tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
+from imageio_daemon.units import KiB, MiB
+from tests.support.polling import SOON
+from tests.support.tls import Patient
+
+
+class Files(NamedTuple):
+    ca: trustme.CA
+    cert: str
+    key: str
+    ca_file: str
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    directory: Path = tmp_path_factory.mktemp("tls")
+    ca = trustme.CA()
+    made = ca.issue_cert("localhost", "127.0.0.1")
+    cert, key, ca_file = directory / "cert.pem", directory / "key.pem", directory / "ca.pem"
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    ca.cert_pem.write_to_path(ca_file)
+    return Files(ca, str(cert), str(key), str(ca_file))
+
+
+@pytest.fixture
+def server(files: Files) -> TlsContext:
+    return TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=files.cert, key_file=files.key)
+
+
+class Pair:
+    """Ours, which serves, and Python's: the same TLS on both ends of a TCP connection."""
+
+    def __init__(self, server: TlsContext, client: ssl.SSLContext) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            plain = socket.create_connection(listening.getsockname(), SOON)
+            self.socket, _ = listening.accept()
+        self.ours = Patient(self.socket, server.wrap(self.socket))
+        thread = threading.Thread(target=self.ours.handshake)
+        thread.start()
+        self.theirs = client.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False)
+        thread.join()
+
+    @property
+    def tls(self) -> TlsSocket:
+        return self.ours.tls
+
+    def close(self) -> None:
+        self.theirs.close()
+        self.socket.close()
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def pair(request: pytest.FixtureRequest, server: TlsContext, files: Files) -> Iterator[Pair]:
+    client = ssl.create_default_context(cafile=files.ca_file)
+    client.maximum_version = request.param
+    pair = Pair(server, client)
+    yield pair
+    pair.close()
+
+
+# Receiving
+
+
+def test_what_is_there_is_read_at_once_however_many_records(pair: Pair) -> None:
+    data = os.urandom(100 * KiB)
+    pair.theirs.sendall(data)
+    _wait_for(pair.socket, len(data))
+    memory = memoryview(bytearray(MiB))
+    assert pair.tls.readinto(memory) == len(data)
+    assert memory[: len(data)] == data
+
+
+def test_nothing_there_wants_input(pair: Pair) -> None:
+    assert pair.tls.readinto(memoryview(bytearray(1))) == WANTS_INPUT
+
+
+def test_rest_of_a_record_is_pending(pair: Pair) -> None:
+    pair.theirs.sendall(b"head and body")
+    assert pair.ours.read(4) == b"head"
+    assert pair.tls.pending
+    assert pair.ours.read(9) == b" and body"
+    assert not pair.tls.pending
+
+
+def test_farewell_is_the_end(pair: Pair) -> None:
+    threading.Thread(target=_unwrap, args=(pair.theirs,)).start()
+    assert pair.ours.read(1) == b""
+
+
+def test_end_without_a_farewell_is_an_end_too(pair: Pair) -> None:
+    pair.theirs.sendall(b"x")
+    pair.theirs.shutdown(socket.SHUT_RDWR)
+    assert pair.ours.read(2) == b"x"
+
+
+def test_reset_is_an_error_each_time(pair: Pair) -> None:
+    pair.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    socket.socket(fileno=pair.theirs.detach()).close()
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            pair.ours.read(1)
+    with pytest.raises(ConnectionResetError):
+        pair.ours.write(b"x")
+
+
+def test_garbage_is_an_error_with_its_reason(pair: Pair) -> None:
+    with socket.socket(fileno=pair.theirs.detach()) as plain:
+        plain.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        with pytest.raises(OSError, match=r"[a-z]+ [a-z]+") as caught:
+            pair.ours.read(1)
+    assert caught.value.errno == errno.EPROTO
+
+
+# Sending
+
+
+def test_all_that_is_written_arrives(pair: Pair) -> None:
+    data = os.urandom(4 * MiB + 7)
+    thread = threading.Thread(target=pair.ours.write, args=(data,))
+    thread.start()
+    assert _receive(pair.theirs, len(data)) == data
+    thread.join()
+
+
+def test_full_socket_wants_room_and_then_the_same_again(pair: Pair) -> None:
+    data = os.urandom(32 * MiB)
+    sent = 0
+    while (count := pair.tls.write(memoryview(data)[sent:])) > 0:
+        sent += count
+    assert count == WANTS_ROOM
+    thread = threading.Thread(target=pair.ours.write, args=(data[sent:],))
+    thread.start()
+    assert _receive(pair.theirs, len(data)) == data
+    thread.join()
+
+
+def test_end_is_a_farewell(pair: Pair) -> None:
+    pair.ours.write(b"x")
+    pair.tls.end()
+    assert _receive(pair.theirs, 1) == b"x"
+    assert pair.theirs.recv(1) == b""  # not SSLEOFError
+
+
+def test_write_after_the_peer_has_gone_is_an_error(pair: Pair) -> None:
+    pair.theirs.close()
+    with pytest.raises(OSError, match=r"."):
+        pair.ours.write(bytes(64 * MiB))
+
+
+# Handshakes
+
+
+def test_handshake_with_rubbish_fails_with_its_reason(server: TlsContext) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(OSError, match="http request") as caught:
+            Patient(ours, server.wrap(ours)).handshake()
+        assert caught.value.errno == errno.EPROTO
+
+
+def test_handshake_whose_peer_leaves_fails(server: TlsContext) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        with pytest.raises(OSError, match=r"."):
+            Patient(ours, server.wrap(ours)).handshake()
+
+
+def test_failed_handshake_stays_failed(server: TlsContext) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(bytes(64))
+        tls = server.wrap(ours)
+        ours.setblocking(False)
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"."):
+                tls.handshake()
+        with pytest.raises(OSError, match=r"."):
+            tls.readinto(memoryview(bytearray(1)))
+
+
+@pytest.mark.parametrize(("name", "accepted"), [("localhost", True), ("127.0.0.1", True), ("example.org", False)])
+def test_client_checks_the_name_of_the_server(files: Files, name: str, accepted: bool) -> None:
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client = TlsContext(rules, ca_file=files.ca_file)
+    python = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    python.load_cert_chain(files.cert, files.key)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=_serve, args=(python, theirs))
+    thread.start()
+    with ours:
+        patient = Patient(ours, client.wrap(ours, name))
+        if accepted:
+            patient.handshake()
+            assert patient.read(5) == b"hello"
+        else:
+            with pytest.raises(OSError, match="certificate verify failed"):
+                patient.handshake()
+    thread.join()
+
+
+# Contexts
+
+
+def test_files_that_are_not_there_are_an_error(files: Files) -> None:
+    with pytest.raises(OSError, match=r"."):
+        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file="/missing", key_file=files.key)
+
+
+def test_key_of_another_certificate_is_an_error(files: Files, tmp_path: Path) -> None:
+    other = tmp_path / "other.pem"
+    files.ca.issue_cert("example.org").private_key_pem.write_to_path(other)
+    with pytest.raises(OSError, match="mismatch"):
+        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=files.cert, key_file=str(other))
+
+
+def test_rules_of_the_context_are_kept(server: TlsContext, files: Files) -> None:
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    rules.minimum_version = ssl.TLSVersion.TLSv1_3
+    strict = TlsContext(rules, cert_file=files.cert, key_file=files.key)
+    client = ssl.create_default_context(cafile=files.ca_file)
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    ours, theirs = socket.socketpair()
+    with ours:
+        thread = threading.Thread(target=_connect, args=(client, theirs))
+        thread.start()
+        with pytest.raises(OSError, match="protocol"):
+            Patient(ours, strict.wrap(ours)).handshake()
+    thread.join()
+
+
+def _unwrap(sock: ssl.SSLSocket) -> None:
+    with contextlib.suppress(OSError):
+        sock.unwrap()
+
+
+def _serve(context: ssl.SSLContext, sock: socket.socket) -> None:
+    try:
+        with context.wrap_socket(sock, server_side=True) as tls:
+            tls.sendall(b"hello")
+    except OSError:
+        sock.close()
+
+
+def _connect(context: ssl.SSLContext, sock: socket.socket) -> None:
+    try:
+        context.wrap_socket(sock, server_hostname="localhost").close()
+    except OSError:
+        sock.close()
+
+
+def _receive(sock: ssl.SSLSocket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        data += sock.recv(MiB)
+    return bytes(data)
+
+
+def _wait_for(sock: socket.socket, size: int) -> None:
+    """Wait until the kernel has at least so many bytes."""
+    peeked = 0
+    while peeked < size:
+        try:
+            peeked = len(sock.recv(2 * size, socket.MSG_PEEK))
+        except BlockingIOError:
+            continue
