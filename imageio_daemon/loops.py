@@ -93,6 +93,7 @@ class ServingLoop:
 
     async def start(self, servers: Iterable[Server]) -> None:
         """Start servers here."""
+        await self.run(self._start())
         for server in servers:
             await self.run(server.start())
             self._servers.append(server)
@@ -126,13 +127,20 @@ class ServingLoop:
                 if secure is None:
                     await self._loop.connect_accepted_socket(server.connection, sock)
                 else:
-                    self._poller = self._poller or Poller(self._loop)
-                    await shake_hands(self._poller, sock, secure.direct, server.connection, tls.HANDSHAKE_TIMEOUT)
+                    await shake_hands(self._get_poller(), sock, secure.direct, server.connection, tls.HANDSHAKE_TIMEOUT)
                 stack.pop_all()
         except OSError as e:  # a handshake that failed, or took too long, too
             log.debug("connection was not made: %s", e)
         finally:
             self._made += 1
+
+    async def _start(self) -> None:
+        self._get_poller()  # not at the first connection, which may find no descriptor left
+
+    def _get_poller(self) -> Poller:
+        if self._poller is None:
+            self._poller = Poller(self._loop)
+        return self._poller
 
     async def _stop(self, timeout: float) -> None:
         await asyncio.sleep(0)  # a task that is cancelled before it began would leave its socket open
@@ -144,6 +152,7 @@ class ServingLoop:
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
         if self._poller is not None:
             self._poller.close()
+            self._poller = None
 
 
 @asynccontextmanager
