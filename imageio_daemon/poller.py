@@ -6,13 +6,20 @@ A loop's own add_reader() is not told of a peer that resets the connection: uvlo
 """
 
 import asyncio
+import contextlib
 import select
+import socket
 from collections.abc import Callable
+
+from .units import KiB
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
 #: Sockets that are looked at in one turn of the loop.
 MOST_EVENTS = 64
+#: How long a socket that we closed is read, in seconds, and how many are at a time.
+LINGER = 1.0
+MOST_LINGERING = 256
 
 
 class Poller:
@@ -22,6 +29,7 @@ class Poller:
         self.loop = loop
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
+        self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
         loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, fd: int, wanted: int, callback: Callable[[], None]) -> None:
@@ -38,8 +46,38 @@ class Poller:
         else:
             self._epoll.register(fd, wanted)
 
+    def linger(self, sock: socket.socket) -> None:
+        """Close a connected socket that has nothing to send, when its peer has, or after a while (RFC 9112 9.6).
+
+        What the peer still sends is thrown away: if it were there at the end, the kernel would send a reset, which can
+        overtake our last bytes.
+        """
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            sock.close()
+            return
+        if len(self._lingering) >= MOST_LINGERING:
+            self._end(next(iter(self._lingering)))
+        self._lingering[sock] = self.loop.call_later(LINGER, self._end, sock)
+        self.watch(sock.fileno(), READABLE, lambda: self._discard(sock))
+
+    def _discard(self, sock: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = sock.recv(64 * KiB)
+        if not data:
+            self._end(sock)
+
+    def _end(self, sock: socket.socket) -> None:
+        self._lingering.pop(sock).cancel()
+        self.watch(sock.fileno(), 0, _nothing)
+        sock.close()
+
     def close(self) -> None:
         """Watch nothing any more."""
+        for sock in list(self._lingering):
+            self._end(sock)
         self.loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
@@ -48,3 +86,7 @@ class Poller:
             callback = self._callbacks.get(fd)  # one before may have ended it
             if callback is not None:
                 callback()
+
+
+def _nothing() -> None:
+    pass

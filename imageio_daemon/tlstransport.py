@@ -182,7 +182,7 @@ class TlsTransport(asyncio.Transport):
         if self._unsent:
             return
         if self._closing:
-            self._end(None)
+            self._end(None, whole=True)
         else:
             self._watch()
             self._protocol.resume_writing()
@@ -197,10 +197,10 @@ class TlsTransport(asyncio.Transport):
         if self._unsent:
             self._watch()
         else:
-            self._end(None)
+            self._end(None, whole=True)
 
     def abort(self) -> None:
-        """Close now."""
+        """Close now, without a farewell: the peer sees that this is not the end."""
         self._closing = True
         self._end(None)
 
@@ -208,22 +208,25 @@ class TlsTransport(asyncio.Transport):
         self._closing = True
         self._end(error)
 
-    def _end(self, error: Exception | None) -> None:
-        """Let go of everything; the protocol is told in the next turn of the loop."""
+    def _end(self, error: Exception | None, *, whole: bool = False) -> None:
+        """Let go of everything; the protocol is told in the next turn of the loop. whole: all was sent."""
         if self._tls is None:
             return
-        if error is None and not self._unsent:
+        if whole:
             self._tls.end()
         self._tls = None
         self._unsent.clear()
         self._watch()
-        self._loop.call_soon(self._lost, error)
+        self._loop.call_soon(self._lost, error, whole)
 
-    def _lost(self, error: Exception | None) -> None:
+    def _lost(self, error: Exception | None, whole: bool) -> None:
         try:
             self._protocol.connection_lost(error)
         finally:
-            self._socket.close()
+            if whole:
+                self._poller.linger(self._socket)
+            else:
+                self._socket.close()
 
     # The socket
 

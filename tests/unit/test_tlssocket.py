@@ -69,6 +69,7 @@ class Pair:
 def pair(request: pytest.FixtureRequest, server: TlsContext, files: Files) -> Iterator[Pair]:
     client = ssl.create_default_context(cafile=files.ca_file)
     client.maximum_version = request.param
+    client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
     pair = Pair(server, client)
     yield pair
     pair.close()

@@ -13,6 +13,7 @@ import pytest
 import trustme
 import uvloop
 
+from imageio_daemon import poller
 from imageio_daemon.poller import READABLE, Poller
 from imageio_daemon.tlssocket import TlsContext
 from imageio_daemon.tlstransport import TlsTransport, shake_hands
@@ -85,6 +86,7 @@ class World:
         rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context = TlsContext(rules, cert_file=str(cert), key_file=str(key))
         self.client = ssl.create_default_context()
+        self.client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
         ca.configure_trust(self.client)
         self.poller = Poller(asyncio.get_running_loop())
         self.protocol = Recorder()
@@ -237,6 +239,24 @@ async def test_close_sends_what_waits_and_a_farewell(world: World) -> None:
     await world.protocol.until(lambda: world.protocol.events == ["pause", None])
 
 
+async def test_last_bytes_reach_a_peer_that_still_sends(world: World) -> None:
+    client = await world.connect_patient()
+    world.protocol.transport.pause_reading()
+    await asyncio.to_thread(client.sendall, bytes(256 * KiB))
+    world.protocol.transport.write(b"that is too much")
+    world.protocol.transport.close()
+    await asyncio.to_thread(client.sendall, bytes(256 * KiB))
+    assert await asyncio.to_thread(_read_to_the_end, client) == b"that is too much"
+
+
+async def test_abort_is_no_farewell(world: World) -> None:
+    client = await world.connect_patient()
+    world.protocol.transport.write(b"half")
+    world.protocol.transport.abort()
+    with pytest.raises(ssl.SSLError):
+        await asyncio.to_thread(_read_to_the_end, client)
+
+
 async def test_abort_lets_go_of_what_waits(world: World, streams: Streams) -> None:
     reader, _ = streams
     memory = bytearray(24 * MiB)
@@ -323,25 +343,74 @@ async def test_cancelled_handshake_leaves_the_socket_alone(tmp_path: Path) -> No
 # The poller
 
 
+async def test_socket_is_read_until_its_peer_ends() -> None:
+    watching = Poller(asyncio.get_running_loop())
+    ours, theirs = await _tcp_pair()
+    watching.linger(ours)
+    theirs.setblocking(True)
+    assert await asyncio.to_thread(theirs.recv, 1) == b""
+    await asyncio.to_thread(theirs.sendall, bytes(MiB))
+    theirs.close()
+    async with asyncio.timeout(SOON):
+        while ours.fileno() != -1:
+            await asyncio.sleep(0)
+    watching.close()
+
+
+async def test_socket_is_not_read_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "LINGER", 0.01)
+    watching = Poller(asyncio.get_running_loop())
+    ours, theirs = await _tcp_pair()
+    watching.linger(ours)
+    async with asyncio.timeout(SOON):
+        while ours.fileno() != -1:
+            await asyncio.sleep(0)
+    theirs.close()
+    watching.close()
+
+
+async def test_oldest_socket_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller, "MOST_LINGERING", 1)
+    watching = Poller(asyncio.get_running_loop())
+    pairs = [await _tcp_pair() for _ in range(2)]
+    for ours, _ in pairs:
+        watching.linger(ours)
+    assert [ours.fileno() == -1 for ours, _ in pairs] == [True, False]
+    watching.close()
+    assert pairs[1][0].fileno() == -1
+    for _, theirs in pairs:
+        theirs.close()
+
+
+async def test_socket_that_is_reset_is_closed() -> None:
+    watching = Poller(asyncio.get_running_loop())
+    ours, theirs = await _tcp_pair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    theirs.close()
+    watching.linger(ours)
+    assert ours.fileno() == -1
+    watching.close()
+
+
 async def test_one_callback_may_end_another_watch() -> None:
-    poller = Poller(asyncio.get_running_loop())
+    watching = Poller(asyncio.get_running_loop())
     pairs = [await _tcp_pair() for _ in range(2)]
     called: list[int] = []
 
     def end_both(fd: int) -> None:
         called.append(fd)
         for ours, _ in pairs:
-            poller.watch(ours.fileno(), 0, lambda: None)
+            watching.watch(ours.fileno(), 0, lambda: None)
 
     for ours, theirs in pairs:
-        poller.watch(ours.fileno(), READABLE, functools.partial(end_both, ours.fileno()))
+        watching.watch(ours.fileno(), READABLE, functools.partial(end_both, ours.fileno()))
         theirs.send(b"x")
     async with asyncio.timeout(SOON):
         while not called:
             await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(called) == 1
-    poller.close()
+    watching.close()
     for pair in pairs:
         for sock in pair:
             sock.close()
