@@ -40,7 +40,7 @@ CONNECTIONS_FACTOR = 4
 #: One part in so many of buffer_memory is not lent, for what TLS holds of data on its way: about 0.5 MiB for each busy
 #: connection. With nothing kept back, 64 TLS uploads peaked at 237 MiB RSS with buffer_memory = 128M.
 TRANSPORT_SHARE = 8
-#: One part in so many of buffer_memory is that of the lanes of NBD, where there are some.
+#: One part in so many of buffer_memory is that of the lanes, where there are some.
 LANE_SHARE = 4
 #: Seconds between looks at the certificate, the tickets and the storage.
 WATCH_INTERVAL = 30.0
@@ -161,19 +161,23 @@ class Daemon:
         context = None if secure is None else lambda: secure.context
         made: list[dict[str, Server]] = []
         for _ in range(loops):
-            images = images_server(config, self._store, buffers, self._hashing, limit, unix_socket=local)
-            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context, self._lanes)
+            images = images_server(
+                config, self._store, buffers, self._hashing, limit, unix_socket=local, lanes=self._lanes
+            )
+            nbd_lanes = self._lanes if config.nbd.fast_lane else None
+            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context, nbd_lanes)
             made.append({"remote": images, "local": images, "nbd": nbd, "nbd-local": nbd_local})
         made[0]["control"] = control_server(config, self._store)
         return made
 
     def _lane_memory(self) -> int:
-        """Return the memory of the lanes of NBD; 0: there are none."""
+        """Return the memory of lanes; 0: there are none, because none of the services has connections for them."""
         config = self._config
         memory = config.daemon.buffer_memory // LANE_SHARE
+        images = config.remote.fast_lane and (config.local.enable or not config.tls.enable)
         plain = self._nbd_address or (config.nbd.port >= 0 and config.nbd.tls != "required")
-        wanted = config.nbd.enable and config.nbd.fast_lane and plain
-        return memory if wanted and memory >= MIN_LANE_MEMORY else 0
+        nbd = config.nbd.enable and config.nbd.fast_lane and plain
+        return memory if (images or nbd) and memory >= MIN_LANE_MEMORY else 0
 
     def _handle_signals(self) -> asyncio.Event:
         stop = asyncio.Event()

@@ -11,6 +11,12 @@ SOURCES = [
     "engine.c",
     "extents.c",
     "guests.c",
+    "http_answers.c",
+    "http_head.c",
+    "http_lane.c",
+    "http_patch.c",
+    "http_requests.c",
+    "http_take.c",
     "image.c",
     "io.c",
     "iszero.c",
@@ -36,7 +42,16 @@ SOURCES = [
     "workers.c",
     "zero.c",
 ]
-HEADERS = ["engine.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h", "tls_api.h"]
+HEADERS = [
+    "engine.h",
+    "http.h",
+    "internal.h",
+    "ioutil_api.h",
+    "lane.h",
+    "lane_api.h",
+    "nbd.h",
+    "tls_api.h",
+]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """

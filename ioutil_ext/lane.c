@@ -171,6 +171,8 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
         .error = lane->error,
     };
     look_at_storage(lane, stats);
+    if (lane->active && stats->running == 0)
+        stats->running = 1;
     pthread_mutex_lock(&lane->counts_lock);
     stats->reports_lost = lane->reports_lost;
     stats->ranges = lane->ranges_count;

@@ -3,7 +3,7 @@
 /*
  * The parts of a lane, whatever its protocol: memory (lane_memory.c), the socket (lane_socket.c), operations
  * (lane_operations.c), what is told of it (lane_counts.c), threads and their turns (lane_turns.c), beginning and end
- * (lane.c). nbd.h has a protocol.
+ * (lane.c). nbd.h and http.h have the protocols.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -116,6 +116,7 @@ struct iou_lane {
     atomic_bool refusing; /* no more requests are begun */
     atomic_bool leaving;  /* no more requests are read */
     atomic_bool broken;   /* nothing can be sent */
+    atomic_bool active;   /* a request runs that is more than its operations */
     atomic_int error;
     atomic_uint_fast32_t running; /* requests that were begun and not answered */
     atomic_uint_fast64_t requests, received, sent, zeroed[7];
@@ -169,6 +170,9 @@ void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
+
+/* Wait until somebody wakes the leader, or the peer is gone, which ends the connection. */
+void socket_watch(struct iou_lane *lane);
 
 /* Wake the leader where it waits for the peer. */
 void socket_wake(struct iou_lane *lane);

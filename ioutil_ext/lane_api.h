@@ -50,7 +50,7 @@ typedef struct {
     uint64_t zeroed[7];    /* bytes, by iou_method */
     uint64_t reports_lost; /* there were more than somebody fetched in time */
     uint64_t storage_wait; /* ns for which storage has owed an answer */
-    uint32_t running;      /* operations in storage */
+    uint32_t running;      /* operations in storage; 1 if a request runs that has none there now */
     uint32_t ended;        /* nothing is left but this */
     int32_t error;         /* why it ended: a positive errno of the socket, ETIMEDOUT, EPROTO, or 0 */
     uint32_t ranges;       /* that iou_lane_counted() would move now, at most */
@@ -120,3 +120,49 @@ typedef struct {
  * handle was closed, -EAGAIN: no thread, -ECHILD.
  */
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result);
+
+/* ---- HTTP: requests for one image ------------------------------------------------------------------------------- */
+
+/* Bytes of a template in whose place something is written, each once at most. */
+enum { IOU_HTTP_FIRST = 1, IOU_HTTP_LAST = 2, IOU_HTTP_LENGTH = 3, IOU_HTTP_DATE = 4 };
+
+/* What the image has not got of the ticket's size is not read here. A request that has begun is finished. */
+typedef struct {
+    iou_lane_options lane;
+    const void *target; /* the path of the image; all are copied */
+    uint64_t target_length;
+    const void *done; /* the answer to what went well: the date */
+    uint64_t done_length;
+    const void *partial; /* the head of an answer with data: first and last byte, their number, the date */
+    uint64_t partial_length;
+} iou_http_options;
+
+typedef enum {
+    IOU_HTTP_IDLE = 1,  /* no request came for a while, the client sends no more, or none is begun any more */
+    IOU_HTTP_OTHER,     /* what comes next is not for a lane, or there is no memory for it */
+    IOU_HTTP_FAILED,    /* storage failed: the request is to be answered */
+    IOU_HTTP_TRUNCATED, /* the body of a request ended early: it is to be answered */
+    IOU_HTTP_CUT,       /* storage failed when the answer had begun: the connection is to be cut */
+    IOU_HTTP_BROKEN     /* the connection is of no use any more; iou_lane_stats says why */
+} iou_http_reason;
+
+typedef struct {
+    uint32_t reason; /* iou_http_reason; the others are of a request that failed */
+    int32_t error;   /* a positive errno; ECANCELED: the transfer was cancelled */
+    int32_t syscall;
+    uint32_t kind;  /* iou_kind */
+    uint32_t flags; /* iou_flag */
+    uint32_t reserved;
+    uint64_t offset;
+    uint64_t length;
+    uint64_t unread; /* bytes of its body that were not taken: what is left of the client's bytes begins with them */
+} iou_http_end;
+
+/* Serve requests for an image on a connection. Returns as iou_nbd_start() does. */
+int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result);
+
+/*
+ * Tell why a lane has ended, and move the client's bytes that were received and not taken, IOU_LANE_MAX_STAGED at most,
+ * to rest; returns how many, -EBUSY or -ECHILD. The socket is as it was, for whoever has it.
+ */
+int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest);

@@ -74,6 +74,16 @@ void socket_wake(struct iou_lane *lane) {
     eventfd_write(lane->wake_fd, 1);
 }
 
+void socket_watch(struct iou_lane *lane) {
+    struct pollfd polled[2] = {{.fd = lane->wake_fd, .events = POLLIN}, {.fd = lane->fd}};
+    eventfd_t wakeups;
+    poll(polled, lane->broken ? 1 : 2, -1);
+    if (polled[0].revents)
+        eventfd_read(lane->wake_fd, &wakeups);
+    if (polled[1].revents && !lane->broken)
+        socket_break(lane, ECONNRESET);
+}
+
 /*
  * Make receiving wait a moment: a busy connection then needs one system call, not three, for what comes next. Only
  * after that moment poll(2) waits for more, and for the owner of the lane.

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ioutil_ext import ffi, lib
 
@@ -62,6 +62,9 @@ class Terms:
         raise NotImplementedError
 
 
+AnyLane = TypeVar("AnyLane", bound="Lane")
+
+
 def bits(flags: Mapping[int, bool]) -> int:
     """Return the flags that are wanted."""
     return sum(bit for bit, wanted in flags.items() if wanted)
@@ -74,9 +77,9 @@ class Lanes:
         self._lanes = engine.new_lanes(memory)
         self._alive: set[Lane] = set()  # C uses what they own
 
-    def make(self, lease: Lease) -> "Lane":
+    def make(self, lease: Lease, kind: "type[AnyLane]") -> "AnyLane":
         """Return a lane that has not begun."""
-        return Lane(self._lanes, self._alive, lease)
+        return kind(self._lanes, self._alive, lease)
 
     def takes(self, backend: Backend, *data: bytes) -> bool:
         """Tell whether another connection, to this image, can be served by a lane.
@@ -248,6 +251,7 @@ class Lane:
             self._fetch_stats()  # the last ones
             lib.iou_lane_free(self._lane)
             self._lane = ffi.NULL
+        self._on_event = self._on_end = _nothing  # they refer to us
         self._alive.discard(self)
 
 

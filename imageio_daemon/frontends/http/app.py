@@ -13,6 +13,7 @@ from ...checksum import Hashing
 from ...config import Config
 from ...errors import Error, Unavailable
 from ...operations import Buffers
+from ...storage.lane import Lanes
 from ...transferstore import TransferStore
 from ...units import KiB
 from ..limit import ConnectionLimit
@@ -24,6 +25,7 @@ from .extents import Extents
 from .framing import MAX_HEAD, Head
 from .headers import parse_target
 from .images import READ_METHODS, Images
+from .lending import Lending
 from .messages import JSON, Request, Response, preflight
 from .routes import Resource, Routes
 from .tickets import Tickets
@@ -51,6 +53,7 @@ class HttpServer:
         inactivity_timeout: float,
         fast_lane: bool = False,
         express: Express | None = None,
+        lending: Lending | None = None,
         limit: ConnectionLimit,
     ) -> None:
         self.routes = routes
@@ -58,6 +61,8 @@ class HttpServer:
         self.fast_lane = fast_lane
         #: Who takes short requests of the fast lane.
         self.express = express
+        #: Who lends connections without TLS to C.
+        self.lending = lending
         self.scratch = memoryview(bytearray(SCRATCH))
         #: Seconds for a connection that has not used a ticket.
         self.inactivity_timeout = inactivity_timeout
@@ -157,6 +162,7 @@ def images_server(
     limit: ConnectionLimit,
     *,
     unix_socket: str | None,
+    lanes: Lanes | None,
 ) -> HttpServer:
     """Return the remote and local services of one loop: images, and what the server is. The loops share the rest."""
     images = Images(store, buffers, max_connections=config.daemon.max_connections, unix_socket=unix_socket)
@@ -174,6 +180,7 @@ def images_server(
         routes,
         fast_lane=config.remote.fast_lane,
         express=Express(store, buffers) if config.remote.fast_lane else None,
+        lending=Lending(store, lanes) if config.remote.fast_lane and lanes is not None else None,
         inactivity_timeout=config.daemon.inactivity_timeout,
         limit=limit,
     )

@@ -19,8 +19,9 @@ from ...units import KiB, MiB
 from ..watchdog import Watchdog
 from . import errors, fastlane
 from .express import Short
-from .framing import Body, Head, find_head, parse_head
+from .framing import Body, FixedBody, Head, find_head, parse_head
 from .gate import Gate
+from .lending import Lender, Returned
 from .messages import encode
 from .owner import Owner
 from .receiver import Receiver
@@ -41,6 +42,7 @@ class State(enum.Enum):
 
     IDLE = "between requests"
     SERVING = "in a request"
+    LENT = "served by C"
     DISCARDING = "reading what nobody wants, before it closes"
     CLOSED = "closed, though the last bytes may be on their way"
 
@@ -60,6 +62,7 @@ class Connection(asyncio.BufferedProtocol):
         self._body_error: Exception | None = None
         self._receiver: Receiver | Short | None = None
         self._short: Short | None = None
+        self._lender = Lender(owner.lending, self)
         self._into_receiver = False
         self._task: asyncio.Task[None] | None = None
         self._peer_sent_eof = False
@@ -100,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         for transfer in self._transfers:
             transfer.disconnect(self)
         self._owner.forget(self)
+        self._lender.lost()
         if self._task is not None:
             self._task.cancel()
         if self._short is not None:
@@ -258,6 +262,9 @@ class Connection(asyncio.BufferedProtocol):
     def abort(self, reason: str) -> None:
         """Cut the connection: the answer cannot be completed."""
         self.reason = reason
+        if self._lender.lends:
+            self._lender.abort()
+            return  # the rest follows when C has let go of it
         self._state = State.CLOSED
         self._wire.abort()
 
@@ -280,6 +287,7 @@ class Connection(asyncio.BufferedProtocol):
     def close_when_idle(self) -> None:
         """Serve the request that runs, and no other."""
         self._closing = True
+        self._lender.refuse()
         if self._state is State.IDLE:
             self.close("shutdown")
 
@@ -311,6 +319,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start_request(self, data: bytes) -> None:
         head = parse_head(data)
+        if not self._closing and self._lender.lend(head, self._received_ahead, self._wire):
+            self._received_ahead.clear()
+            self._state = State.LENT
+            self.hold_reading("lent")
+            return
         del self._received_ahead[: len(data)]
         self._body = head.body()
         self._state = State.SERVING
@@ -335,6 +348,25 @@ class Connection(asyncio.BufferedProtocol):
             self.release_reading("ahead")
         if short is not None and not short.body.ended:
             self.waiting_for_body(waiting=True)
+
+    def returned(self, end: Returned) -> None:
+        """Go on with the connection, which C has served."""
+        self._requests += end.requests
+        self._received += end.received
+        self.sent += end.sent
+        if self._state is not State.LENT:
+            return  # it is lost
+        self._state = State.IDLE
+        self._watchdog.progress()
+        self._received_ahead += end.rest
+        self._body = FixedBody(end.unread)
+        self.release_reading("lent")
+        if end.cut is not None:
+            self.abort(end.cut if self.reason == "client" else self.reason)
+        elif end.error is not None:
+            self._refuse(end.error, close=False)
+        else:
+            self._next_request()
 
     def _serve_short(self, short: Short) -> None:
         """Serve a request without a task."""
@@ -394,7 +426,7 @@ class Connection(asyncio.BufferedProtocol):
         self._state = State.SERVING
         response = errors.answer(error, self.peer)
         unread = self._body is None or not self._body.ended
-        close = close or unread or self._closing
+        close = close or response.close or unread or self._closing
         self.write(encode(response, close=close))
         self.answered(close=close)
 
@@ -447,7 +479,7 @@ class Connection(asyncio.BufferedProtocol):
     def _waits_for_peer(self) -> bool:
         if self._state is State.SERVING:
             return self._watchdog.reading and not self._wire.held
-        return self._state is not State.DISCARDING
+        return self._state not in (State.DISCARDING, State.LENT)
 
     def _timed_out(self) -> None:
         if self._state is State.IDLE:
@@ -457,15 +489,8 @@ class Connection(asyncio.BufferedProtocol):
             self.abort("inactivity")
 
     def _log_end(self) -> None:
-        log.info(
-            "connection ended",
-            extra=logs.fields(
-                client=self.peer,
-                requests=self._requests,
-                received=self._received,
-                sent=self.sent,
-                seconds=round(self._loop.time() - self._opened, 3),
-                transfers=",".join(transfer.ticket.log_name for transfer in self._transfers),
-                reason=self.reason,
-            ),
-        )
+        seconds = round(self._loop.time() - self._opened, 3)
+        transfers = ",".join(transfer.ticket.log_name for transfer in self._transfers)
+        counts = {"requests": self._requests, "received": self._received, "sent": self.sent}
+        fields = logs.fields(client=self.peer, **counts, seconds=seconds, transfers=transfers, reason=self.reason)
+        log.info("connection ended", extra=fields)

@@ -62,6 +62,16 @@ class ExpressLine(Line, Protocol):
         ...
 
 
+def plain_target(head: Head) -> tuple[str, str | None] | None:
+    """Return which image a plain request is about, and what it says of flush; None: it is another one."""
+    if head.version != "1.1" or not head.fields.keys() <= _FIELDS:
+        return None
+    if head.fields.get("connection", "keep-alive") != "keep-alive":
+        return None
+    target = _TARGET.fullmatch(head.target)
+    return None if target is None else (target[1], target[2])
+
+
 class Express:
     """Take short requests for images."""
 
@@ -71,14 +81,10 @@ class Express:
 
     def take(self, head: Head, line: ExpressLine) -> "Short | None":
         """Return the request at work, or None: somebody else shall serve it. Then nothing has happened."""
-        if head.version != "1.1" or not head.fields.keys() <= _FIELDS:
-            return None
-        if head.fields.get("connection", "keep-alive") != "keep-alive":
-            return None
-        target = _TARGET.fullmatch(head.target)
+        target = plain_target(head)
         if target is None:
             return None
-        name, flush = target.groups()
+        name, flush = target
         length = int(head.fields.get("content-length", "0"))
         short: Short | None = None
         try:

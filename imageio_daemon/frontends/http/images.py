@@ -146,7 +146,12 @@ def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
 
 def partial_headers(ticket: Ticket, offset: int, length: int, size: int) -> dict[str, str]:
     """Return the header fields of an answer that is a range of an image of so many bytes."""
-    return {**_headers(ticket), "Content-Range": f"bytes {offset}-{offset + length - 1}/{size}"}
+    return range_headers(ticket, str(offset), str(offset + length - 1), size)
+
+
+def range_headers(ticket: Ticket, first: str, last: str, size: int) -> dict[str, str]:
+    """Return the same with whatever stands for the first and the last byte."""
+    return {**_headers(ticket), "Content-Range": f"bytes {first}-{last}/{size}"}
 
 
 def _headers(ticket: Ticket) -> dict[str, str]:

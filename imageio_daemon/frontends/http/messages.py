@@ -170,9 +170,14 @@ def _encode_done(_: int, close: bool) -> bytes:
 
 def encode_head(response: Response, *, close: bool) -> bytes:
     """Return the wire form of an answer of known length, up to its body."""
+    return head_template(response, str(response.content_length), _date(int(time.time())), close=close)
+
+
+def head_template(response: Response, length: str, date: str, *, close: bool = False) -> bytes:
+    """Return the same with whatever stands for the length and the date."""
     lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}"]
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
-    lines += [f"Content-Length: {response.content_length}", f"Date: {_date(int(time.time()))}", f"Server: {SERVER}"]
+    lines += [f"Content-Length: {length}", f"Date: {date}", f"Server: {SERVER}"]
     if close:
         lines.append("Connection: close")
     return "\r\n".join(lines).encode() + b"\r\n\r\n"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .express import Express
 from .framing import Head
+from .lending import Lending
 from .routes import Routes
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ class Owner(Protocol):
     @property
     def express(self) -> Express | None:
         """Who takes short requests, if somebody does."""
+        ...
+
+    @property
+    def lending(self) -> Lending | None:
+        """Who lends connections to C, if somebody does."""
         ...
 
     @property

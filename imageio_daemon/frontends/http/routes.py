@@ -100,9 +100,14 @@ class Routes:
         return _with_cors(errors.answer(error, request.client.peer), request, cors)
 
 
+def requests_are_logged() -> bool:
+    """Tell whether log_request() has anything to do."""
+    return log.isEnabledFor(logging.DEBUG)
+
+
 def log_request(client: str, method: str, resource: str, status: int, started: float) -> None:
     """Log a request that was answered. started: what time.perf_counter() said when it came."""
-    if log.isEnabledFor(logging.DEBUG):
+    if requests_are_logged():
         seconds = round(time.perf_counter() - started, 6)
         fields = logs.fields(client=client, method=method, resource=resource, status=status, seconds=seconds)
         log.debug("request", extra=fields)

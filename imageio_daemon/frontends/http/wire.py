@@ -53,6 +53,16 @@ class Wire:
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
 
     @property
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return int(self.transport.get_extra_info("socket").fileno())
+
+    @property
+    def unsent(self) -> bool:
+        """Tell whether the transport holds something that was written. What it can send it sends at once."""
+        return self.transport.get_write_buffer_size() > 0
+
+    @property
     def is_closing(self) -> bool:
         """Tell whether nothing more can be sent."""
         return self.transport.is_closing()
@@ -86,7 +96,7 @@ class Wire:
     def hung_up(self) -> bool:
         """Tell whether the peer can receive no more. A unix socket knows; over TCP only the next write finds out."""
         poller = select.poll()
-        poller.register(self.transport.get_extra_info("socket").fileno(), 0)
+        poller.register(self.fileno, 0)
         return any(events & select.POLLHUP for _, events in poller.poll(0))
 
     # Writing

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ...errors import Error, Forbidden
 from ...nbdproto.transmission import ALLOCATION_ID, Transmission
 from ...storage.base import Backend
-from ...storage.lane import Lanes, error_of
+from ...storage.lane import Lane, Lanes, error_of
 from ...storage.lanenbd import NbdTerms
 from ...tickets import Access, Ticket
 from .errors import ERRORS, TRANSFER_ENDED
@@ -39,7 +39,7 @@ class LaneSession(asyncio.Protocol):
         self._attachment = attachment
         self._transfer = attachment.transfer
         self._backend = backend
-        self._lane = lanes.make(self._transfer.lease)
+        self._lane = lanes.make(self._transfer.lease, Lane)
         self._transmission = transmission
         self._timeout = timeout
         self._transport = transport

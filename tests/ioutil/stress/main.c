@@ -65,5 +65,6 @@ int main(int argc, char **argv) {
     test_stop(rounds, seed + 8);
     test_counts();
     test_lanes((unsigned)(operations < 30000 ? operations / 100 : 300) + 20, seed + 10);
+    test_http(rounds, seed + 12);
     return 0;
 }

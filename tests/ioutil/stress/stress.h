@@ -78,4 +78,9 @@ void test_counts(void);
 /* connections: to be served, over several engines. */
 void test_lanes(unsigned connections, uint64_t seed);
 
+/* ---- http.c ------------------------------------------------------------------------------------------------------ */
+
+/* rounds: of each of some connections, on storage that works, and on such as does not. */
+void test_http(unsigned rounds, uint64_t seed);
+
 #endif

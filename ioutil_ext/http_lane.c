@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Lanes of HTTP: a connection that sends requests for one image. They are done in their order, one at a time. A lane
+ * ends, and gives the connection back, when a request comes that it does not serve, or none for a moment.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "http.h"
+
+/* A connection on which nothing is asked for so long is given back: it should cost no thread. */
+#define IDLE_MS 1000
+
+/* ---- whose turn it is ------------------------------------------------------------------------------------------- */
+
+/* Whether there is something for the leader: a request to be read, a piece to be taken, a failure to be told. */
+static bool has_work(const struct http *http) {
+    if (!http->busy)
+        return true;
+    return http->left && (http->failed ? http->under_way == 0 : http->under_way < HTTP_AHEAD);
+}
+
+/* Wait for it while others are at work; their client may leave meanwhile. False: the lane ends. */
+static bool await_work(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    while (!lane->leaving && !has_work(http)) {
+        http->watched = true; /* first: who changes something looks at it afterwards */
+        if (!has_work(http))
+            socket_watch(lane);
+        http->watched = false;
+    }
+    return !lane->leaving;
+}
+
+static void begin(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    bool moves = http->request.kind == IOU_READ || http->request.kind == IOU_WRITE;
+    http->next = http->request.offset;
+    http->left = moves ? http->request.length : 0;
+    http->taken = http->sent = 0;
+    http->started = false;
+    http->busy = true;
+    lane->active = true;
+    lane->running++;
+}
+
+static bool give_back(struct http *http, iou_http_reason reason) {
+    http->end = (iou_http_end){.reason = (uint32_t)reason};
+    return false;
+}
+
+/* Read the next request. False: there is none. */
+static bool read_request(struct iou_lane *lane) {
+    int ms = lane->timeout_ms < IDLE_MS ? lane->timeout_ms : IDLE_MS;
+    enum http_found found;
+    while (!lane_refuses(lane) && (found = http_take(lane)) != HTTP_WHOLE) {
+        if (found == HTTP_OTHER)
+            return give_back(http_of(lane), IOU_HTTP_OTHER);
+        ssize_t count = socket_stage(lane, HTTP_ROOM, ms);
+        if (count == 0 || count == -ETIMEDOUT || count == -ECANCELED)
+            return give_back(http_of(lane), IOU_HTTP_IDLE);
+        if (count < 0) {
+            socket_break(lane, (int)-count);
+            return false;
+        }
+    }
+    if (lane_refuses(lane))
+        return give_back(http_of(lane), IOU_HTTP_IDLE);
+    begin(lane);
+    return true;
+}
+
+static bool lead(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct http *http = http_of(lane);
+    do {
+        if (!await_work(lane))
+            return false;
+        if (http->busy && http->failed) {
+            http_fail(lane);
+            return false;
+        }
+        if (!http->busy && !read_request(lane))
+            return false;
+    } while (http_serve(thread));
+    return true;
+}
+
+/* ---- beginning and end ------------------------------------------------------------------------------------------ */
+
+static void free_http(void *own) {
+    struct http *http = own;
+    free(http->target);
+    free(http->done.text);
+    free(http->partial.text);
+    pthread_mutex_destroy(&http->lock);
+    pthread_cond_destroy(&http->changed);
+    free(http);
+}
+
+static char *copy(const void *data, uint64_t length) {
+    char *made = malloc(length + 1);
+    if (made && length)
+        memcpy(made, data, length);
+    return made;
+}
+
+/* What is filled in, is once: so it is known how long the answer is at most. */
+static bool is_template(const char *text, uint64_t length) {
+    unsigned seen[IOU_HTTP_DATE + 1] = {0};
+    for (uint64_t i = 0; i < length && length <= HTTP_MAX_TEMPLATE; i++)
+        if (text[i] >= IOU_HTTP_FIRST && text[i] <= IOU_HTTP_DATE && seen[(int)text[i]]++)
+            return false;
+    return length && length <= HTTP_MAX_TEMPLATE;
+}
+
+static bool is_valid(const iou_http_options *options) {
+    return options->target_length && options->target_length <= HTTP_MAX_HEAD &&
+           is_template(options->done, options->done_length) && is_template(options->partial, options->partial_length);
+}
+
+static struct http *new_http(const iou_http_options *options) {
+    struct http *http = calloc(1, sizeof(*http));
+    if (!http)
+        return NULL;
+    pthread_mutex_init(&http->lock, NULL);
+    pthread_cond_init(&http->changed, NULL);
+    http->target = copy(options->target, options->target_length);
+    http->target_length = options->target_length;
+    http->done = (struct http_template){copy(options->done, options->done_length), options->done_length};
+    http->partial = (struct http_template){copy(options->partial, options->partial_length), options->partial_length};
+    if (http->target && http->done.text && http->partial.text)
+        return http;
+    free_http(http);
+    return NULL;
+}
+
+static const struct lane_kind HTTP = {.thread_name = "http-lane", .finishes = true, .lead = lead, .free = free_http};
+
+int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result) {
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
+    if (!is_valid(options))
+        return -EINVAL;
+    struct http *http = new_http(options);
+    if (!http)
+        return -ENOMEM;
+    int error = lane_start(lanes, handle, &options->lane, &HTTP, http, result);
+    if (error)
+        free_http(http);
+    return error;
+}
+
+int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest) {
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lane->lock);
+    bool ended = lane->ended && lane->kind == &HTTP;
+    pthread_mutex_unlock(&lane->lock);
+    if (!ended)
+        return -EBUSY;
+    *end = http_of(lane)->end;
+    if (lane->broken)
+        end->reason = IOU_HTTP_BROKEN;
+    uint32_t left = lane->staged_end - lane->staged_start;
+    memcpy(rest, lane->staging + lane->staged_start, left);
+    return (int)left;
+}

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that C serves: when, what is told of them, and how they come back."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.http_client import Connection, DisconnectedError, encode_request
+from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.polling import eventually
+from tests.support.processes import thread_names
+
+FIRST = {"Range": "bytes=0-9"}
+
+
+@pytest.fixture
+def own(make_daemon: MakeDaemon) -> Daemon:
+    return make_daemon(log={"level": "INFO"})
+
+
+@pytest.fixture
+def new(own: Daemon, tmp_path: Path) -> MakeImage:
+    return make_image(own, tmp_path)
+
+
+@pytest.fixture
+def image(new: MakeImage) -> Image:
+    return new(pattern(8 * MiB))
+
+
+def lent(daemon: Daemon) -> bool:
+    return "http-lane" in thread_names(daemon.pid)
+
+
+def lend(connection: Connection, image: Image) -> Connection:
+    """Send what makes the daemon lend the connection."""
+    for _ in range(2):
+        assert connection.get(image.url, FIRST).status == 206
+    return connection
+
+
+# When
+
+
+def test_connection_of_plain_requests_is_lent(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        connection.get(image.url, FIRST)
+        assert not lent(own), "one request is no transfer"
+        connection.get(image.url, FIRST)
+        assert lent(own)
+    eventually(lambda: not lent(own), "the threads have ended")
+
+
+def test_tls_is_not_lent(own: Daemon, image: Image) -> None:
+    with own.connect("tls") as connection:
+        lend(connection, image)
+        assert not lent(own)
+
+
+@pytest.mark.parametrize("config", [{"log": {"level": "DEBUG"}}, {"remote": {"fast_lane": "false"}}])
+def test_nothing_is_lent_if_each_request_is_logged_or_it_is_switched_off(
+    make_daemon: MakeDaemon, tmp_path: Path, config: dict[str, dict[str, object]]
+) -> None:
+    own = make_daemon(**{"log": {"level": "INFO"}, **config})
+    with own.connect("unix") as connection:
+        lend(connection, make_image(own, tmp_path)())
+        assert not lent(own)
+
+
+def test_idle_connection_costs_no_thread_and_is_lent_again(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        eventually(lambda: not lent(own), "it was given back")
+        lend(connection, image)
+        assert lent(own)
+
+
+def test_half_a_head_is_given_back_with_the_connection(own: Daemon, image: Image) -> None:
+    request = encode_request("GET", image.url, FIRST)
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(request[:20])
+        eventually(lambda: not lent(own), "it was given back")
+        connection.send(request[20:])
+        assert connection.receive().body == image.read(0, 10)
+
+
+def test_other_requests_are_answered_in_their_order(own: Daemon, image: Image, new: MakeImage) -> None:
+    other = new(b"x" * 4096)
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        for url in (image.url, other.url) * 40:
+            connection.send(encode_request("GET", url, FIRST))
+        for _ in range(40):
+            assert connection.receive().body == image.read(0, 10)
+            assert connection.receive().body == b"x" * 10
+
+
+# What is told
+
+
+def test_bytes_are_counted_while_it_is_lent_and_after_that(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.put_at(image.url, 0, bytes(1000))
+        connection.put_at(image.url, 500, bytes(1000))
+        connection.patch(image.url, {"op": "zero", "offset": MiB, "size": MiB})
+        assert lent(own)
+        assert own.status(image.ticket)["transferred"] == 1500 + MiB
+    eventually(lambda: not lent(own), "the threads have ended")
+    assert own.status(image.ticket)["transferred"] == 1500 + MiB
+
+
+def test_upload_is_active_until_it_is_answered(own: Daemon, image: Image) -> None:
+    content = pattern(3 * MiB, seed=1)
+    request = encode_request("PUT", image.url, None, content)
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        assert not own.status(image.ticket)["active"]
+        connection.send(request[: 2 * MiB])
+        eventually(lambda: own.status(image.ticket)["active"], "the request runs")
+        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        connection.send(request[2 * MiB :])
+        assert connection.receive().status == 200
+        assert not own.status(image.ticket)["active"]
+        assert own.status(image.ticket)["connections"] == 1
+    assert image.read(0, 3 * MiB) == content
+
+
+def test_connection_is_summed_up_in_the_log(own: Daemon, image: Image) -> None:
+    request, start = encode_request("GET", image.url, FIRST), own.log.end()
+    with own.connect("unix") as connection:
+        sent = 0
+        for _ in range(10):
+            connection.send(request)
+            answer = connection.receive()
+            lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.fields)
+            sent += len(f"HTTP/1.1 206 Partial Content\r\n{lines}\r\n") + 10
+    own.log.wait_for(f"requests=10 received={10 * len(request)} sent={sent} ", start=start)
+
+
+# Tickets
+
+
+def test_request_renews_the_ticket(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        own.extend(image.ticket, 20)
+        assert connection.patch(image.url, {"op": "flush"}).status == 200
+        assert own.status(image.ticket)["expires"] > time.monotonic() + 200
+
+
+def test_expired_ticket_is_refused(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        own.extend(image.ticket, 0)
+        answer = connection.put_at(image.url, 0, bytes(100))
+        assert (answer.status, answer.closes) == (403, True)
+    assert image.content() == pattern(8 * MiB)
+
+
+def test_removed_ticket_is_refused(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        own.remove(image.ticket)
+        assert not own.has_open(image.path)
+        assert connection.get(image.url, FIRST).status == 403
+
+
+def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image) -> None:
+    request = encode_request("PUT", image.url, None, b"x" * (5 * MiB))
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(request[: 2 * MiB])
+        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        own.remove(image.ticket)
+        assert connection.receive().status == 403
+        connection.send_while_accepted(request[2 * MiB :])
+        connection.end_sending()
+        assert connection.is_closed()
+    assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
+
+
+def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage) -> None:
+    image = new(pattern(MiB), ops=["read"], ticket_size=MiB // 2)
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        assert connection.get(image.url, {"Range": f"bytes=0-{MiB // 2}"}).status == 416
+        for _ in range(20):
+            lend(connection, image)
+        assert connection.put_at(image.url, 0, b"x").status == 403
+    assert image.content() == pattern(MiB)
+
+
+# Storage and clients that fail
+
+
+def test_failed_write_is_answered_and_the_connection_lives(own: Daemon, new: MakeImage, full_filesystem: Path) -> None:
+    image, start = new(path=full_filesystem), own.log.end()
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        assert lent(own)
+        assert connection.put(image.url, pattern(MiB)).status == 500
+        own.log.wait_for(r"storage failed: .*\(ENOSPC\)", start=start)
+        assert connection.get(image.url, FIRST).status == 206
+
+
+def test_failed_write_of_a_long_body_ends_the_connection(own: Daemon, new: MakeImage, full_filesystem: Path) -> None:
+    image = new(path=full_filesystem, ticket_size=64 * MiB)
+    with own.connect("unix") as connection:
+        assert connection.put(image.url, b"x").status in (200, 500)
+        connection.send_while_accepted(
+            encode_request("PATCH", image.url, None, b'{"op": "flush"}')
+            + encode_request("PUT", image.url, None, bytes(40 * MiB))
+        )
+        assert connection.receive(to="PATCH").status == 200
+        answer = connection.receive(to="PUT")
+        assert (answer.status, answer.closes) == (500, True)
+
+
+def test_download_that_fails_after_its_head_is_cut(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        start = own.log.end()
+        os.truncate(image.path, 4 * MiB)  # as another program may
+        connection.send(encode_request("GET", image.url, {"Range": f"bytes=0-{8 * MiB - 1}"}))
+        with pytest.raises(DisconnectedError):
+            connection.receive()
+        own.log.wait_for("storage failed: read", start=start)
+        own.log.wait_for("connection ended .*reason=cut", start=start)
+
+
+def test_download_that_fails_before_its_head_is_answered(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        os.truncate(image.path, 4 * MiB)
+        assert connection.get(image.url, {"Range": f"bytes={5 * MiB}-{6 * MiB}"}).status == 500
+        assert connection.get(image.url, FIRST).body == pattern(10)
+
+
+def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image) -> None:
+    start = own.log.end()
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
+        connection.end_sending()
+        assert connection.receive().status == 400
+        assert connection.is_closed()
+    assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
+    assert own.log.find(r" ERROR ", start=start) is None
+
+
+def test_client_that_vanishes_in_an_upload_leaves_nothing(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
+        eventually(lambda: own.status(image.ticket)["active"], "the request runs")
+        connection.reset()
+    eventually(lambda: own.status(image.ticket)["connections"] == 0, "the connection has ended")
+    assert not own.status(image.ticket)["active"]
+    assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
+
+
+def test_client_that_does_not_read_is_left(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    own = make_daemon(log={"level": "INFO"})
+    image, start = make_image(own, tmp_path)(pattern(8 * MiB), inactivity_timeout=1), own.log.end()
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(encode_request("GET", image.url, {"Range": f"bytes=0-{8 * MiB - 1}"}))
+        own.log.wait_for("connection ended .*reason=inactivity", start=start)
+
+
+# The end of the server
+
+
+def test_server_stops_while_a_connection_is_lent(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        own.stop(timeout=5)
+        assert connection.is_closed()
+
+
+def test_request_that_runs_is_finished_when_the_server_stops(own: Daemon, image: Image) -> None:
+    content = pattern(3 * MiB, seed=1)
+    request = encode_request("PUT", image.url, None, content)
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(request[: 2 * MiB])
+        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        own.send_signal(signal.SIGTERM)
+        own.log.wait_for("stopping")
+        connection.send(request[2 * MiB :])
+        assert connection.receive().status == 200
+        assert connection.is_closed()
+    own.stop()
+    assert image.read(0, 3 * MiB) == content
