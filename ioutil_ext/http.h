@@ -71,10 +71,13 @@ bool http_parse_patch(struct http_text body, struct http_patch *patch);
 
 /* ---- the lane --------------------------------------------------------------------------------------------------- */
 
-/* Data is moved in pieces, which end at multiples of this. */
+/*
+ * Data is moved in pieces, which end at multiples of this, and so many of a request are under way at a time: while one
+ * is in storage another one is in the socket. PUT and GET of 64 MiB, one connection, to the rate of Python in the same
+ * minute, busy machine: 1.14 and 1.18; 2 MiB: 1.28 and 1.23, with 10 MiB more memory for four connections; two at a
+ * time: 0.82 and 0.97, with 2 MiB 1.15 and 1.01.
+ */
 #define HTTP_PIECE MIB
-
-/* Pieces of a request that are under way at a time: one in storage while another one is in the socket. */
 #define HTTP_AHEAD 3u
 
 /* Bytes of a text that the owner has made for answers. */

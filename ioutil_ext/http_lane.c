@@ -52,14 +52,21 @@ static bool give_back(struct http *http, iou_http_reason reason) {
     return false;
 }
 
-/* Read the next request. False: there is none. */
+/* How many ms are left until then, -ETIMEDOUT: none. */
+static int ms_until(uint64_t deadline) {
+    uint64_t now = now_ns();
+    return now < deadline ? (int)((deadline - now) / 1000000) + 1 : -ETIMEDOUT;
+}
+
+/* Read the next request, all of which but data has to come in time. False: there is none. */
 static bool read_request(struct iou_lane *lane) {
-    int ms = lane->timeout_ms < IDLE_MS ? lane->timeout_ms : IDLE_MS;
+    uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
     enum http_found found;
     while (!lane_refuses(lane) && (found = http_take(lane)) != HTTP_WHOLE) {
         if (found == HTTP_OTHER)
             return give_back(http_of(lane), IOU_HTTP_OTHER);
-        ssize_t count = socket_stage(lane, HTTP_ROOM, ms);
+        int ms = ms_until(deadline);
+        ssize_t count = ms > 0 ? socket_stage(lane, HTTP_ROOM, ms) : ms;
         if (count == 0 || count == -ETIMEDOUT || count == -ECANCELED)
             return give_back(http_of(lane), IOU_HTTP_IDLE);
         if (count < 0) {

@@ -89,6 +89,20 @@ def test_half_a_head_is_given_back_with_the_connection(own: Daemon, image: Image
         assert connection.receive().body == image.read(0, 10)
 
 
+def test_head_that_comes_slowly_keeps_no_thread(own: Daemon, image: Image) -> None:
+    with own.connect("unix") as connection:
+        lend(connection, image)
+        connection.send(f"GET {image.url} HTTP/1.1\r\nHost: ".encode())
+
+        def given_back() -> bool:
+            connection.send(b"x")
+            return not lent(own)
+
+        eventually(given_back, "it was given back")
+        connection.send(b"\r\nRange: bytes=0-9\r\n\r\n")
+        assert connection.receive().body == image.read(0, 10)
+
+
 def test_other_requests_are_answered_in_their_order(own: Daemon, image: Image, new: MakeImage) -> None:
     other = new(b"x" * 4096)
     with own.connect("unix") as connection:
