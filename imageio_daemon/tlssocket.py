@@ -49,38 +49,39 @@ class TlsSocket:
     """One connection. The socket must stay open as long as methods are called. Nothing blocks."""
 
     def __init__(self, tls: Any) -> None:
-        self._tls = ffi.gc(tls, lib.iou_tls_free)
+        #: For C, which may have it for a while: then no method is called.
+        self.tls = ffi.gc(tls, lib.iou_tls_free)
 
     def handshake(self) -> int:
         """Go on with the handshake; return 0 when it is done, or WANTS_INPUT, WANTS_ROOM. Raises OSError."""
-        return self._checked(lib.iou_tls_handshake(self._tls))
+        return self._checked(lib.iou_tls_handshake(self.tls))
 
     def readinto(self, view: memoryview) -> int:
         """Return how many bytes were received into the view; 0: no more will come; or WANTS_INPUT, WANTS_ROOM.
 
         All that is there, if it fits. Raises OSError.
         """
-        return self._checked(lib.iou_tls_read(self._tls, _view(view), len(view)))
+        return self._checked(lib.iou_tls_read(self.tls, _view(view), len(view)))
 
     @property
     def pending(self) -> bool:
-        """Tell whether bytes were received that readinto() did not return: the socket does not tell of them."""
-        return bool(lib.iou_tls_pending(self._tls))
+        """Tell whether readinto() has something of which the socket does not tell: bytes, the end or an error."""
+        return bool(lib.iou_tls_pending(self.tls))
 
     def write(self, data: bytes | memoryview) -> int:
         """Return how many bytes were sent, at least one; or WANTS_INPUT, WANTS_ROOM: then the same must come again.
 
         Raises OSError.
         """
-        return self._checked(lib.iou_tls_write(self._tls, _view(data), len(data)))
+        return self._checked(lib.iou_tls_write(self.tls, _view(data), len(data), False))
 
     def end(self) -> None:
         """Say farewell, if there is room, and wait for nothing."""
-        lib.iou_tls_end(self._tls)
+        lib.iou_tls_end(self.tls)
 
     def _checked(self, result: int) -> int:
         if result < 0 and result not in (WANTS_INPUT, WANTS_ROOM):
-            raise OSError(-result, ffi.string(lib.iou_tls_reason(self._tls)).decode(errors="replace"))
+            raise OSError(-result, ffi.string(lib.iou_tls_reason(self.tls)).decode(errors="replace"))
         return result
 
 

@@ -59,7 +59,7 @@ class TlsTransport(asyncio.Transport):
         protocol: asyncio.BaseProtocol,
     ) -> None:
         """Begin to serve. protocol: a BufferedProtocol."""
-        extra = {"socket": sock, "peername": sock.getpeername(), "sslcontext": context.rules}
+        extra = {"socket": sock, "peername": sock.getpeername(), "sslcontext": context.rules, "tls_socket": tls}
         super().__init__(extra)
         self._poller = poller
         self._loop = poller.loop

@@ -42,16 +42,7 @@ SOURCES = [
     "workers.c",
     "zero.c",
 ]
-HEADERS = [
-    "engine.h",
-    "http.h",
-    "internal.h",
-    "ioutil_api.h",
-    "lane.h",
-    "lane_api.h",
-    "nbd.h",
-    "tls_api.h",
-]
+HEADERS = ["engine.h", "http.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h", "tls.h", "tls_api.h"]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """
@@ -60,12 +51,12 @@ PREAMBLE = """
 #include <stdint.h>
 #include <sys/types.h>
 #include "ioutil_api.h"
-#include "lane_api.h"
 #include "tls_api.h"
+#include "lane_api.h"
 """
 
 ffibuilder = FFI()
-for name in ("ioutil_api.h", "lane_api.h", "tls_api.h"):
+for name in ("ioutil_api.h", "tls_api.h", "lane_api.h"):
     ffibuilder.cdef((HERE / name).read_text())
 ffibuilder.set_source(
     "ioutil_ext._ioutil",

@@ -46,6 +46,7 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     lane->flags = options->flags;
     lane->timeout_ms = (int)options->timeout_ms;
     lane->fd = options->fd;
+    lane->tls = options->tls;
     operations_init(lane);
     pthread_mutex_init(&lane->send_lock, NULL);
     pthread_mutex_init(&lane->lock, NULL);

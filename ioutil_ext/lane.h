@@ -13,6 +13,8 @@
 #include <sys/uio.h>
 
 #include "engine.h"
+#include "tls.h"
+
 #include "lane_api.h"
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
@@ -113,6 +115,8 @@ struct iou_lane {
     uint32_t flags;
     int timeout_ms;
     int fd, wake_fd, event_fd;
+    iou_tls *tls;         /* NULL: the connection has none */
+    int owners_fd;        /* of tls, before and after the lane */
     atomic_bool refusing; /* no more requests are begun */
     atomic_bool leaving;  /* no more requests are read */
     atomic_bool broken;   /* nothing can be sent */

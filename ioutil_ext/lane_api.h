@@ -33,6 +33,7 @@ typedef struct {
 
 typedef struct {
     int fd;              /* the connection, which is the lane's when it has begun */
+    iou_tls *tls;        /* its TLS, which nobody else uses until the lane has ended; NULL: it has none */
     uint32_t flags;      /* iou_lane_flag */
     uint64_t size;       /* of the ticket, at most 2^63 - 1 */
     uint32_t timeout_ms; /* a peer that makes no progress for so long, while it is its turn, is left */

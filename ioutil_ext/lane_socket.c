@@ -74,8 +74,10 @@ void socket_wake(struct iou_lane *lane) {
     eventfd_write(lane->wake_fd, 1);
 }
 
+/* Over TLS, who sends no more does not listen either. */
 void socket_watch(struct iou_lane *lane) {
-    struct pollfd polled[2] = {{.fd = lane->wake_fd, .events = POLLIN}, {.fd = lane->fd}};
+    struct pollfd polled[2] = {{.fd = lane->wake_fd, .events = POLLIN},
+                               {.fd = lane->fd, .events = lane->tls ? POLLRDHUP : 0}};
     eventfd_t wakeups;
     poll(polled, lane->broken ? 1 : 2, -1);
     if (polled[0].revents)
@@ -89,6 +91,10 @@ void socket_watch(struct iou_lane *lane) {
  * after that moment poll(2) waits for more, and for the owner of the lane.
  */
 int socket_init(struct iou_lane *lane) {
+    if (lane->tls) {
+        lane->owners_fd = tls_swap_fd(lane->tls, lane->fd);
+        return 0;
+    }
     struct timeval moment = {.tv_usec = RECEIVE_MOMENT_US};
     int flags = fcntl(lane->fd, F_GETFL);
     if (flags == -1 || fcntl(lane->fd, F_SETFL, flags & ~O_NONBLOCK) == -1 ||
@@ -98,30 +104,82 @@ int socket_init(struct iou_lane *lane) {
 }
 
 void socket_restore(struct iou_lane *lane) {
+    if (lane->tls) {
+        tls_swap_fd(lane->tls, lane->owners_fd);
+        return;
+    }
     struct timeval for_ever = {0};
     fcntl(lane->fd, F_SETFL, fcntl(lane->fd, F_GETFL) | O_NONBLOCK);
     setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof(for_ever));
+}
+
+/* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
+   only seldom. */
+static int await_room(struct iou_lane *lane) {
+    struct pollfd polled = {.fd = lane->fd, .events = POLLOUT};
+    int before = INT32_MAX, unsent = 0, waited = 0;
+    while (!lane_canceled(lane)) {
+        int count = poll(&polled, 1, SEND_LOOK_MS);
+        if (count > 0)
+            return 0;
+        if (count == -1 && errno != EINTR)
+            return errno;
+        if (ioctl(lane->fd, SIOCOUTQ, &unsent) == -1)
+            return errno;
+        waited = unsent < before ? 0 : waited + SEND_LOOK_MS;
+        before = unsent;
+        if (waited >= lane->timeout_ms)
+            return ETIMEDOUT;
+    }
+    return ECANCELED;
+}
+
+/* As recv(2) without waiting. */
+static ssize_t receive_tls(struct iou_lane *lane, char *memory, size_t size) {
+    int64_t count;
+    int error = 0;
+    while ((count = iou_tls_read(lane->tls, memory, size)) == IOU_TLS_WANTS_ROOM && !error)
+        error = await_room(lane); /* to answer a change of keys (RFC 8446 4.6.3) */
+    if (count >= 0)
+        return (ssize_t)count;
+    errno = error ? error : count == IOU_TLS_WANTS_INPUT ? EAGAIN : (int)-count;
+    return -1;
+}
+
+/* Receive what is there. */
+static ssize_t receive_now(struct iou_lane *lane, char *memory, size_t size) {
+    return lane->tls ? receive_tls(lane, memory, size) : recv(lane->fd, memory, size, MSG_DONTWAIT);
+}
+
+/* Wait for it a moment. */
+static ssize_t receive_in_a_moment(struct iou_lane *lane, char *memory, size_t size) {
+    struct pollfd polled = {.fd = lane->fd, .events = POLLIN};
+    if (!lane->tls)
+        return recv(lane->fd, memory, size, 0);
+    poll(&polled, 1, RECEIVE_MOMENT_US / 1000);
+    return receive_tls(lane, memory, size);
 }
 
 /* Look for a moment; -1 with EAGAIN: there is none yet. Whoever else has something to do goes first. */
 static ssize_t receive_soon(struct iou_lane *lane, char *memory, size_t size) {
     uint64_t began = now_ns();
     ssize_t count;
-    while ((count = recv(lane->fd, memory, size, MSG_DONTWAIT)) == -1 && errno == EAGAIN &&
-           now_ns() - began < lane->look_ns)
+    while ((count = receive_now(lane, memory, size)) == -1 && errno == EAGAIN && now_ns() - began < lane->look_ns)
         sched_yield();
     return count;
 }
 
 /* Receive, or wait for it for a moment, and learn for how long to look for the next header. */
 static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, int flags) {
-    if (flags & (MSG_WAITALL | MSG_DONTWAIT))
+    if (flags & MSG_DONTWAIT || (flags & MSG_WAITALL && lane->tls))
+        return receive_now(lane, memory, size);
+    if (flags & MSG_WAITALL)
         return recv(lane->fd, memory, size, flags);
     uint64_t began = now_ns();
     ssize_t count = receive_soon(lane, memory, size);
     if (count != -1 || errno != EAGAIN)
         return count;
-    count = recv(lane->fd, memory, size, flags);
+    count = receive_in_a_moment(lane, memory, size);
     lane->look_ns = now_ns() - began < LOOK_NS ? LOOK_NS : lane->look_ns / 2;
     return count;
 }
@@ -208,27 +266,6 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, in
 
 /* ---- sending ---------------------------------------------------------------------------------------------------- */
 
-/* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
-   only seldom. */
-static int await_room(struct iou_lane *lane) {
-    struct pollfd polled = {.fd = lane->fd, .events = POLLOUT};
-    int before = INT32_MAX, unsent = 0, waited = 0;
-    while (!lane_canceled(lane)) {
-        int count = poll(&polled, 1, SEND_LOOK_MS);
-        if (count > 0)
-            return 0;
-        if (count == -1 && errno != EINTR)
-            return errno;
-        if (ioctl(lane->fd, SIOCOUTQ, &unsent) == -1)
-            return errno;
-        waited = unsent < before ? 0 : waited + SEND_LOOK_MS;
-        before = unsent;
-        if (waited >= lane->timeout_ms)
-            return ETIMEDOUT;
-    }
-    return ECANCELED;
-}
-
 /* Move over what was sent; returns how many parts are left. */
 static unsigned advance(struct iovec **parts, unsigned count, size_t sent) {
     while (count && sent >= (*parts)->iov_len) {
@@ -243,11 +280,22 @@ static unsigned advance(struct iovec **parts, unsigned count, size_t sent) {
     return count;
 }
 
+/* As sendmsg(2) without waiting. */
+static ssize_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
+    if (!lane->tls)
+        return sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int64_t sent = iou_tls_write(lane->tls, parts->iov_base, parts->iov_len, count > 1);
+    if (sent >= 0)
+        return (ssize_t)sent;
+    errno = sent == IOU_TLS_WANTS_ROOM ? EAGAIN : sent == IOU_TLS_WANTS_INPUT ? EPROTO : (int)-sent;
+    return -1;
+}
+
 void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
     pthread_mutex_lock(&lane->send_lock);
     while (count && !lane->broken) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
-        ssize_t sent = sendmsg(lane->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t sent = send_now(lane, parts, count);
         int error = sent >= 0 || errno == EINTR ? 0 : errno == EAGAIN ? await_room(lane) : errno;
         if (sent >= 0) {
             lane->sent += (uint64_t)sent;

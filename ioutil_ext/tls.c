@@ -12,8 +12,7 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
-#include "internal.h"
-#include "tls_api.h"
+#include "tls.h"
 
 /*
  * What is received at once, if it is there: a few records, which OpenSSL decrypts where they lie. PUT of 64 MiB, 1
@@ -294,18 +293,19 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
 
 bool iou_tls_pending(iou_tls *tls) {
     begin(tls);
-    bool pending = !tls->failure && SSL_has_pending(tls->ssl);
+    bool ended = tls->failure || SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN;
+    bool pending = ended || SSL_has_pending(tls->ssl);
     end(tls);
     return pending;
 }
 
-int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size) {
+int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size, bool more) {
     uint64_t sent = 0;
     begin(tls);
     int64_t result = tls->failure;
     while (result == 0 && sent < size) {
         size_t count = 0;
-        tls->more = size - sent > RECORD_SIZE;
+        tls->more = more || size - sent > RECORD_SIZE;
         int done = SSL_write_ex(tls->ssl, (const char *)memory + sent, min_u64(size - sent, RECORD_SIZE), &count);
         sent += count;
         if (done != 1 && (result = outcome(tls, done)) == 0)
@@ -313,6 +313,14 @@ int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size) {
     }
     end(tls);
     return sent ? (int64_t)sent : result;
+}
+
+int tls_swap_fd(iou_tls *tls, int fd) {
+    pthread_mutex_lock(&tls->lock);
+    int before = tls->fd;
+    tls->fd = fd;
+    pthread_mutex_unlock(&tls->lock);
+    return before;
 }
 
 void iou_tls_end(iou_tls *tls) {

@@ -45,11 +45,14 @@ int iou_tls_handshake(iou_tls *tls);
  */
 int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size);
 
-/* Whether bytes were received that nobody has read: the socket does not tell of them. */
+/* Whether there is something to read of which the socket does not tell: bytes, the end or an error. */
 bool iou_tls_pending(iou_tls *tls);
 
-/* Send at least a byte of size, which is not 0; what is not taken comes again. IOU_TLS_WANTS_..., errors as above. */
-int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size);
+/*
+ * Send at least a byte of size, which is not 0; more: others follow at once. What is not taken comes next, and no
+ * shorter than it was: a record of it may be half sent. IOU_TLS_WANTS_..., errors as above.
+ */
+int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size, bool more);
 
 /* Say farewell, as far as there is room. */
 void iou_tls_end(iou_tls *tls);

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ioutil_ext import ffi, lib
 
 from ..errors import StorageError
+from ..tlssocket import TlsSocket
 from .base import Backend, Lease, Operation, ZeroMethod
 from .engine import METHODS, Engine, describe, syscall_name, tell
 from .file import FileBackend
@@ -109,21 +110,24 @@ class Lane:
         # Who knows the lane by its transfer may ask about it while its loop frees it, and without the GIL.
         self._lock = threading.Lock()
         self._lane: Any = ffi.NULL
+        self._tls: TlsSocket | None = None  # C uses it
         self._stats = ffi.new("iou_lane_stats *")
         self._lost = 0  # reports that were told to be lost
         self._on_event: Callable[[], None] = _nothing
         self._on_end: Callable[[], None] = _nothing
 
-    def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms) -> None:
+    def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
         """Serve the socket fd, which is the lane's when this succeeds.
 
-        backend: one that Lanes.takes(). rest: what was received already. Raises StorageError, Canceled.
+        backend: one that Lanes.takes(). rest: what was received already. tls: of the connection; until the lane has
+        ended nobody else uses it. Raises StorageError, Canceled.
         """
         if not isinstance(backend, FileBackend):
             raise TypeError("no lane for this image")
         self._path = backend.path
         common = {
             "fd": fd,
+            "tls": ffi.NULL if tls is None else tls.tls,
             "flags": terms.flags,
             "size": terms.size,
             "timeout_ms": terms.timeout_ms,
@@ -138,6 +142,7 @@ class Lane:
         if code:
             raise StorageError(-code, self._path, "serve")
         self._lane = result[0]
+        self._tls = tls
         self._alive.add(self)
 
     def watch(self, on_event: Callable[[], None], on_end: Callable[[], None]) -> None:
@@ -251,6 +256,7 @@ class Lane:
             self._fetch_stats()  # the last ones
             lib.iou_lane_free(self._lane)
             self._lane = ffi.NULL
+            self._tls = None
         self._on_event = self._on_end = _nothing  # they refer to us
         self._alive.discard(self)
 

@@ -46,8 +46,8 @@ def lend(connection: Connection, image: Image) -> Connection:
 # When
 
 
-def test_connection_of_plain_requests_is_lent(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_connection_of_plain_requests_is_lent(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         connection.get(image.url, FIRST)
         assert not lent(own), "one request is no transfer"
         connection.get(image.url, FIRST)
@@ -55,33 +55,27 @@ def test_connection_of_plain_requests_is_lent(own: Daemon, image: Image) -> None
     eventually(lambda: not lent(own), "the threads have ended")
 
 
-def test_tls_is_not_lent(own: Daemon, image: Image) -> None:
-    with own.connect("tls") as connection:
-        lend(connection, image)
-        assert not lent(own)
-
-
 @pytest.mark.parametrize("config", [{"log": {"level": "DEBUG"}}, {"remote": {"fast_lane": "false"}}])
 def test_nothing_is_lent_if_each_request_is_logged_or_it_is_switched_off(
-    make_daemon: MakeDaemon, tmp_path: Path, config: dict[str, dict[str, object]]
+    make_daemon: MakeDaemon, tmp_path: Path, config: dict[str, dict[str, object]], service_name: str
 ) -> None:
     own = make_daemon(**{"log": {"level": "INFO"}, **config})
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, make_image(own, tmp_path)())
         assert not lent(own)
 
 
-def test_idle_connection_costs_no_thread_and_is_lent_again(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_idle_connection_costs_no_thread_and_is_lent_again(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         eventually(lambda: not lent(own), "it was given back")
         lend(connection, image)
         assert lent(own)
 
 
-def test_half_a_head_is_given_back_with_the_connection(own: Daemon, image: Image) -> None:
+def test_half_a_head_is_given_back_with_the_connection(own: Daemon, image: Image, service_name: str) -> None:
     request = encode_request("GET", image.url, FIRST)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[:20])
         eventually(lambda: not lent(own), "it was given back")
@@ -89,8 +83,8 @@ def test_half_a_head_is_given_back_with_the_connection(own: Daemon, image: Image
         assert connection.receive().body == image.read(0, 10)
 
 
-def test_head_that_comes_slowly_keeps_no_thread(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_head_that_comes_slowly_keeps_no_thread(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(f"GET {image.url} HTTP/1.1\r\nHost: ".encode())
 
@@ -103,9 +97,11 @@ def test_head_that_comes_slowly_keeps_no_thread(own: Daemon, image: Image) -> No
         assert connection.receive().body == image.read(0, 10)
 
 
-def test_other_requests_are_answered_in_their_order(own: Daemon, image: Image, new: MakeImage) -> None:
+def test_other_requests_are_answered_in_their_order(
+    own: Daemon, image: Image, new: MakeImage, service_name: str
+) -> None:
     other = new(b"x" * 4096)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         for url in (image.url, other.url) * 40:
             connection.send(encode_request("GET", url, FIRST))
@@ -117,8 +113,8 @@ def test_other_requests_are_answered_in_their_order(own: Daemon, image: Image, n
 # What is told
 
 
-def test_bytes_are_counted_while_it_is_lent_and_after_that(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_bytes_are_counted_while_it_is_lent_and_after_that(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.put_at(image.url, 0, bytes(1000))
         connection.put_at(image.url, 500, bytes(1000))
@@ -129,10 +125,10 @@ def test_bytes_are_counted_while_it_is_lent_and_after_that(own: Daemon, image: I
     assert own.status(image.ticket)["transferred"] == 1500 + MiB
 
 
-def test_upload_is_active_until_it_is_answered(own: Daemon, image: Image) -> None:
+def test_upload_is_active_until_it_is_answered(own: Daemon, image: Image, service_name: str) -> None:
     content = pattern(3 * MiB, seed=1)
     request = encode_request("PUT", image.url, None, content)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         assert not own.status(image.ticket)["active"]
         connection.send(request[: 2 * MiB])
@@ -145,9 +141,9 @@ def test_upload_is_active_until_it_is_answered(own: Daemon, image: Image) -> Non
     assert image.read(0, 3 * MiB) == content
 
 
-def test_connection_is_summed_up_in_the_log(own: Daemon, image: Image) -> None:
+def test_connection_is_summed_up_in_the_log(own: Daemon, image: Image, service_name: str) -> None:
     request, start = encode_request("GET", image.url, FIRST), own.log.end()
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         sent = 0
         for _ in range(10):
             connection.send(request)
@@ -160,16 +156,16 @@ def test_connection_is_summed_up_in_the_log(own: Daemon, image: Image) -> None:
 # Tickets
 
 
-def test_request_renews_the_ticket(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_request_renews_the_ticket(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         own.extend(image.ticket, 20)
         assert connection.patch(image.url, {"op": "flush"}).status == 200
         assert own.status(image.ticket)["expires"] > time.monotonic() + 200
 
 
-def test_expired_ticket_is_refused(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_expired_ticket_is_refused(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         own.extend(image.ticket, 0)
         answer = connection.put_at(image.url, 0, bytes(100))
@@ -177,17 +173,17 @@ def test_expired_ticket_is_refused(own: Daemon, image: Image) -> None:
     assert image.content() == pattern(8 * MiB)
 
 
-def test_removed_ticket_is_refused(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_removed_ticket_is_refused(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         own.remove(image.ticket)
         assert not own.has_open(image.path)
         assert connection.get(image.url, FIRST).status == 403
 
 
-def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image) -> None:
+def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image, service_name: str) -> None:
     request = encode_request("PUT", image.url, None, b"x" * (5 * MiB))
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
@@ -199,9 +195,9 @@ def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image) -> No
     assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
 
 
-def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage) -> None:
+def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage, service_name: str) -> None:
     image = new(pattern(MiB), ops=["read"], ticket_size=MiB // 2)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         assert connection.get(image.url, {"Range": f"bytes=0-{MiB // 2}"}).status == 416
         for _ in range(20):
@@ -213,9 +209,11 @@ def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage) 
 # Storage and clients that fail
 
 
-def test_failed_write_is_answered_and_the_connection_lives(own: Daemon, new: MakeImage, full_filesystem: Path) -> None:
+def test_failed_write_is_answered_and_the_connection_lives(
+    own: Daemon, new: MakeImage, full_filesystem: Path, service_name: str
+) -> None:
     image, start = new(path=full_filesystem), own.log.end()
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         assert lent(own)
         assert connection.put(image.url, pattern(MiB)).status == 500
@@ -223,9 +221,11 @@ def test_failed_write_is_answered_and_the_connection_lives(own: Daemon, new: Mak
         assert connection.get(image.url, FIRST).status == 206
 
 
-def test_failed_write_of_a_long_body_ends_the_connection(own: Daemon, new: MakeImage, full_filesystem: Path) -> None:
+def test_failed_write_of_a_long_body_ends_the_connection(
+    own: Daemon, new: MakeImage, full_filesystem: Path, service_name: str
+) -> None:
     image = new(path=full_filesystem, ticket_size=64 * MiB)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         assert connection.put(image.url, b"x").status in (200, 500)
         connection.send_while_accepted(
             encode_request("PATCH", image.url, None, b'{"op": "flush"}')
@@ -236,8 +236,8 @@ def test_failed_write_of_a_long_body_ends_the_connection(own: Daemon, new: MakeI
         assert (answer.status, answer.closes) == (500, True)
 
 
-def test_download_that_fails_after_its_head_is_cut(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_download_that_fails_after_its_head_is_cut(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         start = own.log.end()
         os.truncate(image.path, 4 * MiB)  # as another program may
@@ -248,17 +248,17 @@ def test_download_that_fails_after_its_head_is_cut(own: Daemon, image: Image) ->
         own.log.wait_for("connection ended .*reason=cut", start=start)
 
 
-def test_download_that_fails_before_its_head_is_answered(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_download_that_fails_before_its_head_is_answered(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         os.truncate(image.path, 4 * MiB)
         assert connection.get(image.url, {"Range": f"bytes={5 * MiB}-{6 * MiB}"}).status == 500
         assert connection.get(image.url, FIRST).body == pattern(10)
 
 
-def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image) -> None:
+def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image, service_name: str) -> None:
     start = own.log.end()
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
         connection.end_sending()
@@ -268,8 +268,8 @@ def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image) ->
     assert own.log.find(r" ERROR ", start=start) is None
 
 
-def test_client_that_vanishes_in_an_upload_leaves_nothing(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_client_that_vanishes_in_an_upload_leaves_nothing(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["active"], "the request runs")
@@ -279,10 +279,10 @@ def test_client_that_vanishes_in_an_upload_leaves_nothing(own: Daemon, image: Im
     assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
 
 
-def test_client_that_does_not_read_is_left(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+def test_client_that_does_not_read_is_left(make_daemon: MakeDaemon, tmp_path: Path, service_name: str) -> None:
     own = make_daemon(log={"level": "INFO"})
     image, start = make_image(own, tmp_path)(pattern(8 * MiB), inactivity_timeout=1), own.log.end()
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(encode_request("GET", image.url, {"Range": f"bytes=0-{8 * MiB - 1}"}))
         own.log.wait_for("connection ended .*reason=inactivity", start=start)
@@ -291,17 +291,17 @@ def test_client_that_does_not_read_is_left(make_daemon: MakeDaemon, tmp_path: Pa
 # The end of the server
 
 
-def test_server_stops_while_a_connection_is_lent(own: Daemon, image: Image) -> None:
-    with own.connect("unix") as connection:
+def test_server_stops_while_a_connection_is_lent(own: Daemon, image: Image, service_name: str) -> None:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         own.stop(timeout=5)
         assert connection.is_closed()
 
 
-def test_request_that_runs_is_finished_when_the_server_stops(own: Daemon, image: Image) -> None:
+def test_request_that_runs_is_finished_when_the_server_stops(own: Daemon, image: Image, service_name: str) -> None:
     content = pattern(3 * MiB, seed=1)
     request = encode_request("PUT", image.url, None, content)
-    with own.connect("unix") as connection:
+    with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")

@@ -61,7 +61,7 @@ class HttpServer:
         self.fast_lane = fast_lane
         #: Who takes short requests of the fast lane.
         self.express = express
-        #: Who lends connections without TLS to C.
+        #: Who lends connections to C.
         self.lending = lending
         self.scratch = memoryview(bytearray(SCRATCH))
         #: Seconds for a connection that has not used a ticket.

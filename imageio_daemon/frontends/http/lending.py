@@ -107,7 +107,7 @@ class Lender:
         False: nothing has happened.
         """
         lending, line = self._lending, self._line
-        if lending is None or line is None or wire.tls or (plain := plain_target(head)) is None:
+        if lending is None or line is None or not wire.can_be_lent or (plain := plain_target(head)) is None:
             return False
         if self._wait > 0:
             self._wait -= 1
@@ -172,7 +172,7 @@ def _hand_over(wire: Wire, lane: HttpLane, backend: Backend, received: bytes, te
     """Start the lane on a copy of the socket."""
     fd = os.dup(wire.fileno)
     try:
-        lane.start(backend, fd, received, terms)
+        lane.start(backend, fd, received, terms, wire.tls_socket)
     except BaseException:
         os.close(fd)
         raise

@@ -6,6 +6,7 @@ import select
 from contextlib import suppress
 
 from ...errors import PeerGone
+from ...tlssocket import TlsSocket
 from ...transports import pause_when_anything_waits
 
 
@@ -56,6 +57,17 @@ class Wire:
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return int(self.transport.get_extra_info("socket").fileno())
+
+    @property
+    def tls_socket(self) -> TlsSocket | None:
+        """Return the connection's TLS, if it has one that C can use."""
+        found = self.transport.get_extra_info("tls_socket")
+        return found if isinstance(found, TlsSocket) else None
+
+    @property
+    def can_be_lent(self) -> bool:
+        """Tell whether C can speak to the peer."""
+        return not self.tls or self.tls_socket is not None
 
     @property
     def unsent(self) -> bool:

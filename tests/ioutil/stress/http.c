@@ -7,6 +7,8 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
+#include <openssl/ssl.h>
+
 #include "http.h"
 #include "stress.h"
 
@@ -27,7 +29,9 @@ struct http_session {
     unsigned number, rounds;
     uint64_t random, start;
     char *model, *data;
-    int fd;
+    int fd, other_fd;
+    iou_tls_context *contexts[2]; /* of server and client; NULL: no TLS */
+    iou_tls *ends[2];
     iou_lane *lane;
     iou_control control;
     iou_lease lease;
@@ -36,42 +40,68 @@ struct http_session {
 
 /* ---- the client ------------------------------------------------------------------------------------------------- */
 
-static bool send_all(struct http_session *session, const char *data, uint64_t length) {
+/* Send or receive part, without waiting: what recv(2) and send(2) return. */
+static ssize_t move(struct http_session *session, char *data, uint64_t length, bool sends) {
+    if (!session->ends[1])
+        return sends ? send(session->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT)
+                     : recv(session->fd, data, length, MSG_DONTWAIT);
+    int64_t count = sends ? iou_tls_write(session->ends[1], data, length, below(&session->random, 2))
+                          : iou_tls_read(session->ends[1], data, length);
+    if (count >= 0)
+        return (ssize_t)count;
+    errno = count == IOU_TLS_WANTS_INPUT || count == IOU_TLS_WANTS_ROOM ? EAGAIN : (int)-count;
+    return -1;
+}
+
+static bool has_ended(struct http_session *session) {
+    iou_lane_report reports[IOU_LANE_REPORTS];
+    iou_lane_stats stats = {0};
+    CHECK(iou_lane_reports(session->lane, reports, IOU_LANE_REPORTS) >= 0);
+    iou_lane_get_stats(session->lane, &stats);
+    return stats.ended;
+}
+
+/* Wait until more can be moved. False: the lane has ended, and nothing can be. */
+static bool await_more(struct http_session *session, bool sends) {
+    short events = sends ? POLLOUT : POLLIN;
+    struct pollfd polled[2] = {{.fd = session->fd, .events = events},
+                               {.fd = iou_lane_fd(session->lane), .events = POLLIN}};
+    CHECK(poll(polled, 2, DEADLINE_MS) > 0);
+    return polled[0].revents || !has_ended(session) || poll(polled, 1, 0) == 1;
+}
+
+/* What TLS has taken in part comes again as it was. */
+static bool move_piece(struct http_session *session, char *data, uint64_t length, bool sends) {
     while (length) {
-        uint64_t piece = below(&session->random, 4) ? length : 1 + below(&session->random, length);
-        ssize_t sent = send(session->fd, data, piece, MSG_NOSIGNAL);
-        if (sent <= 0)
+        ssize_t moved;
+        while ((moved = move(session, data, length, sends)) == -1 && errno == EAGAIN)
+            if (!await_more(session, sends))
+                return false;
+        if (moved <= 0)
             return false;
-        data += sent;
-        length -= (uint64_t)sent;
+        data += moved;
+        length -= (uint64_t)moved;
     }
     return true;
 }
 
-static bool receive_all(struct http_session *session, char *data, uint64_t length) {
-    struct pollfd polled[2] = {{.fd = session->fd, .events = POLLIN},
-                               {.fd = iou_lane_fd(session->lane), .events = POLLIN}};
+static bool move_all(struct http_session *session, char *data, uint64_t length, bool sends) {
     while (length) {
-        uint64_t piece = below(&session->random, 8) ? length : 1 + below(&session->random, length);
-        ssize_t got = recv(session->fd, data, piece, MSG_DONTWAIT);
-        iou_lane_stats stats = {0};
-        if (got == 0 || (got == -1 && errno != EAGAIN))
+        uint64_t piece = below(&session->random, 4) ? length : 1 + below(&session->random, length);
+        if (!move_piece(session, data, piece, sends))
             return false;
-        if (got > 0) {
-            data += got;
-            length -= (uint64_t)got;
-            continue;
-        }
-        CHECK(poll(polled, 2, DEADLINE_MS) > 0);
-        if (polled[0].revents == 0) {
-            iou_lane_report reports[IOU_LANE_REPORTS];
-            CHECK(iou_lane_reports(session->lane, reports, IOU_LANE_REPORTS) >= 0);
-            iou_lane_get_stats(session->lane, &stats);
-            if (stats.ended && recv(session->fd, data, 1, MSG_PEEK | MSG_DONTWAIT) <= 0)
-                return false;
-        }
+        data += piece;
+        length -= piece;
     }
     return true;
+}
+
+static bool send_all(struct http_session *session, const char *data, uint64_t length) {
+    return move_all(session, (char *)(uintptr_t)data, length, true);
+}
+
+static bool receive_all(struct http_session *session, char *data, uint64_t length) {
+    return move_all(session, data, length, false);
 }
 
 /* A head and its end; false: there is none. */
@@ -179,18 +209,37 @@ static bool one_request(struct http_session *session) {
 
 /* ---- the owner -------------------------------------------------------------------------------------------------- */
 
+/* On some connections. The server's end keeps a descriptor of its own, as its owner does. */
+static void shake_hands(struct http_session *session, int fd) {
+    session->ends[0] = session->ends[1] = NULL;
+    if (below(&session->random, 2))
+        return;
+    CHECK((session->other_fd = dup(fd)) != -1);
+    CHECK(iou_tls_new(session->contexts[0], session->other_fd, NULL, &session->ends[0]) == 0);
+    CHECK(iou_tls_new(session->contexts[1], session->fd, "x", &session->ends[1]) == 0);
+    int server = IOU_TLS_WANTS_INPUT, client = IOU_TLS_WANTS_INPUT;
+    while (server || client) {
+        client = iou_tls_handshake(session->ends[1]);
+        server = iou_tls_handshake(session->ends[0]);
+        CHECK((server == 0 || server == IOU_TLS_WANTS_INPUT) && (client == 0 || client == IOU_TLS_WANTS_INPUT));
+    }
+}
+
 static void start(struct http_session *session, enum ending ending) {
     static const char DONE[] = "HTTP/1.1 200 OK\r\nDate: \4\r\n\r\n";
     static const char PARTIAL[] =
         "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\nContent-Length: \3\r\nDate: \4\r\n\r\n";
     bool waits = ending == IDLE || ending == PART_OF_HEAD || ending == STALL;
     int pair[2];
-    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
     session->fd = pair[0];
+    session->other_fd = -1;
+    shake_hands(session, pair[1]);
     session->control = (iou_control){0};
     session->lease = (iou_lease){.timeout = UINT64_C(1) << 40, .expires = UINT64_MAX};
     iou_http_options options = {
         .lane = {.fd = pair[1],
+                 .tls = session->ends[0],
                  .flags = IOU_LANE_COUNT_WRITES,
                  .size = SIZE,
                  .timeout_ms = waits ? TIMEOUT_MS : DEADLINE_MS,
@@ -286,6 +335,11 @@ static void run_session(struct http_session *session) {
         check_end(session, ending);
     close(session->fd);
     CHECK(iou_lane_free(session->lane) == 0);
+    for (unsigned i = 0; i < 2; i++)
+        if (session->ends[i])
+            iou_tls_free(session->ends[i]);
+    if (session->other_fd != -1)
+        close(session->other_fd);
 }
 
 static void *session_main(void *argument) {
@@ -302,11 +356,24 @@ static void *session_main(void *argument) {
     return NULL;
 }
 
+static void make_contexts(iou_tls_context *contexts[2]) {
+    char path[5000], reason[IOU_TLS_REASON];
+    file_path(path, sizeof(path), "certificate", 0);
+    make_certificate(path);
+    iou_tls_policy server = {
+        .chain_file = path, .key_file = path, .options = SSL_OP_IGNORE_UNEXPECTED_EOF, .server = 1};
+    iou_tls_policy client = {0};
+    CHECK(iou_tls_context_new(&server, &contexts[0], reason) == 0);
+    CHECK(iou_tls_context_new(&client, &contexts[1], reason) == 0);
+}
+
 static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds, uint64_t seed, bool rough) {
     struct http_session sessions[SESSIONS];
     iou_lanes *lanes;
     unsigned served = 0, failed = 0;
+    iou_tls_context *contexts[2];
     CHECK(iou_lanes_new(engine, 64 * MIB, &lanes) == 0);
+    make_contexts(contexts);
     for (unsigned i = 0; i < SESSIONS; i++) {
         sessions[i] = (struct http_session){
             .lanes = lanes,
@@ -317,6 +384,7 @@ static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds
             .start = i * AREA,
             .model = calloc(1, AREA),
             .data = calloc(1, AREA),
+            .contexts = {contexts[0], contexts[1]},
         };
         CHECK(sessions[i].model && sessions[i].data);
         CHECK(pthread_create(&sessions[i].thread, NULL, session_main, &sessions[i]) == 0);
@@ -329,6 +397,8 @@ static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds
         free(sessions[i].data);
     }
     CHECK(iou_lanes_free(lanes) == 0);
+    iou_tls_context_free(contexts[0]);
+    iou_tls_context_free(contexts[1]);
     printf("http %s: %u lanes, %u requests, %u that ended in a request\n", rough ? "rough" : "smooth",
            SESSIONS * rounds, served, failed);
 }

@@ -78,6 +78,11 @@ void test_counts(void);
 /* connections: to be served, over several engines. */
 void test_lanes(unsigned connections, uint64_t seed);
 
+/* ---- certificate.c ---------------------------------------------------------------------------------------------- */
+
+/* Put a key and its certificate into a file. */
+void make_certificate(const char *path);
+
 /* ---- http.c ------------------------------------------------------------------------------------------------------ */
 
 /* rounds: of each of some connections, on storage that works, and on such as does not. */
