@@ -131,8 +131,8 @@ class Remote:
     fast_lane: bool = flag(
         True,
         "Serve plain uploads and downloads, here and on the local service, without the general HTTP server in between. "
-        "Connections without TLS to files and block devices are served in C, with a quarter of buffer_memory, unless "
-        "each request is logged. The answers are the same; turn it off to find out where a fault comes from.",
+        "Plain requests for files and block devices are served in C, with a quarter of buffer_memory, unless each "
+        "request is logged. The answers are the same; turn it off to find out where a fault comes from.",
     )
 
 

@@ -174,7 +174,7 @@ class Daemon:
         """Return the memory of lanes; 0: there are none, because none of the services has connections for them."""
         config = self._config
         memory = config.daemon.buffer_memory // LANE_SHARE
-        images = config.remote.fast_lane and (config.local.enable or not config.tls.enable)
+        images = config.remote.fast_lane
         plain = self._nbd_address or (config.nbd.port >= 0 and config.nbd.tls != "required")
         nbd = config.nbd.enable and config.nbd.fast_lane and plain
         return memory if (images or nbd) and memory >= MIN_LANE_MEMORY else 0

@@ -102,6 +102,7 @@ def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) 
     policy.ciphers = text(ciphers)
     policy.options = int(rules.options) % 2**64
     policy.minimum_version = max(0, rules.minimum_version)  # the lowest that is supported is negative
+    policy.security_level = rules.security_level
     policy.server = rules.protocol is ssl.PROTOCOL_TLS_SERVER
     policy.asks_peer = rules.verify_mode is not ssl.CERT_NONE
     policy.needs_peer = rules.verify_mode is ssl.CERT_REQUIRED

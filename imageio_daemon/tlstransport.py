@@ -13,6 +13,7 @@ from typing import cast
 
 from .poller import READABLE, WRITABLE, Poller
 from .tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
+from .transports import send_at_once
 
 #: Reads of one connection in one turn of the loop: others wait meanwhile.
 MOST_READS = 4
@@ -30,6 +31,7 @@ async def shake_hands(
     sock: it is the transport's when this succeeds. timeout in seconds. Raises OSError, TimeoutError. When it is
     cancelled, nothing of the connection is left but the socket.
     """
+    send_at_once(sock)
     tls = context.wrap(sock)
     async with asyncio.timeout(timeout):
         while result := tls.handshake():
@@ -71,8 +73,11 @@ class TlsTransport(asyncio.Transport):
         self._paused = self._closing = False
         self._read_wants_room = self._write_wants_input = False
         protocol.connection_made(self)
-        self._read_soon()  # what came with the handshake is in no socket any more
-        self._watch()
+        try:
+            self._read_soon()  # what came with the handshake is in no socket any more
+            self._watch()
+        except OSError as e:  # the protocol has counted it, and must hear of its end
+            self._fail(e)
 
     # What asyncio wants to know
 
@@ -118,7 +123,7 @@ class TlsTransport(asyncio.Transport):
             self._watch()
 
     def _read_soon(self) -> None:
-        if self._tls is not None and self._tls.pending:
+        if self._tls is not None and self.is_reading() and self._tls.pending:
             self._loop.call_soon(self._ready)
 
     def _read(self) -> None:
@@ -239,8 +244,8 @@ class TlsTransport(asyncio.Transport):
             if self._unsent:
                 wanted |= READABLE if self._write_wants_input else WRITABLE
         if wanted != self._watched:
-            self._watched = wanted
             self._poller.watch(self._socket.fileno(), wanted, self._ready)
+            self._watched = wanted
 
     def _ready(self) -> None:
         try:

@@ -61,7 +61,7 @@ static int ms_until(uint64_t deadline) {
 /* Read the next request, all of which but data has to come in time. False: there is none. */
 static bool read_request(struct iou_lane *lane) {
     uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
-    enum http_found found;
+    enum http_found found = HTTP_MORE;
     while (!lane_refuses(lane) && (found = http_take(lane)) != HTTP_WHOLE) {
         if (found == HTTP_OTHER)
             return give_back(http_of(lane), IOU_HTTP_OTHER);
@@ -74,7 +74,7 @@ static bool read_request(struct iou_lane *lane) {
             return false;
         }
     }
-    if (lane_refuses(lane))
+    if (found != HTTP_WHOLE) /* what was taken begins, whatever has come meanwhile */
         return give_back(http_of(lane), IOU_HTTP_IDLE);
     begin(lane);
     return true;

@@ -138,6 +138,7 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
         verify |= SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
     SSL_CTX_set_verify(ssl, verify, NULL);
     SSL_CTX_set_options(ssl, policy->options);
+    SSL_CTX_set_security_level(ssl, policy->security_level);
     SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                               SSL_MODE_RELEASE_BUFFERS | SSL_MODE_AUTO_RETRY);
     SSL_CTX_set_read_ahead(ssl, 1);
@@ -148,15 +149,10 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
            SSL_CTX_set_session_id_context(ssl, SESSIONS, sizeof(SESSIONS) - 1);
 }
 
-/* Servers tell clients whose certificates they believe. */
 static bool load_authorities(SSL_CTX *ssl, const iou_tls_policy *policy) {
-    if (!policy->ca_file)
-        return !policy->asks_peer || SSL_CTX_set_default_verify_paths(ssl);
-    if (!SSL_CTX_load_verify_locations(ssl, policy->ca_file, NULL))
-        return false;
-    if (policy->server)
-        SSL_CTX_set_client_CA_list(ssl, SSL_load_client_CA_file(policy->ca_file));
-    return true;
+    if (policy->ca_file)
+        return SSL_CTX_load_verify_locations(ssl, policy->ca_file, NULL);
+    return !policy->asks_peer || SSL_CTX_set_default_verify_paths(ssl);
 }
 
 static bool load_files(SSL_CTX *ssl, const iou_tls_policy *policy) {

@@ -23,6 +23,7 @@ typedef struct {
     const char *ciphers;     /* of TLS 1.2, as OpenSSL's ciphers(1) */
     uint64_t options;        /* SSL_OP_... */
     int32_t minimum_version; /* 0x0303: TLS 1.2; 0: any */
+    int32_t security_level;  /* SSL_CTX_set_security_level(3) */
     uint32_t server;         /* we are */
     uint32_t asks_peer;      /* for its certificate. Clients must */
     uint32_t needs_peer;     /* and end without one */

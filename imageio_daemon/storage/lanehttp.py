@@ -44,8 +44,8 @@ class HttpEnd(NamedTuple):
     """Why a lane gave its connection back.
 
     other: something came that C does not serve. error: what a request failed of, of whose body `unread` bytes were
-    not taken. cut: and its answer had begun. broken: the connection is of no use any more, for this errno. rest: the
-    client's bytes that were not taken.
+    not taken. cut: and its answer had begun. broken: the connection is of no use any more, for this errno; a request
+    may have failed besides. rest: the client's bytes that were not taken.
     """
 
     other: bool
@@ -82,7 +82,9 @@ class HttpLane(Lane):
     def _error(self, end: Any) -> Error | None:
         if end.reason == lib.IOU_HTTP_TRUNCATED:
             return Truncated("The request's body is shorter than announced")
-        if end.reason not in (lib.IOU_HTTP_FAILED, lib.IOU_HTTP_CUT):
+        if end.reason == lib.IOU_HTTP_BROKEN and end.error == errno.ECANCELED:
+            return None
+        if not end.error:
             return None
         if end.error == errno.ECANCELED:
             return Canceled()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import contextlib
+import errno
 import functools
 import os
 import socket
@@ -223,6 +224,27 @@ async def test_bytes_that_the_socket_no_longer_has_are_received_after_a_pause(wo
     await protocol.until(lambda: protocol.received == b"head")
     transport.resume_reading()
     await protocol.until(lambda: protocol.received == b"headbody")
+
+
+async def test_short_writes_do_not_wait_for_each_other(world: World, streams: Streams) -> None:
+    del streams
+    sock = world.protocol.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+async def test_connection_that_cannot_be_watched_is_told_its_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no more watches")
+
+    class Refused(Recorder):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            monkeypatch.setattr(world.poller, "watch", refuse)
+
+    world.protocol = Refused()
+    (await world.connect_patient()).close()
+    await world.protocol.until(lambda: bool(world.protocol.events))
+    assert isinstance(world.protocol.events[0], OSError)
 
 
 # Ends

@@ -358,12 +358,13 @@ class Connection(asyncio.BufferedProtocol):
             return  # it is lost
         self._state = State.IDLE
         self._watchdog.progress()
+        if end.cut is not None:
+            self.abort(end.cut if self.reason == "client" else self.reason)
+            return
         self._received_ahead += end.rest
         self._body = FixedBody(end.unread)
         self.release_reading("lent")
-        if end.cut is not None:
-            self.abort(end.cut if self.reason == "client" else self.reason)
-        elif end.error is not None:
+        if end.error is not None:
             self._refuse(end.error, close=False)
         else:
             self._next_request()

@@ -93,6 +93,7 @@ class Lender:
     def __init__(self, lending: Lending | None, line: LentLine) -> None:
         self._lending = lending
         self._line: LentLine | None = line
+        self._peer = ""
         self._wait = FIRST_WAIT
         self._lane: HttpLane | None = None
 
@@ -114,6 +115,7 @@ class Lender:
             return False
         if requests_are_logged() or wire.unsent:
             return False
+        self._peer = line.peer
         access = Access.READ if head.method == _READS else Access.WRITE
         try:
             started = lending.start(line, wire, plain[0], access, bytes(received))
@@ -151,13 +153,12 @@ class Lender:
         stats = lane.stats
         self._wait = NEXT_WAIT if end.other else FIRST_WAIT
         transfer.remove_lane(lane)
-        if line is None:
-            return
-        if end.cut and end.error is not None:
-            errors.answer(end.error, line.peer)  # it is logged
-        error = None if end.cut else end.error
         cut = _reason_to_cut(end)
-        line.returned(Returned(stats.requests, stats.received, stats.sent, end.rest, error, end.unread, cut))
+        if end.error is not None and (cut is not None or line is None):
+            errors.answer(end.error, self._peer)  # nobody hears it, but it is logged
+        if line is not None:
+            error = None if cut is not None else end.error
+            line.returned(Returned(stats.requests, stats.received, stats.sent, end.rest, error, end.unread, cut))
 
 
 def _reason_to_cut(end: HttpEnd) -> str | None:

@@ -309,6 +309,8 @@ static void check_end(struct http_session *session, enum ending ending) {
               memcmp(rest, STRANGER, (size_t)length) == 0);
     if (ending == IDLE)
         CHECK(end.reason == IOU_HTTP_IDLE && length == 0);
+    if (ending == REFUSE && end.reason == IOU_HTTP_IDLE) /* nothing was taken of a request that has not begun */
+        CHECK(length == 0 || (length >= 4 && memcmp(rest, "PUT ", 4) == 0));
     if (ending == PART_OF_HEAD)
         CHECK(end.reason == IOU_HTTP_IDLE && length <= 30);
     if (ending == PART_OF_BODY && !session->rough)
