@@ -29,7 +29,7 @@ static bool await_work(struct iou_lane *lane) {
     while (!lane->leaving && !has_work(http)) {
         http->watched = true; /* first: who changes something looks at it afterwards */
         if (!has_work(http))
-            socket_watch(lane);
+            socket_watch(lane, http->request.kind != IOU_WRITE || http->left == 0);
         http->watched = false;
     }
     return !lane->leaving;

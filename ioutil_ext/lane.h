@@ -175,8 +175,11 @@ void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
 
-/* Wait until somebody wakes the leader, or the peer is gone, which ends the connection. */
-void socket_watch(struct iou_lane *lane);
+/*
+ * Wait until somebody wakes the leader, or the peer is gone, which ends the connection. Over TLS, who sends no more
+ * does not listen either: received: all of his request is here, so an end is not in the middle of it.
+ */
+void socket_watch(struct iou_lane *lane, bool received);
 
 /* Wake the leader where it waits for the peer. */
 void socket_wake(struct iou_lane *lane);

@@ -74,10 +74,9 @@ void socket_wake(struct iou_lane *lane) {
     eventfd_write(lane->wake_fd, 1);
 }
 
-/* Over TLS, who sends no more does not listen either. */
-void socket_watch(struct iou_lane *lane) {
+void socket_watch(struct iou_lane *lane, bool received) {
     struct pollfd polled[2] = {{.fd = lane->wake_fd, .events = POLLIN},
-                               {.fd = lane->fd, .events = lane->tls ? POLLRDHUP : 0}};
+                               {.fd = lane->fd, .events = lane->tls && received ? POLLRDHUP : 0}};
     eventfd_t wakeups;
     poll(polled, lane->broken ? 1 : 2, -1);
     if (polled[0].revents)

@@ -310,5 +310,5 @@ def test_request_that_runs_is_finished_when_the_server_stops(own: Daemon, image:
         connection.send(request[2 * MiB :])
         assert connection.receive().status == 200
         assert connection.is_closed()
-    own.stop()
+    assert own.wait() == 0
     assert image.read(0, 3 * MiB) == content
