@@ -33,18 +33,15 @@ class Poller:
         loop.add_reader(self._epoll.fileno(), self._look)
 
     def watch(self, fd: int, wanted: int, callback: Callable[[], None]) -> None:
-        """Watch a socket for READABLE, WRITABLE or both, from now on; an end or an error is told too. 0: not at all."""
-        known = fd in self._callbacks
-        if not wanted:
-            if known:
-                del self._callbacks[fd]
-                self._epoll.unregister(fd)
-            return
+        """Watch a socket for READABLE, WRITABLE or both, from now on; an end or an error is told too."""
+        change = self._epoll.modify if fd in self._callbacks else self._epoll.register
         self._callbacks[fd] = callback
-        if known:
-            self._epoll.modify(fd, wanted)
-        else:
-            self._epoll.register(fd, wanted)
+        change(fd, wanted)
+
+    def forget(self, fd: int) -> None:
+        """Watch a socket no more, if it was watched. Before it is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
 
     def linger(self, sock: socket.socket) -> None:
         """Close a connected socket that has nothing to send, when its peer has, or after a while (RFC 9112 9.6).
@@ -71,7 +68,7 @@ class Poller:
 
     def _end(self, sock: socket.socket) -> None:
         self._lingering.pop(sock).cancel()
-        self.watch(sock.fileno(), 0, _nothing)
+        self.forget(sock.fileno())
         sock.close()
 
     def close(self) -> None:
@@ -86,7 +83,3 @@ class Poller:
             callback = self._callbacks.get(fd)  # one before may have ended it
             if callback is not None:
                 callback()
-
-
-def _nothing() -> None:
-    pass

@@ -46,7 +46,7 @@ async def _ready(poller: Poller, fd: int, wanted: int) -> None:
     try:
         await ready.wait()
     finally:
-        poller.watch(fd, 0, _nothing)
+        poller.forget(fd)
 
 
 class TlsTransport(asyncio.Transport):
@@ -243,9 +243,13 @@ class TlsTransport(asyncio.Transport):
                 wanted |= WRITABLE if self._read_wants_room else READABLE
             if self._unsent:
                 wanted |= READABLE if self._write_wants_input else WRITABLE
-        if wanted != self._watched:
+        if wanted == self._watched:
+            return
+        if wanted:
             self._poller.watch(self._socket.fileno(), wanted, self._ready)
-            self._watched = wanted
+        else:
+            self._poller.forget(self._socket.fileno())
+        self._watched = wanted
 
     def _ready(self) -> None:
         try:
@@ -257,7 +261,3 @@ class TlsTransport(asyncio.Transport):
         except Exception as e:  # noqa: BLE001 - a bug of the protocol: it is logged, and costs this connection only
             self._loop.call_exception_handler({"message": "a connection failed", "exception": e, "transport": self})
             self._fail(e)
-
-
-def _nothing() -> None:
-    pass

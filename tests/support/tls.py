@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TLS of ours, driven by a thread that waits."""
+"""TLS of ours: contexts, and connections driven by a thread that waits."""
 
 import select
 import socket
+import ssl
 
-from imageio_daemon.tlssocket import WANTS_INPUT, WANTS_ROOM, TlsSocket
+from imageio_daemon.tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 
+from .daemon import Certificates
 from .polling import SOON
+
+
+def server_context(certificates: Certificates, rules: ssl.SSLContext | None = None) -> TlsContext:
+    """Return a server's context, by other rules than the usual ones."""
+    rules = rules or ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    return TlsContext(rules, cert_file=str(certificates.certfile), key_file=str(certificates.keyfile))
 
 
 class Patient:

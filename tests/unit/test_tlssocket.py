@@ -8,39 +8,19 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-import trustme
 
 from imageio_daemon.tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 from imageio_daemon.units import KiB, MiB
+from tests.support.daemon import Certificates
 from tests.support.polling import SOON
-from tests.support.tls import Patient
-
-
-class Files(NamedTuple):
-    ca: trustme.CA
-    cert: str
-    key: str
-    ca_file: str
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    directory: Path = tmp_path_factory.mktemp("tls")
-    ca = trustme.CA()
-    made = ca.issue_cert("localhost", "127.0.0.1")
-    cert, key, ca_file = directory / "cert.pem", directory / "key.pem", directory / "ca.pem"
-    made.cert_chain_pems[0].write_to_path(cert)
-    made.private_key_pem.write_to_path(key)
-    ca.cert_pem.write_to_path(ca_file)
-    return Files(ca, str(cert), str(key), str(ca_file))
+from tests.support.tls import Patient, server_context
 
 
 @pytest.fixture
-def server(files: Files) -> TlsContext:
-    return TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=files.cert, key_file=files.key)
+def server(certificates: Certificates) -> TlsContext:
+    return server_context(certificates)
 
 
 class Pair:
@@ -66,8 +46,8 @@ class Pair:
 
 
 @pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def pair(request: pytest.FixtureRequest, server: TlsContext, files: Files) -> Iterator[Pair]:
-    client = ssl.create_default_context(cafile=files.ca_file)
+def pair(request: pytest.FixtureRequest, server: TlsContext, certificates: Certificates) -> Iterator[Pair]:
+    client = ssl.create_default_context(cafile=certificates.cafile)
     client.maximum_version = request.param
     client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
     pair = Pair(server, client)
@@ -198,11 +178,11 @@ def test_failed_handshake_stays_failed(server: TlsContext) -> None:
 
 
 @pytest.mark.parametrize(("name", "accepted"), [("localhost", True), ("127.0.0.1", True), ("example.org", False)])
-def test_client_checks_the_name_of_the_server(files: Files, name: str, accepted: bool) -> None:
+def test_client_checks_the_name_of_the_server(certificates: Certificates, name: str, accepted: bool) -> None:
     rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client = TlsContext(rules, ca_file=files.ca_file)
+    client = TlsContext(rules, ca_file=str(certificates.cafile))
     python = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    python.load_cert_chain(files.cert, files.key)
+    python.load_cert_chain(certificates.certfile, certificates.keyfile)
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=_serve, args=(python, theirs))
     thread.start()
@@ -220,23 +200,23 @@ def test_client_checks_the_name_of_the_server(files: Files, name: str, accepted:
 # Contexts
 
 
-def test_files_that_are_not_there_are_an_error(files: Files) -> None:
+def test_files_that_are_not_there_are_an_error(certificates: Certificates) -> None:
     with pytest.raises(OSError, match=r"."):
-        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file="/missing", key_file=files.key)
+        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file="/missing", key_file=str(certificates.keyfile))
 
 
-def test_key_of_another_certificate_is_an_error(files: Files, tmp_path: Path) -> None:
+def test_key_of_another_certificate_is_an_error(certificates: Certificates, tmp_path: Path) -> None:
     other = tmp_path / "other.pem"
-    files.ca.issue_cert("example.org").private_key_pem.write_to_path(other)
+    certificates.ca.issue_cert("example.org").private_key_pem.write_to_path(other)
     with pytest.raises(OSError, match="mismatch"):
-        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=files.cert, key_file=str(other))
+        TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=str(certificates.certfile), key_file=str(other))
 
 
-def test_rules_of_the_context_are_kept(server: TlsContext, files: Files) -> None:
+def test_rules_of_the_context_are_kept(server: TlsContext, certificates: Certificates) -> None:
     rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     rules.minimum_version = ssl.TLSVersion.TLSv1_3
-    strict = TlsContext(rules, cert_file=files.cert, key_file=files.key)
-    client = ssl.create_default_context(cafile=files.ca_file)
+    strict = server_context(certificates, rules)
+    client = ssl.create_default_context(cafile=certificates.cafile)
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     ours, theirs = socket.socketpair()
     with ours:

@@ -8,18 +8,17 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
-import trustme
 import uvloop
 
 from imageio_daemon import poller
 from imageio_daemon.poller import READABLE, Poller
-from imageio_daemon.tlssocket import TlsContext
 from imageio_daemon.tlstransport import TlsTransport, shake_hands
 from imageio_daemon.units import KiB, MiB
+from tests.support.daemon import Certificates
 from tests.support.polling import SOON
+from tests.support.tls import server_context
 
 
 @pytest.fixture(params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy], ids=["asyncio", "uvloop"])
@@ -78,17 +77,10 @@ class Recorder(asyncio.BufferedProtocol):
 class World:
     """A server's side with our transport, a client's with asyncio's."""
 
-    def __init__(self, directory: Path) -> None:
-        ca = trustme.CA()
-        made = ca.issue_cert("localhost")
-        cert, key = directory / "cert.pem", directory / "key.pem"
-        made.cert_chain_pems[0].write_to_path(cert)
-        made.private_key_pem.write_to_path(key)
-        rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context = TlsContext(rules, cert_file=str(cert), key_file=str(key))
-        self.client = ssl.create_default_context()
+    def __init__(self, certificates: Certificates) -> None:
+        self.context = server_context(certificates)
+        self.client = ssl.create_default_context(cafile=certificates.cafile)
         self.client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
-        ca.configure_trust(self.client)
         self.poller = Poller(asyncio.get_running_loop())
         self.protocol = Recorder()
         self.sock: socket.socket
@@ -131,8 +123,8 @@ async def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    world = World(tmp_path)
+async def world(certificates: Certificates) -> AsyncIterator[World]:
+    world = World(certificates)
     yield world
     world.protocol.transport.abort()
     await asyncio.sleep(0)
@@ -339,16 +331,16 @@ async def test_another_protocol_takes_over(world: World, streams: Streams) -> No
 # Handshakes
 
 
-async def test_handshake_that_takes_too_long_is_given_up(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_handshake_that_takes_too_long_is_given_up(certificates: Certificates) -> None:
+    world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs, pytest.raises(TimeoutError):
         await shake_hands(world.poller, ours, world.context, Recorder, 0.01)
     world.poller.close()
 
 
-async def test_cancelled_handshake_leaves_the_socket_alone(tmp_path: Path) -> None:
-    world = World(tmp_path)
+async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certificates) -> None:
+    world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs:
         task = asyncio.create_task(shake_hands(world.poller, ours, world.context, Recorder, SOON))
@@ -422,7 +414,7 @@ async def test_one_callback_may_end_another_watch() -> None:
     def end_both(fd: int) -> None:
         called.append(fd)
         for ours, _ in pairs:
-            watching.watch(ours.fileno(), 0, lambda: None)
+            watching.forget(ours.fileno())
 
     for ours, theirs in pairs:
         watching.watch(ours.fileno(), READABLE, functools.partial(end_both, ours.fileno()))

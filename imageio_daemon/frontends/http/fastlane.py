@@ -33,7 +33,8 @@ _FIELDS = frozenset(
         "user-agent",
     )
 )
-_IMAGES = "/images/"
+#: What the path of an image begins with.
+IMAGES = "/images/"
 
 
 class Line(Client, Protocol):
@@ -73,8 +74,8 @@ def takes(head: Head) -> bool:
     return (
         head.method in _METHODS
         and head.version == "1.1"
-        and head.target.startswith(_IMAGES)
-        and head.target.find("/", len(_IMAGES)) < 0
+        and head.target.startswith(IMAGES)
+        and head.target.find("/", len(IMAGES)) < 0
         and head.fields.get("connection", "keep-alive") == "keep-alive"
         and head.fields.keys() - {"connection"} <= _FIELDS
     )

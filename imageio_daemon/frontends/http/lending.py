@@ -20,6 +20,7 @@ from ...transfers import Transfer
 from ...transferstore import TransferStore
 from . import errors
 from .express import plain_target
+from .fastlane import IMAGES
 from .framing import Head
 from .images import range_headers
 from .messages import Client, Response, head_template
@@ -32,9 +33,6 @@ log = logging.getLogger(__name__)
 FIRST_WAIT = 1
 #: The same after something came that C does not serve: to go there and back takes longer than what it saves.
 NEXT_WAIT = 16
-
-_READS = "GET"
-_IMAGES = "/images/"
 
 
 class Returned(NamedTuple):
@@ -116,7 +114,7 @@ class Lender:
         if requests_are_logged() or wire.unsent:
             return False
         self._peer = line.peer
-        access = Access.READ if head.method == _READS else Access.WRITE
+        access = Access.READ if head.method == "GET" else Access.WRITE
         try:
             started = lending.start(line, wire, plain[0], access, bytes(received))
         except (Error, OSError) as e:
@@ -188,7 +186,7 @@ def _terms(ticket: Ticket, name: str) -> HttpTerms:
         sparse=ticket.sparse,
         count_reads=ticket.counts(Access.READ),
         count_writes=ticket.counts(Access.WRITE),
-        target=f"{_IMAGES}{name}".encode(),
+        target=f"{IMAGES}{name}".encode(),
         done=head_template(Response(), "0", DATE),
         partial=head_template(partial, LENGTH, DATE),
     )
