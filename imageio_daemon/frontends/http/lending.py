@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 #: Plain requests of a connection that are served here before it is lent: one that sends no other costs no threads.
 FIRST_WAIT = 1
-#: The same after something came that C does not serve: to go there and back takes longer than what it saves.
+#: The same after something came that C does not serve, or the connection could not be lent: to go there and back, or to
+#: look for it each time, takes longer than what it saves.
 NEXT_WAIT = 16
 
 
@@ -119,10 +120,12 @@ class Lender:
             started = lending.start(line, wire, plain[0], access, bytes(received))
         except (Error, OSError) as e:
             log.debug("connection is not lent: %s", e, extra=logs.fields(client=line.peer))
+            started = None
+        if started is None:
+            self._wait = NEXT_WAIT
             return False
-        if started is not None:
-            self._watch(*started)
-        return started is not None
+        self._watch(*started)
+        return True
 
     def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = lane
