@@ -80,6 +80,11 @@ bool http_parse_patch(struct http_text body, struct http_patch *patch);
 #define HTTP_PIECE MIB
 #define HTTP_AHEAD 3u
 
+/* How long the next piece is where so many bytes are left. */
+static inline uint64_t http_piece_length(uint64_t offset, uint64_t left) {
+    return left <= HTTP_PIECE ? left : HTTP_PIECE - offset % HTTP_PIECE;
+}
+
 /* Bytes of a text that the owner has made for answers. */
 #define HTTP_MAX_TEMPLATE (4 * KIB)
 

@@ -103,22 +103,22 @@ static void next_piece(struct http *http, struct piece *piece) {
     uint64_t left = http->left;
     *piece = (struct piece){
         .offset = http->next,
-        .length = left <= HTTP_PIECE ? left : HTTP_PIECE - http->next % HTTP_PIECE,
+        .length = http_piece_length(http->next, left),
         .number = http->taken,
     };
     piece->last = piece->length == left;
 }
 
-/* The same place in a page as in the image, so that whole blocks are not copied. False: the request ends. */
+/* False: the request ends. */
 static bool get_memory(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
-    piece->memory = http->first ? http->first : memory_get(lane, piece->length + PAGE_UNIT, true);
+    piece->memory = http->first ? http->first : memory_get(lane, room_for(piece->offset, piece->length), true);
     http->first = NULL;
     if (!piece->memory) {
         fail_outside(http, lane_canceled(lane) ? ECANCELED : ENOMEM);
         return false;
     }
-    piece->data = piece->memory->data + piece->offset % PAGE_UNIT;
+    piece->data = place_in(piece->memory, piece->offset);
     return true;
 }
 

@@ -17,22 +17,22 @@ static bool may_write(const struct iou_lane *lane, uint64_t offset, uint64_t len
 }
 
 /* Take memory for the first piece. None is waited for: the owner has more. */
-static bool take_memory(struct iou_lane *lane, uint64_t length) {
+static bool take_memory(struct iou_lane *lane, uint64_t first, uint64_t length) {
     struct http *http = http_of(lane);
-    http->first = memory_get(lane, min_u64(length, HTTP_PIECE) + PAGE_UNIT, false);
+    http->first = memory_get(lane, room_for(first, http_piece_length(first, length)), false);
     return http->first;
 }
 
 static enum http_found take_get(struct iou_lane *lane, const struct http_head *head) {
     uint64_t length = head->last - head->first + 1;
-    if (!may_read(lane, head) || !take_memory(lane, length))
+    if (!may_read(lane, head) || !take_memory(lane, head->first, length))
         return HTTP_OTHER;
     http_of(lane)->request = (struct http_request){.kind = IOU_READ, .offset = head->first, .length = length};
     return HTTP_WHOLE;
 }
 
 static enum http_found take_put(struct iou_lane *lane, const struct http_head *head) {
-    if (!may_write(lane, head->first, head->length) || !take_memory(lane, head->length))
+    if (!may_write(lane, head->first, head->length) || !take_memory(lane, head->first, head->length))
         return HTTP_OTHER;
     http_of(lane)->request = (struct http_request){
         .kind = IOU_WRITE,

@@ -19,26 +19,38 @@
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-/* What one piece of memory is for, at most. */
-#define LANE_PIECE (4 * MIB)
+/* The largest piece of memory, and what a piece is cut from: a huge page. */
+#define LANE_PIECE (2 * MIB)
 
 /* One request at a time, of all lanes, may have so much in one piece. */
 #define LANE_LONG (32 * MIB)
 
-/* Page-aligned memory. */
+#define MEMORY_CLASSES 4
+#define SLAB_PIECES 32 /* of the smallest class */
+
+/* Page-aligned memory. slab: NULL: a long one. */
 struct memory {
-    struct memory *next;
+    struct slab *slab;
     char *data;
     size_t size;
 };
 
-#define MEMORY_CLASSES 5
+/* LANE_PIECE bytes in pieces of one size, all for one device. */
+struct slab {
+    struct link link; /* in borrower->slabs, those with free pieces first, or in lanes->kept */
+    struct borrower *borrower;
+    char *data;
+    int class;
+    uint32_t free; /* a bit for each piece that nobody has */
+    struct memory pieces[SLAB_PIECES];
+};
 
 /* A file system or block device, and what requests to it have of the memory: one that hangs must not have all. */
 struct borrower {
     struct borrower *next;
-    uint64_t device, lent;
+    uint64_t device, lent; /* bytes of slabs */
     uint32_t lanes;
+    struct link slabs[MEMORY_CLASSES];
 };
 
 struct iou_lanes {
@@ -47,11 +59,11 @@ struct iou_lanes {
     pthread_mutex_t lock;
     pthread_cond_t freed;
     struct borrower *borrowers;
-    uint64_t limit, used; /* of pieces */
+    uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
     bool long_taken;
-    uint64_t kept;                       /* bytes in free; of used */
-    struct memory *free[MEMORY_CLASSES]; /* the last one used is first: it is in the caches */
+    struct link kept; /* slabs that nobody uses; the last one used is first: it is in the caches */
+    uint64_t kept_size;
     uint32_t waiting;
     uint32_t count; /* of lanes */
     atomic_uint_fast32_t threads;
@@ -72,6 +84,15 @@ void memory_part(struct iou_lane *lane);
  */
 struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait);
 void memory_put(struct iou_lane *lane, struct memory *memory);
+
+/* The same place in a page as in the image, so that whole blocks are not copied; and the bytes that this takes. */
+static inline char *place_in(const struct memory *memory, uint64_t offset) {
+    return memory->data + offset % PAGE_UNIT;
+}
+
+static inline uint64_t room_for(uint64_t offset, uint64_t length) {
+    return offset % PAGE_UNIT + length;
+}
 
 /* Let those who wait look whether their lane ends. */
 void memory_wake(struct iou_lanes *lanes);
@@ -104,7 +125,7 @@ struct lane_thread {
 struct iou_lane {
     struct iou_lanes *lanes;
     struct borrower *borrower;
-    uint64_t lent; /* bytes of memory; under the lock of lanes */
+    uint64_t lent; /* bytes of pieces; under the lock of lanes */
     struct iou_engine *engine;
     iou_handle *handle; /* holds a reference */
     iou_control *control;

@@ -75,11 +75,6 @@ static struct memory *get_memory(struct iou_lane *lane, const struct request *re
 
 /* ---- READ ------------------------------------------------------------------------------------------------------- */
 
-/* The same place in a page as in the image, so that whole blocks are not copied. */
-static char *place_in(const struct memory *memory, uint64_t offset) {
-    return memory->data + offset % PAGE_UNIT;
-}
-
 /* Fill with what the image has, and zeros past its end. */
 static struct answer fill(struct lane_thread *thread, char *data, uint64_t offset, uint64_t length) {
     uint64_t size = thread->lane->handle->image->size;
@@ -93,7 +88,7 @@ static void read_pieces(struct lane_thread *thread, const struct request *reques
                         uint64_t piece) {
     uint64_t end = request->offset + request->length;
     for (uint64_t start = request->offset, length; start < end; start += length) {
-        length = min_u64(piece, end - start);
+        length = min_u64(piece - start % PAGE_UNIT, end - start);
         char *data = place_in(memory, start);
         struct answer answer = fill(thread, data, start, length);
         if (answer.error) {
@@ -108,8 +103,10 @@ static void read_pieces(struct lane_thread *thread, const struct request *reques
 static void run_read(struct lane_thread *thread, const struct request *request) {
     struct iou_lane *lane = thread->lane;
     bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
-    uint64_t piece = may_cut ? min_u64(request->length, READ_PIECE) : request->length;
-    struct memory *memory = get_memory(lane, request, piece + PAGE_UNIT);
+    uint64_t piece = room_for(request->offset, request->length);
+    if (may_cut)
+        piece = min_u64(piece, READ_PIECE);
+    struct memory *memory = get_memory(lane, request, piece);
     if (memory) {
         read_pieces(thread, request, memory, piece);
         memory_put(lane, memory);
@@ -150,14 +147,14 @@ bool request_receive(struct lane_thread *thread, const struct request *request, 
     }
     if (request->error || request->command != CMD_WRITE)
         return receive_payload(lane, NULL, left);
-    payload->memory = memory_get(lane, min_u64(left, WRITE_PIECE) + PAGE_UNIT, true);
+    payload->memory = memory_get(lane, min_u64(room_for(offset, left), WRITE_PIECE), true);
     if (!payload->memory) {
         payload->answer = no_memory(lane);
         return receive_payload(lane, NULL, left);
     }
     for (;;) {
         payload->offset = offset;
-        payload->length = min_u64(end - offset, WRITE_PIECE);
+        payload->length = min_u64(end - offset, WRITE_PIECE - offset % PAGE_UNIT);
         payload->data = place_in(payload->memory, offset);
         if (!receive_payload(lane, payload->data, payload->length)) {
             memory_put(lane, payload->memory);
