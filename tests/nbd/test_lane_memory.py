@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -97,6 +98,30 @@ async def test_storage_that_hangs_leaves_memory_for_other_connections(gated: Wor
     assert (await other.request(WRITE, 0, data=bytes(2 * MiB))).error == 0
     held.release()
     assert len(await one.receive_all()) == 64
+
+
+async def test_device_that_hangs_leaves_memory_for_requests_of_any_length_to_another(
+    lane_world: MakeWorld, calls: Calls
+) -> None:
+    """Each length is cut from a part of the memory of its own, of which the device that hangs has most."""
+    lengths = 4096, 200 * 1024, 900 * 1024, 2 * MiB
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as image:
+        image.truncate(SIZE)
+        async with lane_world(lanes=MIN_LANE_MEMORY) as world:
+            assert world.image is not None
+            assert world.image.stat().st_dev != os.fstat(image.fileno()).st_dev
+            world.add("other", path=Path(image.name))
+            hog, other = await world.go(), await world.go("other")
+            held = calls.hold("pread", 3)
+            try:
+                for length in lengths:
+                    hog.send(READ, 0, length)
+                await world.until(lambda: held.full)
+                for length in lengths:
+                    assert (await other.request(WRITE, 0, data=bytes(length))).error == 0
+            finally:
+                held.release()
+            assert not any(result.error for result in (await hog.receive_all()).values())
 
 
 @pytest.mark.parametrize("command", [READ, WRITE])
