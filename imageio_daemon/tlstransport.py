@@ -127,6 +127,7 @@ class TlsTransport(asyncio.Transport):
             self._loop.call_soon(self._ready)
 
     def _read(self) -> None:
+        count = 0
         for _ in range(MOST_READS):
             if self._tls is None or not self.is_reading():
                 return
@@ -138,8 +139,9 @@ class TlsTransport(asyncio.Transport):
             elif count > 0:
                 self._protocol.buffer_updated(count)
             if count < len(view):
-                return
-        self._read_soon()
+                break
+        if count > 0:  # the end may have come with it, and the socket does not tell that again
+            self._read_soon()
 
     def _ended(self) -> None:
         """The peer sends no more: as all transports of TLS, this one closes unless it has something to send."""

@@ -289,6 +289,16 @@ async def test_farewell_of_the_peer_ends_the_connection(world: World, streams: S
     await world.protocol.until(lambda: world.protocol.events == ["eof", None])
 
 
+async def test_farewell_that_comes_with_the_last_bytes_ends_the_connection(world: World) -> None:
+    client = await world.connect_patient()
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # until the kernel sends what it has, after 200 ms
+    client.sendall(b"hello")
+    sock = await asyncio.to_thread(client.unwrap)  # says farewell, and waits for the other one
+    sock.close()
+    await world.protocol.until(lambda: world.protocol.events == ["eof", None])
+    assert world.protocol.received == b"hello"
+
+
 async def test_idle_connection_notices_a_reset(world: World, streams: Streams) -> None:
     del streams
     world.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
