@@ -75,8 +75,9 @@ static char *map(size_t size) {
 
 /* ---- slabs; the lock is held ------------------------------------------------------------------------------------ */
 
-static bool is_unused(const struct slab *slab) {
-    return slab->free == UINT32_MAX >> (SLAB_PIECES - LANE_PIECE / SIZES[slab->class]);
+/* The bits of all pieces of a slab. */
+static uint32_t all_free(int class) {
+    return UINT32_MAX >> (SLAB_PIECES - LANE_PIECE / SIZES[class]);
 }
 
 static struct slab *new_slab(struct iou_lanes *lanes) {
@@ -109,7 +110,7 @@ static struct slab *take_kept(struct iou_lanes *lanes) {
 static void cut(struct slab *slab, int class) {
     unsigned count = (unsigned)(LANE_PIECE / SIZES[class]);
     slab->class = class;
-    slab->free = UINT32_MAX >> (SLAB_PIECES - count);
+    slab->free = all_free(class);
     for (unsigned i = 0; i < count; i++)
         slab->pieces[i] = (struct memory){slab, slab->data + i * SIZES[class], SIZES[class]};
 }
@@ -183,7 +184,7 @@ static void put_piece(struct iou_lane *lane, struct memory *memory) {
     struct slab *slab = memory->slab;
     slab->free |= 1u << (memory - slab->pieces);
     lane->lent -= memory->size;
-    if (is_unused(slab)) {
+    if (slab->free == all_free(slab->class)) {
         return_slab(lane->lanes, slab);
         return;
     }

@@ -10,11 +10,10 @@
 
 #include "lane.h"
 
-/* A payload of at most this is written when it is there as a whole (docs/nbd.md); a longer one in pieces. */
-#define WRITE_PIECE LANE_PIECE
-
-/* Reads are cut into pieces of this, where that is allowed. qemu-img's are not longer. */
-#define READ_PIECE (2 * MIB)
+/*
+ * A payload of at most LANE_PIECE is written when it is there as a whole (docs/nbd.md); a longer one in such pieces.
+ * Reads are cut likewise, where that is allowed. Those of qemu-img are not longer.
+ */
 
 /* ---- messages --------------------------------------------------------------------------------------------------- */
 

@@ -15,7 +15,7 @@
 #define MAX_HEAD (MAX_HEADER + 12)
 
 /* Runs of data and holes in one piece, each with its head. */
-#define MAX_RUNS (READ_PIECE / HOLE + 1)
+#define MAX_RUNS (LANE_PIECE / HOLE + 1)
 
 static void send_one(struct iou_lane *lane, char *message, size_t size) {
     struct iovec part = {.iov_base = message, .iov_len = size};

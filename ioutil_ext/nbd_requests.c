@@ -22,7 +22,7 @@ static uint32_t kind_of(const struct request *request) {
 }
 
 bool request_is_quick(struct iou_lane *lane, const struct request *request) {
-    if (request->error || request->length > WRITE_PIECE)
+    if (request->error || request->length > LANE_PIECE)
         return request->error != 0;
     if (request->flags & FLAG_FUA && request->command != CMD_READ && !operation_is_quick(lane, IOU_FLUSH))
         return false;
@@ -105,7 +105,7 @@ static void run_read(struct lane_thread *thread, const struct request *request) 
     bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
     uint64_t piece = room_for(request->offset, request->length);
     if (may_cut)
-        piece = min_u64(piece, READ_PIECE);
+        piece = min_u64(piece, LANE_PIECE);
     struct memory *memory = get_memory(lane, request, piece);
     if (memory) {
         read_pieces(thread, request, memory, piece);
@@ -147,14 +147,14 @@ bool request_receive(struct lane_thread *thread, const struct request *request, 
     }
     if (request->error || request->command != CMD_WRITE)
         return receive_payload(lane, NULL, left);
-    payload->memory = memory_get(lane, min_u64(room_for(offset, left), WRITE_PIECE), true);
+    payload->memory = memory_get(lane, min_u64(room_for(offset, left), LANE_PIECE), true);
     if (!payload->memory) {
         payload->answer = no_memory(lane);
         return receive_payload(lane, NULL, left);
     }
     for (;;) {
         payload->offset = offset;
-        payload->length = min_u64(end - offset, WRITE_PIECE - offset % PAGE_UNIT);
+        payload->length = min_u64(end - offset, LANE_PIECE - offset % PAGE_UNIT);
         payload->data = place_in(payload->memory, offset);
         if (!receive_payload(lane, payload->data, payload->length)) {
             memory_put(lane, payload->memory);
