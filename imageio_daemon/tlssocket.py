@@ -53,7 +53,10 @@ class TlsSocket:
         self.tls = ffi.gc(tls, lib.iou_tls_free)
 
     def handshake(self) -> int:
-        """Go on with the handshake; return 0 when it is done, or WANTS_INPUT, WANTS_ROOM. Raises OSError."""
+        """Go on with the handshake; return 0 when it is done, or WANTS_INPUT, WANTS_ROOM.
+
+        Raises OSError, with EKEYREJECTED when the peer is not to be believed.
+        """
         return self._checked(lib.iou_tls_handshake(self.tls))
 
     def readinto(self, view: memoryview) -> int:
@@ -101,6 +104,7 @@ def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) 
     policy.chain_file, policy.key_file, policy.ca_file = text(cert_file), text(key_file), text(ca_file)
     policy.ciphers = text(ciphers)
     policy.options = int(rules.options) % 2**64
+    policy.verify_flags = int(rules.verify_flags)
     policy.minimum_version = max(0, rules.minimum_version)  # the lowest that is supported is negative
     policy.security_level = rules.security_level
     policy.server = rules.protocol is ssl.PROTOCOL_TLS_SERVER

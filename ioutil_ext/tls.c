@@ -137,6 +137,7 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
     if (policy->needs_peer)
         verify |= SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
     SSL_CTX_set_verify(ssl, verify, NULL);
+    X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(ssl), policy->verify_flags);
     SSL_CTX_set_options(ssl, policy->options);
     SSL_CTX_set_security_level(ssl, policy->security_level);
     SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
@@ -235,6 +236,13 @@ void iou_tls_free(iou_tls *tls) {
     free(tls);
 }
 
+/* Whether it failed because the peer's certificate is not to be believed. */
+static bool is_rejected(int kind) {
+    unsigned long code = ERR_peek_error();
+    return kind == SSL_ERROR_SSL && ERR_GET_LIB(code) == ERR_LIB_SSL &&
+           ERR_GET_REASON(code) == SSL_R_CERTIFICATE_VERIFY_FAILED;
+}
+
 /* What a call of OpenSSL that did not succeed is for the caller. The lock is held. */
 static int outcome(struct iou_tls *tls, int returned) {
     int kind = SSL_get_error(tls->ssl, returned);
@@ -244,6 +252,11 @@ static int outcome(struct iou_tls *tls, int returned) {
         return IOU_TLS_WANTS_ROOM;
     if (kind == SSL_ERROR_ZERO_RETURN)
         return 0;
+    if (is_rejected(kind)) {
+        ERR_clear_error();
+        take_reason(tls->reason, X509_verify_cert_error_string(SSL_get_verify_result(tls->ssl)));
+        return tls->failure = -EKEYREJECTED;
+    }
     int error = tls->error ? tls->error : kind == SSL_ERROR_SSL ? EPROTO : ECONNRESET;
     take_reason(tls->reason, strerrorname_np(error));
     return tls->failure = -error;

@@ -22,6 +22,7 @@ typedef struct {
     const char *ca_file;     /* whose certificates are believed; NULL: nobody's, or the system's if we verify */
     const char *ciphers;     /* of TLS 1.2, as OpenSSL's ciphers(1) */
     uint64_t options;        /* SSL_OP_... */
+    uint64_t verify_flags;   /* X509_V_FLAG_... */
     int32_t minimum_version; /* 0x0303: TLS 1.2; 0: any */
     int32_t security_level;  /* SSL_CTX_set_security_level(3) */
     uint32_t server;         /* we are */
@@ -37,7 +38,10 @@ void iou_tls_context_free(iou_tls_context *context);
 int iou_tls_new(iou_tls_context *context, int fd, const char *host, iou_tls **result);
 void iou_tls_free(iou_tls *tls);
 
-/* 0: done; IOU_TLS_WANTS_...; -EPROTO, -ECONNRESET or another errno of the socket: it failed. */
+/*
+ * 0: done; IOU_TLS_WANTS_...; -EKEYREJECTED: the peer is not to be believed; -EPROTO, -ECONNRESET or another errno of
+ * the socket: it failed.
+ */
 int iou_tls_handshake(iou_tls *tls);
 
 /*

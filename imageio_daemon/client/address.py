@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from ..tlssocket import TlsContext
 from ..transports import keep_alive
 from .errors import LocalError, Usage
+from .securesocket import SecureSocket
 
 #: Longest time to wait for a connection, seconds.
 CONNECT_TIMEOUT = 15.0
@@ -57,7 +59,7 @@ class Endpoint:
     host: str = "localhost"
     port: int = 0
     unix: str | None = None
-    tls: ssl.SSLContext | None = None
+    tls: TlsContext | None = None
 
     def connect(self) -> socket.socket:
         """Return a connected socket, for shake_hands(). Raises OSError."""
@@ -72,14 +74,14 @@ class Endpoint:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # it may owe a long answer
             if self.tls:
-                return self.tls.wrap_socket(sock, server_hostname=self.host, do_handshake_on_connect=False)
+                return SecureSocket(sock, self.tls, self.host)
             return sock
 
 
 def shake_hands(sock: socket.socket) -> None:
-    """Agree on keys, if this is TLS, and verify the server. Raises OSError, ssl.SSLError among them."""
-    if isinstance(sock, ssl.SSLSocket):
-        sock.do_handshake()
+    """Agree on keys, if this is TLS, and verify the server. Raises OSError."""
+    if isinstance(sock, SecureSocket):
+        sock.shake_hands()
 
 
 @contextlib.contextmanager
@@ -101,13 +103,13 @@ def unix_address(text: str) -> str:
     return "\0" + text[1:] if text.startswith("@") else text
 
 
-def tls_context(cafile: str | None, *, insecure: bool) -> ssl.SSLContext:
+def tls_context(cafile: str | None, *, insecure: bool) -> TlsContext:
     """Trust the system's authorities, or those in cafile instead, or with insecure anyone. Raises LocalError."""
     try:
-        context = ssl.create_default_context(cafile=cafile)
+        rules = ssl.create_default_context(cafile=cafile)
+        if insecure:
+            rules.check_hostname = False
+            rules.verify_mode = ssl.CERT_NONE
+        return TlsContext(rules, ca_file=cafile or "")
     except OSError as e:
         raise LocalError(f"can't load the certificates in {cafile}: {e.strerror or e}") from e
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

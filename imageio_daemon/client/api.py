@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from .digest import Digest
 from .download import Download, Downloaded
 from .errors import Usage
 from .image import Image
+from .memory import new_buffer
 from .plan import Queue, units
 from .progress import Report
 from .qemu import Increment, QemuSource, QemuTarget, check_format
@@ -246,7 +246,7 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
     queue = Queue(units(source.extents(), source.portion, block_size=block_size))
 
     def work() -> None:
-        buffer = memoryview(mmap.mmap(-1, block_size))
+        buffer = new_buffer(block_size)
         for unit in queue:
             stop.check()
             hash_unit(source, unit, buffer, digest.part(unit.start))

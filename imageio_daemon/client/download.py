@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make a target on this side read as a remote image."""
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +11,7 @@ from . import workers
 from .digest import Digest, DigestPart
 from .errors import ChecksumMismatch, Refused
 from .image import Image
+from .memory import new_buffer
 from .plan import Queue, Unit, dirty_units, units, widened
 from .progress import Counter, Progress, Report
 from .session import Session
@@ -101,7 +101,7 @@ class Download:
             raise
 
     def _work(self, image: Image, queue: Queue) -> None:
-        buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))
+        buffer = new_buffer(BUFFER_SIZE)
         for unit in queue:
             digest = self._digest.part(unit.start) if self._digest else None
             self._receive(image, unit, buffer, digest)

@@ -23,9 +23,8 @@ class Stop:
         with self._lock:
             self._event.set()
             for sock in self._sockets:
-                # Of the socket alone: SSLSocket.shutdown() would change what another thread is using.
                 with contextlib.suppress(OSError):
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+                    sock.shutdown(socket.SHUT_RDWR)
         for call in self._calls:
             call()
 

@@ -4,7 +4,6 @@
 import asyncio
 import contextlib
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from .errors import (
     Usage,
 )
 from .image import Image
+from .memory import new_buffer
 from .plan import Queue, units
 from .progress import Counter, Progress, Report
 from .sender import Sender
@@ -203,7 +203,7 @@ class Upload:
                 pass
 
     def _work(self, image: Image, queue: Queue, counter: Counter) -> None:
-        buffer = memoryview(mmap.mmap(-1, BUFFER_SIZE))
+        buffer = new_buffer(BUFFER_SIZE)
         skip_zeros = self._session.abilities.reads_zero
         sender = Sender(self._source, image, buffer, counter, skip_zeros=skip_zeros)
         for unit in queue:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from imageio_daemon.client.securesocket import SecureSocket
 from imageio_daemon.config import Tls
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.tls import ServerTls
-from tests.support.tls import Patient
 
 
 class Certificates:
@@ -89,10 +89,9 @@ def _serve_context(server: ServerTls, sock: socket.socket) -> None:
 
 
 def _serve_direct(server: ServerTls, sock: socket.socket) -> None:
-    with sock, contextlib.suppress(OSError):
-        tls = Patient(sock, server.direct.wrap(sock))
-        tls.handshake()
-        tls.write(tls.read(1))
+    with SecureSocket(sock, server.direct) as tls, contextlib.suppress(OSError):
+        tls.shake_hands()
+        tls.sendall(tls.recv(1))
 
 
 def test_client_that_trusts_the_authority_connects(handshake: Handshake, certificates: Certificates) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from imageio_daemon.client.securesocket import SecureSocket
 from imageio_daemon.tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
-from tests.support.tls import Patient, server_context
+from tests.support.tls import secured, server_context
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ class Pair:
     def __init__(self, server: TlsContext, client: ssl.SSLContext) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             plain = socket.create_connection(listening.getsockname(), SOON)
-            self.socket, _ = listening.accept()
-        self.ours = Patient(self.socket, server.wrap(self.socket))
-        thread = threading.Thread(target=self.ours.handshake)
+            accepted, _ = listening.accept()
+        self.ours = secured(accepted, server)
+        thread = threading.Thread(target=self.ours.shake_hands)
         thread.start()
         self.theirs = client.wrap_socket(plain, server_hostname="localhost", suppress_ragged_eofs=False)
         thread.join()
@@ -42,7 +43,7 @@ class Pair:
 
     def close(self) -> None:
         self.theirs.close()
-        self.socket.close()
+        self.ours.close()
 
 
 @pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
@@ -61,7 +62,7 @@ def pair(request: pytest.FixtureRequest, server: TlsContext, certificates: Certi
 def test_what_is_there_is_read_at_once_however_many_records(pair: Pair) -> None:
     data = os.urandom(100 * KiB)
     pair.theirs.sendall(data)
-    _wait_for(pair.socket, len(data))
+    _wait_for(pair.ours, len(data))
     memory = memoryview(bytearray(MiB))
     assert pair.tls.readinto(memory) == len(data)
     assert memory[: len(data)] == data
@@ -73,21 +74,22 @@ def test_nothing_there_wants_input(pair: Pair) -> None:
 
 def test_rest_of_a_record_is_pending(pair: Pair) -> None:
     pair.theirs.sendall(b"head and body")
-    assert pair.ours.read(4) == b"head"
+    assert pair.ours.recv(4) == b"head"
     assert pair.tls.pending
-    assert pair.ours.read(9) == b" and body"
+    assert pair.ours.recv(9) == b" and body"
     assert not pair.tls.pending
 
 
 def test_farewell_is_the_end(pair: Pair) -> None:
     threading.Thread(target=_unwrap, args=(pair.theirs,)).start()
-    assert pair.ours.read(1) == b""
+    assert pair.ours.recv(1) == b""
 
 
 def test_end_without_a_farewell_is_an_end_too(pair: Pair) -> None:
     pair.theirs.sendall(b"x")
     pair.theirs.shutdown(socket.SHUT_RDWR)
-    assert pair.ours.read(2) == b"x"
+    assert pair.ours.recv(2) == b"x"
+    assert pair.ours.recv(1) == b""
 
 
 def test_reset_is_an_error_each_time(pair: Pair) -> None:
@@ -95,16 +97,16 @@ def test_reset_is_an_error_each_time(pair: Pair) -> None:
     socket.socket(fileno=pair.theirs.detach()).close()
     for _ in range(2):
         with pytest.raises(ConnectionResetError):
-            pair.ours.read(1)
+            pair.ours.recv(1)
     with pytest.raises(ConnectionResetError):
-        pair.ours.write(b"x")
+        pair.ours.sendall(b"x")
 
 
 def test_garbage_is_an_error_with_its_reason(pair: Pair) -> None:
     with socket.socket(fileno=pair.theirs.detach()) as plain:
         plain.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
         with pytest.raises(OSError, match=r"[a-z]+ [a-z]+") as caught:
-            pair.ours.read(1)
+            pair.ours.recv(1)
     assert caught.value.errno == errno.EPROTO
 
 
@@ -113,7 +115,7 @@ def test_garbage_is_an_error_with_its_reason(pair: Pair) -> None:
 
 def test_all_that_is_written_arrives(pair: Pair) -> None:
     data = os.urandom(4 * MiB + 7)
-    thread = threading.Thread(target=pair.ours.write, args=(data,))
+    thread = threading.Thread(target=pair.ours.sendall, args=(data,))
     thread.start()
     assert _receive(pair.theirs, len(data)) == data
     thread.join()
@@ -125,14 +127,14 @@ def test_full_socket_wants_room_and_then_the_same_again(pair: Pair) -> None:
     while (count := pair.tls.write(memoryview(data)[sent:])) > 0:
         sent += count
     assert count == WANTS_ROOM
-    thread = threading.Thread(target=pair.ours.write, args=(data[sent:],))
+    thread = threading.Thread(target=pair.ours.sendall, args=(data[sent:],))
     thread.start()
     assert _receive(pair.theirs, len(data)) == data
     thread.join()
 
 
 def test_end_is_a_farewell(pair: Pair) -> None:
-    pair.ours.write(b"x")
+    pair.ours.sendall(b"x")
     pair.tls.end()
     assert _receive(pair.theirs, 1) == b"x"
     assert pair.theirs.recv(1) == b""  # not SSLEOFError
@@ -141,7 +143,7 @@ def test_end_is_a_farewell(pair: Pair) -> None:
 def test_write_after_the_peer_has_gone_is_an_error(pair: Pair) -> None:
     pair.theirs.close()
     with pytest.raises(OSError, match=r"."):
-        pair.ours.write(bytes(64 * MiB))
+        pair.ours.sendall(bytes(64 * MiB))
 
 
 # Handshakes
@@ -149,19 +151,19 @@ def test_write_after_the_peer_has_gone_is_an_error(pair: Pair) -> None:
 
 def test_handshake_with_rubbish_fails_with_its_reason(server: TlsContext) -> None:
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with theirs, secured(ours, server) as tls:
         theirs.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with pytest.raises(OSError, match="http request") as caught:
-            Patient(ours, server.wrap(ours)).handshake()
+            tls.shake_hands()
         assert caught.value.errno == errno.EPROTO
 
 
 def test_handshake_whose_peer_leaves_fails(server: TlsContext) -> None:
     ours, theirs = socket.socketpair()
-    with ours:
+    with secured(ours, server) as tls:
         theirs.close()
         with pytest.raises(OSError, match=r"."):
-            Patient(ours, server.wrap(ours)).handshake()
+            tls.shake_hands()
 
 
 def test_failed_handshake_stays_failed(server: TlsContext) -> None:
@@ -186,14 +188,14 @@ def test_client_checks_the_name_of_the_server(certificates: Certificates, name: 
     ours, theirs = socket.socketpair()
     thread = threading.Thread(target=_serve, args=(python, theirs))
     thread.start()
-    with ours:
-        patient = Patient(ours, client.wrap(ours, name))
+    with secured(ours, client, name) as tls:
         if accepted:
-            patient.handshake()
-            assert patient.read(5) == b"hello"
+            tls.shake_hands()
+            assert tls.recv(5) == b"hello"
         else:
-            with pytest.raises(OSError, match="certificate verify failed"):
-                patient.handshake()
+            with pytest.raises(OSError, match="hostname mismatch") as caught:
+                tls.shake_hands()
+            assert caught.value.errno == errno.EKEYREJECTED
     thread.join()
 
 
@@ -219,11 +221,11 @@ def test_rules_of_the_context_are_kept(server: TlsContext, certificates: Certifi
     client = ssl.create_default_context(cafile=certificates.cafile)
     client.maximum_version = ssl.TLSVersion.TLSv1_2
     ours, theirs = socket.socketpair()
-    with ours:
+    with secured(ours, strict) as tls:
         thread = threading.Thread(target=_connect, args=(client, theirs))
         thread.start()
         with pytest.raises(OSError, match="protocol"):
-            Patient(ours, strict.wrap(ours)).handshake()
+            tls.shake_hands()
     thread.join()
 
 
@@ -254,11 +256,8 @@ def _receive(sock: ssl.SSLSocket, size: int) -> bytes:
     return bytes(data)
 
 
-def _wait_for(sock: socket.socket, size: int) -> None:
+def _wait_for(sock: SecureSocket, size: int) -> None:
     """Wait until the kernel has at least so many bytes."""
     peeked = 0
     while peeked < size:
-        try:
-            peeked = len(sock.recv(2 * size, socket.MSG_PEEK))
-        except BlockingIOError:
-            continue
+        peeked = len(socket.socket.recv(sock, 2 * size, socket.MSG_PEEK))
