@@ -26,6 +26,11 @@ class SecureSocket(socket.socket):
         self.tls = context.wrap(self, host)
         self._poll = select.poll()
 
+    def settimeout(self, value: float | None) -> None:
+        """Wait no longer than so many seconds for the peer; None: as long as it takes."""
+        super().settimeout(value)
+        os.set_blocking(self.fileno(), False)  # it is never the descriptor that waits
+
     def shake_hands(self) -> None:
         """Agree on keys, and verify the peer."""
         while wanted := self.tls.handshake():
