@@ -43,10 +43,15 @@ struct iou_tls {
 
 /* ---- reasons ---------------------------------------------------------------------------------------------------- */
 
+/* NULL: OpenSSL has no words for it. */
+static const char *reason_of(unsigned long code) {
+    return ERR_SYSTEM_ERROR(code) ? strerrordesc_np(ERR_GET_REASON(code)) : ERR_reason_error_string(code);
+}
+
 /* Tell the first error of this thread that OpenSSL has kept, and forget all. */
 static void take_reason(char *reason, const char *otherwise) {
     unsigned long code = ERR_peek_error();
-    const char *text = code ? ERR_reason_error_string(code) : NULL;
+    const char *text = code ? reason_of(code) : NULL;
     strncpy(reason, text ? text : otherwise, IOU_TLS_REASON - 1);
     reason[IOU_TLS_REASON - 1] = 0;
     ERR_clear_error();
