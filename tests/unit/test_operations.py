@@ -15,7 +15,7 @@ from imageio_daemon.transfers import Transfer
 from imageio_daemon.transferstore import TransferStore
 from imageio_daemon.units import MiB
 from tests.support.backends import FaultyBackend, MemoryBackend, SlowBackend
-from tests.support.polling import eventually_async
+from tests.support.polling import SOON, eventually_async
 
 SIZE = MiB
 
@@ -423,6 +423,22 @@ async def test_one_buffer_is_enough() -> None:
     await world.write(3, Source([data]), len(data))
     assert world.memory.content[3 : 3 + len(data)] == data
     hog.release()
+
+
+async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> None:
+    buffers = operations.Buffers(BufferPool(8 * MiB), 4 * MiB)
+    everybody = asyncio.Barrier(8)
+
+    async def hold() -> None:
+        async with buffers.lease(None):
+            await everybody.wait()
+
+    async with buffers.lease(None) as lent:
+        assert [buffer.size for buffer in lent] == [4 * MiB, 4 * MiB]
+        tasks = [asyncio.create_task(hold()) for _ in range(8)]
+        await asyncio.sleep(0)
+    async with asyncio.timeout(SOON):
+        await asyncio.gather(*tasks)
 
 
 async def test_started_read_and_write_need_no_task(world: World) -> None:
