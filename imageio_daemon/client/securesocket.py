@@ -19,11 +19,11 @@ class SecureSocket(socket.socket):
     """
 
     def __init__(self, plain: socket.socket, context: TlsContext, host: str | None = None) -> None:
+        #: Does what is asked as far as it can be done without waiting.
+        self.tls = context.wrap(plain, host)  # if that fails the plain socket stays its owner's
         timeout = plain.gettimeout()
         super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
         self.settimeout(timeout)
-        #: Does what is asked as far as it can be done without waiting.
-        self.tls = context.wrap(self, host)
         self._poll = select.poll()
 
     def settimeout(self, value: float | None) -> None:
@@ -39,8 +39,8 @@ class SecureSocket(socket.socket):
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all of it."""
         left = memoryview(data)
+        self._check()
         while left:
-            self._check()
             count = self.tls.write(left)
             if count < 0:
                 self._wait(count)

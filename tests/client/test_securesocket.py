@@ -95,6 +95,15 @@ def test_closed_one_touches_no_descriptor(ends: Ends) -> None:
             use()
 
 
+def test_plain_socket_stays_with_its_owner_when_it_cannot_be_secured(client: TlsContext) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        with pytest.raises(UnicodeError):
+            SecureSocket(here, client, "label" * 20)
+        here.sendall(b"x")
+        assert there.recv(1) == b"x"
+
+
 def test_authority_that_is_not_trusted_is_told(certificates: Certificates) -> None:
     ends = Ends(certificates, TlsContext(ssl.create_default_context()))
     assert _rejected(ends) == "unable to get local issuer certificate"
