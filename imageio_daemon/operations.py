@@ -20,6 +20,11 @@ from .tickets import Access
 from .transfers import DENIED, Transfer
 from .units import MiB
 
+#: What a request that had to wait for memory moves at once. Of 64 downloads that nobody reads, with 80 MiB for all, 10
+#: were answered at once, and 20 more each time that those before them had timed out, every 70 s. With this all are
+#: answered after the first time.
+SCARCE = 1 * MiB
+
 
 class ByteSource(Protocol):
     """Where the bytes of a write come from."""
@@ -37,12 +42,6 @@ class ByteSink(Protocol):
         ...
 
 
-#: What a request that had to wait for memory moves at once. Of 64 downloads that nobody reads, with 80 MiB for all, 10
-#: were answered at once, and 20 more each time that those before them had timed out, every 70 s. With this all are
-#: answered after the first time.
-SCARCE = 1 * MiB
-
-
 class Buffers:
     """Buffers for the requests of all transfers. `size`: bytes moved at once, at most."""
 
@@ -54,7 +53,8 @@ class Buffers:
     async def lease(self, length: int | None, most: int = 2, piece: int = MAX_BUFFER) -> AsyncIterator[list[Buffer]]:
         """Lend one buffer, and more for requests that can use them, if they are there without waiting.
 
-        piece: bytes moved at once, at most, where that is less than `size`.
+        Who has to wait for the first one gets SCARCE bytes at most. piece: bytes moved at once, at most, where that is
+        less than `size`.
         """
         size = min(self.size, piece)
         wanted = size if length is None else min(size, length + PAGE)
