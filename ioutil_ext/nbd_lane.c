@@ -54,6 +54,7 @@ static bool take_turn(struct lane_thread *thread, const struct request *request,
     bool leads = request_is_quick(lane, request) || !turn_hand_over(thread);
     if (leads)
         turn_begin(thread);
+    lane->requests++;
     request_run(thread, request, payload);
     end_request(lane);
     return leads && turn_end(thread);

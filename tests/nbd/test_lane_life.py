@@ -115,6 +115,18 @@ async def test_connection_and_transfer_are_summed_up_in_the_log(world: World, ca
     assert transfer.fields["bytes"] == MiB + 4096  # type: ignore[attr-defined]
 
 
+async def test_request_of_many_pieces_is_one_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world.add("large", size=16 * MiB)
+    client = await world.go("large")
+    await client.request(WRITE, 0, data=bytes(8 * MiB))
+    await client.request(READ, 0, 8 * MiB)
+    await client.close()
+    await world.rest()
+    (connection,) = [record for record in caplog.records if record.message == "connection ended"]
+    assert connection.fields["requests"] == 2  # type: ignore[attr-defined]
+
+
 # Expiry
 
 
