@@ -18,8 +18,9 @@ from .session import Session
 from .target import Target
 from .zeros import runs
 
-#: What is received before it is written.
-BUFFER_SIZE = 1 * MiB
+#: What is received before it is written. 1.2 GiB over TLS and over a unix socket, 7 rounds in turns: 2.15 and 1.49 s
+#: with 1 MiB, 1.96 and 1.31 with 2, 1.82 and 1.22 with 4, in a later run 1.79 and 1.42 with 4, 1.77 and 1.36 with 8.
+BUFFER_SIZE = 4 * MiB
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,18 @@ from .errors import LocalError
 
 
 class LocalImage:
-    """A file or block device that is written from several threads; blocks. Raises LocalError."""
+    """A file or block device that is written from several threads; blocks. Raises LocalError.
+
+    Past the page cache where the storage can: data that is copied into it and written from there later costs twice the
+    processor time (docs/performance.md).
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         name = ffi.new("char[]", os.fsencode(path.resolve()))
-        flags = lib.IOU_WRITABLE | lib.IOU_BUFFERED
-        completion = self._execute(ffi.NULL, lib.IOU_OPEN, "open", flags=flags, buffer=name, size=len(name) - 1)
+        completion = self._execute(
+            ffi.NULL, lib.IOU_OPEN, "open", flags=lib.IOU_WRITABLE, buffer=name, size=len(name) - 1
+        )
         self._handle = completion.handle
 
     @property
