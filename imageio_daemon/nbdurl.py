@@ -158,4 +158,15 @@ def _checked(address: NbdAddress) -> NbdAddress:
             raise ValueError(f"the path of a unix socket has at most {MAX_SOCKET_PATH} bytes")
     elif not 0 < address.port < 65536:
         raise ValueError("the port is 1 to 65535")
+    for name in (address.host, address.tls_hostname):
+        if name and not _is_host(name):
+            raise ValueError("a host name has 1 to 63 characters between two dots, and no NUL")
     return address
+
+
+def _is_host(name: str) -> bool:
+    """Tell whether a name can be looked up, and compared with that of a certificate."""
+    try:
+        return b"\0" not in name.encode("idna")
+    except UnicodeError:
+        return False

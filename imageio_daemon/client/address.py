@@ -31,12 +31,13 @@ class ImageUrl:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `https://HOST:PORT/images/TICKET`, also with http. Raises Usage."""
-        with contextlib.suppress(ValueError):  # an impossible port or address
+        with contextlib.suppress(ValueError):  # an impossible port, address or, for idna, name
             parts = urllib.parse.urlsplit(text)
             port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
             image = parts.hostname and port and re.fullmatch("/images/[!-~]+", parts.path)
             plain = not parts.query and not parts.fragment and parts.username is None
             if parts.scheme in ("http", "https") and image and plain and parts.hostname:
+                parts.hostname.encode("idna")  # as it is looked up
                 return cls(parts.scheme, parts.hostname, port, parts.path)
         raise Usage("the URL must look like https://HOST:PORT/images/TICKET")
 

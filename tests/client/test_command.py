@@ -156,6 +156,8 @@ def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
         (["checksum", "--block-size", "1T", "image"], "a block has"),
         (["info", "https://host/images/secret\udc80"], "the URL must look like"),
         (["info", "https://host/images/secret\u00e9"], "the URL must look like"),
+        (["info", f"https://{'h' * 64}/images/secret"], "the URL must look like"),
+        (["info", "https://host..example/images/secret"], "the URL must look like"),
     ],
 )
 def test_arguments_that_dont_go_together_are_refused(arguments: list[str], reason: str) -> None:
