@@ -48,13 +48,18 @@ static const char *reason_of(unsigned long code) {
     return ERR_SYSTEM_ERROR(code) ? strerrordesc_np(ERR_GET_REASON(code)) : ERR_reason_error_string(code);
 }
 
-/* Tell the first error of this thread that OpenSSL has kept, and forget all. */
+/* Tell it, and forget the errors of this thread that OpenSSL has kept. */
+static void set_reason(char *reason, const char *text) {
+    strncpy(reason, text, IOU_TLS_REASON - 1);
+    reason[IOU_TLS_REASON - 1] = 0;
+    ERR_clear_error();
+}
+
+/* Tell the first of them. */
 static void take_reason(char *reason, const char *otherwise) {
     unsigned long code = ERR_peek_error();
     const char *text = code ? reason_of(code) : NULL;
-    strncpy(reason, text ? text : otherwise, IOU_TLS_REASON - 1);
-    reason[IOU_TLS_REASON - 1] = 0;
-    ERR_clear_error();
+    set_reason(reason, text ? text : otherwise);
 }
 
 /* ---- the socket as OpenSSL sees it ------------------------------------------------------------------------------ */
@@ -258,8 +263,7 @@ static int outcome(struct iou_tls *tls, int returned) {
     if (kind == SSL_ERROR_ZERO_RETURN)
         return 0;
     if (is_rejected(kind)) {
-        ERR_clear_error();
-        take_reason(tls->reason, X509_verify_cert_error_string(SSL_get_verify_result(tls->ssl)));
+        set_reason(tls->reason, X509_verify_cert_error_string(SSL_get_verify_result(tls->ssl)));
         return tls->failure = -EKEYREJECTED;
     }
     int error = tls->error ? tls->error : kind == SSL_ERROR_SSL ? EPROTO : ECONNRESET;

@@ -236,6 +236,21 @@ def test_failed_write_of_a_long_body_ends_the_connection(
         assert (answer.status, answer.closes) == (500, True)
 
 
+def test_flush_that_failed_once_fails_for_ever(
+    own: Daemon, new: MakeImage, unwritable_device: Path, service_name: str
+) -> None:
+    image = new(path=unwritable_device)
+    with own.connect(service_name) as connection:
+        lend(connection, image)
+        with unwritable_device.open("r+b", buffering=0) as device:
+            device.write(bytes(MiB))  # which the page cache takes
+        for _ in range(3):
+            assert lent(own)
+            assert connection.patch(image.url, {"op": "flush"}).status == 500
+            lend(connection, image)
+        assert connection.put(f"{image.url}?flush=y", b"").status == 500
+
+
 def test_download_that_fails_after_its_head_is_cut(own: Daemon, image: Image, service_name: str) -> None:
     with own.connect(service_name) as connection:
         lend(connection, image)
