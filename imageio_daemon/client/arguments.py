@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
-from ..units import GiB, KiB, MiB, TiB
+from ..units import MAX_OFFSET, GiB, KiB, MiB, TiB
 from .session import RETRIES
 from .tickets import DEFAULT_SOCKET
 
@@ -163,7 +163,9 @@ def size(text: str) -> int:
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     if not number.isdecimal() or unit not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes like 512, 64K or 10G")
-    return int(number) * _UNITS[unit]
+    if (value := int(number) * _UNITS[unit]) > MAX_OFFSET:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than an image can have, {MAX_OFFSET}")
+    return value
 
 
 def _format(text: str) -> str:

@@ -31,7 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or that of the error; see docs/client.md."""
     options = parser().parse_args(arguments)
     logging.basicConfig(format="imageio-client: %(message)s")
-    logging.getLogger(__package__).setLevel(logging.INFO if options.verbose else logging.WARNING)
+    watched = sys.stderr.isatty() and not options.quiet  # programs get one line, in the end
+    level = logging.INFO if options.verbose else logging.WARNING if watched else logging.ERROR
+    logging.getLogger(__package__).setLevel(level)
     transfer = _Transfer(options)
     received = _signals()
     try:

@@ -164,7 +164,8 @@ class Connection:
                 reason = f"the certificate of {peer} can't be verified: {e.strerror} (see --cafile)"
                 raise ServerFailed(reason) from e
             self._stop.check()
-            raise Temporary(f"can't connect to {peer}: {e.strerror or e}") from e
+            failure = ServerFailed if _is_final(e) else Temporary
+            raise failure(f"can't connect to {peer}: {e.strerror or e}") from e
         return sock
 
     @contextlib.contextmanager
@@ -217,6 +218,13 @@ class _HTTPConnection(http.client.HTTPConnection):
     def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
         super().__init__(endpoint.host, endpoint.port or None)
         self.sock = sock
+
+
+def _is_final(error: OSError) -> bool:
+    """Tell whether another try would fail alike: there is no such host, or the path of a socket is too long."""
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_NONAME
+    return error.errno is None and not isinstance(error, TimeoutError)
 
 
 @contextlib.contextmanager

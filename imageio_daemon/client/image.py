@@ -33,6 +33,8 @@ MAX_EXTENTS = 4 * 10**6
 #: broke together don't come back together.
 FIRST_DELAY = 0.1
 MAX_DELAY = 10.0
+#: Before this try, after some 3 s, users are told what they wait for.
+TOLD_TRY = 4
 
 #: The longest range of a first zero request. Writing zeros takes time where the storage can't do it by itself.
 FIRST_ZERO = 1024**3
@@ -244,7 +246,7 @@ class Image:
         """Wait before the next try."""
         self._lost = True
         delay = min(FIRST_DELAY * 2**tries, MAX_DELAY)
-        log.info("%s; again in %.1f s", error, delay)
+        log.log(logging.WARNING if tries == TOLD_TRY else logging.INFO, "%s; again in %.1f s", error, delay)
         self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
 
 

@@ -118,6 +118,11 @@ def test_missing_control_socket_is_told() -> None:
 # What can go wrong, and the one line that tells
 
 
+def test_connection_that_never_can_be_is_tried_once() -> None:
+    arguments = ("info", "--unix-socket", "/long" * 30, "https://host/images/x")
+    run(*arguments).failed_with("can't connect to (/long)+: AF_UNIX path too long", 4)
+
+
 def test_unknown_ticket_is_refused(daemon: Daemon, source: Path) -> None:
     run("upload", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket")).failed_with(
         "does not allow this .*403", 3
@@ -140,7 +145,12 @@ def test_url_of_something_else_is_refused(source: Path, url: str) -> None:
     run("upload", source, url).failed_with("the URL must look like https://HOST:PORT/images/TICKET", 2)
 
 
-@pytest.mark.parametrize("arguments", [[], ["upload"], ["upload", "a", "b", "--connections", "0"], ["ticket"]])
+UPLOAD = ["upload", "image", "https://host/images/x"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["ticket"], ["upload"], [*UPLOAD, "--connections", "0"], [*UPLOAD, "--size", "8388608T"]]
+)
 def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     assert run(*arguments).status == 2
 

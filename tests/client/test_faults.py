@@ -2,8 +2,11 @@
 """Connections that break: requests are repeated, uploads are continued, and the bytes are always the same."""
 
 import contextlib
+import logging
 import os
 import random
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -324,3 +327,31 @@ def test_answer_that_is_cut_off_is_asked_for_again() -> None:
     script = [cut, abilities(None), size, short, size, whole]
     with ScriptedServer(*script) as server:
         assert list(extents(server.url, settings=Settings(retries=1))) == [Extent(0, 100, zero=True)]
+
+
+# Connections that can't be made
+
+
+def test_host_that_does_not_exist_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+
+    def getaddrinfo(host: str, *_: object) -> None:
+        looked_up.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(ServerFailed, match="can't connect to host:1: Name or service not known"):
+        info("https://host:1/images/x")
+    assert looked_up == ["host"]
+
+
+def test_long_absence_of_the_server_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("imageio_daemon.client.image.FIRST_DELAY", 0.001)
+    with ScriptedServer() as server:
+        url = server.url
+    with pytest.raises(Temporary, match="Connection refused"):
+        info(url, settings=Settings(retries=7))
+    (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.fullmatch(r"can't connect to 127.0.0.1:\d+: Connection refused; again in [\d.]+ s", told.getMessage())
