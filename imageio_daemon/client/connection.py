@@ -191,17 +191,18 @@ class Body:
         self._response = response
         self.content_range = response.headers["Content-Range"] or ""
         self.length = response.length
+        self.filled = 0
 
     def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer. Raises Temporary when the server ends the connection before."""
+        """Fill the buffer. Raises Temporary when the connection ends before; `filled` tells how much came."""
+        self.filled = 0
         with self._connection.translated():
-            filled = 0
-            while filled < len(buffer):
-                count = self._response.readinto(buffer[filled:])
+            while self.filled < len(buffer):
+                count = self._response.readinto(buffer[self.filled :])
                 if count == 0:
                     peer, left = self._connection.endpoint.peer, self._response.length
                     raise Temporary(f"{peer} cut the transfer off, {left} bytes before the end of a range")
-                filled += count
+                self.filled += count
 
     def end(self) -> None:
         """Give the connection back for the next request, after the last byte was read."""

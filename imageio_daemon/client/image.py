@@ -176,7 +176,12 @@ class Image:
         try:
             for position in range(0, length, len(buffer)):
                 piece = buffer[: length - position]
-                body.read_into(piece)
+                try:
+                    body.read_into(piece)
+                except Temporary:
+                    if body.filled:
+                        yield piece[: body.filled]  # a connection that breaks often gets to the end, too
+                    raise
                 yield piece
         except BaseException:
             self.connection.close()  # the rest of the body is still to come

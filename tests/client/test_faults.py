@@ -98,6 +98,17 @@ def test_broken_connections_are_made_anew(daemon: Daemon, tmp_path: Path, new_im
     assert proxy.broken > 3
 
 
+def test_download_goes_on_behind_what_came_before_a_connection_broke(
+    daemon: Daemon, tmp_path: Path, new_image: MakeImage
+) -> None:
+    image = new_image(pattern(4 * MiB))
+    with Proxy(daemon.port, lambda: MiB) as proxy:  # less than what is received at once
+        settings = Settings(cafile=str(daemon.cafile), local=False, retries=1, connections=1)
+        download(proxied(proxy, image), tmp_path / "copy", settings=settings)
+    assert (tmp_path / "copy").read_bytes() == pattern(4 * MiB)
+    assert proxy.broken >= 4
+
+
 # What is confirmed, and what is not
 
 
