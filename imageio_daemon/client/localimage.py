@@ -3,12 +3,16 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from .errors import LocalError
+
+#: What storage answers that takes O_DIRECT for open(2), and then not for a write.
+NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class LocalImage:
@@ -20,55 +24,59 @@ class LocalImage:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        name = ffi.new("char[]", os.fsencode(path.resolve()))
-        completion = self._execute(
-            ffi.NULL, lib.IOU_OPEN, "open", flags=lib.IOU_WRITABLE, buffer=name, size=len(name) - 1
-        )
-        self._handle = completion.handle
+        self._opening = threading.Lock()
+        self._handles: list[Any] = []  # a second one without direct I/O if there has to be
+        self._open(0)
 
     @property
     def size(self) -> int:
         """Return the size, in bytes."""
         info = ffi.new("iou_info *")
-        lib.iou_handle_info(self._handle, info)
+        lib.iou_handle_info(self._handles[0], info)
         return int(info.size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of the data."""
-        buffer = ffi.from_buffer(data)
-        self._execute(self._handle, lib.IOU_WRITE, "write", offset=offset, buffer=buffer, size=len(data))
+        self._change(lib.IOU_WRITE, "write", offset, len(data), ffi.from_buffer(data), len(data))
 
     def zero(self, offset: int, length: int) -> None:
         """Make the range read as zeros, and free its space where that is possible."""
-        self._execute(self._handle, lib.IOU_ZERO, "write zeros to", offset=offset, length=length)
+        self._change(lib.IOU_ZERO, "write zeros to", offset, length, ffi.NULL, 0)
 
     def flush(self) -> None:
-        """Return when all that was written is on stable storage."""
-        self._execute(self._handle, lib.IOU_FLUSH, "flush")
+        """Return when all that was written, by whichever handle, is on stable storage."""
+        self._checked("flush", _execute(self._handles[0], lib.IOU_FLUSH))
 
     def close(self) -> None:
         """Close the file, when no other call runs. A second time does nothing."""
-        if self._handle != ffi.NULL:
-            handle, self._handle = self._handle, ffi.NULL
-            self._execute(handle, lib.IOU_CLOSE, "close")
+        while self._handles:
+            self._checked("close", _execute(self._handles.pop(), lib.IOU_CLOSE))
 
-    def _execute(
-        self,
-        handle: Any,
-        kind: int,
-        what: str,
-        *,
-        flags: int = 0,
-        offset: int = 0,
-        length: int | None = None,
-        buffer: Any = ffi.NULL,
-        size: int = 0,
-    ) -> Any:
-        completion = ffi.new("iou_completion *")
-        length = size if length is None else length
-        lib.iou_execute(handle, kind, flags, offset, length, buffer, size, ffi.NULL, completion)
+    def _open(self, flags: int) -> None:
+        name = ffi.new("char[]", os.fsencode(self._path.resolve()))
+        completion = _execute(ffi.NULL, lib.IOU_OPEN, lib.IOU_WRITABLE | flags, 0, len(name) - 1, name, len(name) - 1)
+        self._handles.append(self._checked("open", completion).handle)
+
+    def _change(self, kind: int, what: str, *arguments: Any) -> None:
+        completion = _execute(self._handles[-1], kind, 0, *arguments)
+        if completion.error in NOT_DIRECT:
+            with self._opening:
+                if len(self._handles) == 1:
+                    self._open(lib.IOU_BUFFERED)
+            completion = _execute(self._handles[-1], kind, 0, *arguments)
+        self._checked(what, completion)
+
+    def _checked(self, what: str, completion: Any) -> Any:
         if completion.error == errno.ENOTBLK:
             raise LocalError(f"{self._path} is not a regular file or block device")
         if completion.error:
             raise LocalError(f"can't {what} {self._path}: {os.strerror(completion.error)}")
         return completion
+
+
+def _execute(
+    handle: Any, kind: int, flags: int = 0, offset: int = 0, length: int = 0, buffer: Any = ffi.NULL, size: int = 0
+) -> Any:
+    completion = ffi.new("iou_completion *")
+    lib.iou_execute(handle, kind, flags, offset, length, buffer, size, ffi.NULL, completion)
+    return completion
