@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from .errors import InvalidRequest
+from .hostnames import MAX_HOST, is_host
 
 DEFAULT_PORT = 10809
 #: Longest export name, in bytes: the protocol's limit of a string.
@@ -159,14 +160,6 @@ def _checked(address: NbdAddress) -> NbdAddress:
     elif not 0 < address.port < 65536:
         raise ValueError("the port is 1 to 65535")
     for name in (address.host, address.tls_hostname):
-        if name and not _is_host(name):
-            raise ValueError("a host name has 1 to 63 characters between two dots, and no NUL")
+        if name and not is_host(name):
+            raise ValueError(f"a host name has at most {MAX_HOST} bytes, 1 to 63 between two dots, and no NUL")
     return address
-
-
-def _is_host(name: str) -> bool:
-    """Tell whether a name can be looked up, and compared with that of a certificate."""
-    try:
-        return b"\0" not in name.encode("idna")
-    except UnicodeError:
-        return False

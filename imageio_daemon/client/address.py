@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
+from ..hostnames import is_host
 from ..tlssocket import TlsContext
 from ..transports import keep_alive
 from .errors import LocalError, Usage
@@ -31,13 +32,12 @@ class ImageUrl:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse `https://HOST:PORT/images/TICKET`, also with http. Raises Usage."""
-        with contextlib.suppress(ValueError):  # an impossible port, address or, for idna, name
+        with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(text)
             port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
             image = parts.hostname and port and re.fullmatch("/images/[!-~]+", parts.path)
             plain = not parts.query and not parts.fragment and parts.username is None
-            if parts.scheme in ("http", "https") and image and plain and parts.hostname:
-                parts.hostname.encode("idna")  # as it is looked up
+            if parts.scheme in ("http", "https") and image and plain and parts.hostname and is_host(parts.hostname):
                 return cls(parts.scheme, parts.hostname, port, parts.path)
         raise Usage("the URL must look like https://HOST:PORT/images/TICKET")
 

@@ -56,6 +56,7 @@ def test_what_a_url_names(url: str, expected: NbdAddress) -> None:
         (f"nbd:{'h' * 64}:1234", "host name"),
         (f"nbds+unix:///?socket=/run/s&tls-hostname={'h' * 64}", "host name"),
         ("nbds://h/?tls-hostname=h%00x", "host name"),
+        (f"nbd://{'h.' * 127}h/", "host name"),
         ("nbd://h:70000/", "[Pp]ort"),
         ("nbd://u:p@h/", "password"),
         ("nbd://h/x#y", "fragment"),
