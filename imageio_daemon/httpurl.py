@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 
 from .errors import InvalidRequest
+from .hostnames import is_host
 
 SCHEMES = ("https", "http")
 
@@ -42,6 +43,6 @@ def parse(url: str) -> HttpAddress:
     """Return what a url names: no user, query or fragment. Raises InvalidRequest, without the secret."""
     match = _URL.fullmatch(url)
     port = int(match["port"] or DEFAULT_PORT) if match else 0
-    if match is None or not 0 < port < 65536:
+    if match is None or not 0 < port < 65536 or not is_host(match["host"].strip("[]")):
         raise InvalidRequest("Invalid https url: expected https://host:port/images/id")
     return HttpAddress(match["host"], port, match["id"])
