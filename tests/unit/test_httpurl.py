@@ -49,6 +49,7 @@ def test_the_text_of_an_address_does_not_hold_the_ticket() -> None:
         "https://host/images/a b",
         "https://host/images/a\nb",
         "https://host/images/\u00e9",
+        "https://" + "h" * 254 + "/images/id",
         "https://" + "h." * 127 + "h/images/id",
         "https://" + "h" * 64 + "/images/id",
         "https://host..example/images/id",
