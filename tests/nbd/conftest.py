@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -47,6 +49,15 @@ def lane_world(tmp_path: Path) -> MakeWorld:
             yield world
 
     return make
+
+
+@pytest.fixture
+def quick_directory() -> Iterator[Path]:
+    """Return a directory on storage that does not let a lane sleep."""
+    if "tmpfs /dev/shm tmpfs" not in Path("/proc/mounts").read_text() or not os.access("/dev/shm", os.W_OK):
+        pytest.skip("needs storage that is quick")
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(params=["session", "lane"])

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes on storage that does not let them sleep: long reads are done in small pieces, writes are not."""
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -25,13 +23,10 @@ MANY = 100
 
 
 @pytest.fixture
-async def world(lane_world: MakeWorld) -> AsyncIterator[World]:
-    if "tmpfs /dev/shm tmpfs" not in Path("/proc/mounts").read_text() or not os.access("/dev/shm", os.W_OK):
-        pytest.skip("needs storage that is quick")
-    with TemporaryDirectory(dir="/dev/shm") as directory:
-        async with lane_world(directory=Path(directory), size=len(CONTENT)) as running:
-            running.put(CONTENT)
-            yield running
+async def world(lane_world: MakeWorld, quick_directory: Path) -> AsyncIterator[World]:
+    async with lane_world(directory=quick_directory, size=len(CONTENT)) as running:
+        running.put(CONTENT)
+        yield running
 
 
 @pytest.fixture(params=FORMS)
