@@ -33,7 +33,7 @@ MAX_EXTENTS = 4 * 10**6
 #: broke together don't come back together.
 FIRST_DELAY = 0.1
 MAX_DELAY = 10.0
-#: Before this try, after some 3 s, users are told what they wait for.
+#: When a request was sent again so often in vain, after some 2 s, users are told what they wait for.
 TOLD_TRY = 4
 
 #: The longest range of a first zero request. Writing zeros takes time where the storage can't do it by itself.
