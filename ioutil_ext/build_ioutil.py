@@ -29,6 +29,7 @@ SOURCES = [
     "mounts.c",
     "names.c",
     "nbd_lane.c",
+    "nbd_receive.c",
     "nbd_replies.c",
     "nbd_requests.c",
     "nbd_wire.c",

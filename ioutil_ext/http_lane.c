@@ -98,14 +98,17 @@ static bool lead(struct lane_thread *thread) {
 
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
-static void free_http(void *own) {
-    struct http *http = own;
+static void free_http(struct http *http) {
     free(http->target);
     free(http->done.text);
     free(http->partial.text);
     pthread_mutex_destroy(&http->lock);
     pthread_cond_destroy(&http->changed);
     free(http);
+}
+
+static void end(struct iou_lane *lane) {
+    free_http(http_of(lane));
 }
 
 static char *copy(const void *data, uint64_t length) {
@@ -145,7 +148,7 @@ static struct http *new_http(const iou_http_options *options) {
     return NULL;
 }
 
-static const struct lane_kind HTTP = {.thread_name = "http-lane", .finishes = true, .lead = lead, .free = free_http};
+static const struct lane_kind HTTP = {.thread_name = "http-lane", .finishes = true, .lead = lead, .end = end};
 
 int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result) {
     if (lanes_are_foreign(lanes))

@@ -134,7 +134,7 @@ static void advance(struct http *http, uint64_t length) {
 static bool receive(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     int error;
-    uint64_t got = socket_receive(lane, piece->data, piece->length, &error);
+    uint64_t got = socket_receive(lane, piece->data, piece->length, true, &error);
     if (got == piece->length)
         return true;
     http->left -= got;

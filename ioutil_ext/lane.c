@@ -191,7 +191,7 @@ int iou_lane_free(iou_lane *lane) {
     pthread_mutex_unlock(&lane->lock);
     if (!ended)
         return -EBUSY;
-    lane->kind->free(lane->own);
+    lane->kind->end(lane);
     free_lane(lane);
     return 0;
 }

@@ -80,7 +80,7 @@ void memory_part(struct iou_lane *lane);
 
 /*
  * At least size bytes; waits until there is so much, for the lane and its device, too, if it shall. NULL: there is
- * none, size is past the limit, or the request ends. A thread that has some must not ask for more.
+ * none, size is past the limit, or the request ends. A thread that has some must not wait for more.
  */
 struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait);
 void memory_put(struct iou_lane *lane, struct memory *memory);
@@ -110,7 +110,8 @@ struct lane_kind {
     bool finishes;
     /* Read requests and do them until another thread leads, or there are no more; false: the latter. */
     bool (*lead)(struct lane_thread *thread);
-    void (*free)(void *own);
+    /* No thread is left: give back what the kind has. */
+    void (*end)(struct iou_lane *lane);
 };
 
 struct lane_thread {
@@ -152,7 +153,6 @@ struct iou_lane {
     /* The leader's: who reads from the socket. */
     char staging[LANE_STAGING];
     uint32_t staged_start, staged_end, refused;
-    bool after_long;  /* the payload before was a long one */
     uint64_t look_ns; /* for how long the next header is looked for before the leader sleeps */
 
     pthread_mutex_t lock; /* of all below; a leaf but for the engine's */
@@ -183,12 +183,16 @@ void socket_restore(struct iou_lane *lane);
 
 /*
  * Receive more behind what is staged, until so many bytes are; at least one. 0: no more comes, of the client or because
- * the lane ends. -ETIMEDOUT after ms (-1: never), -ECANCELED unless ms is -1, or the socket's -errno.
+ * the lane ends. -ETIMEDOUT after ms (-1: never), -ECANCELED unless ms is -1, or the socket's -errno. ms of 0 does not
+ * wait: -EAGAIN.
  */
 ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
 
-/* Receive length bytes of a payload; NULL: drop them. Returns how many came; if fewer, *error is as above. */
-uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, int *error);
+/*
+ * Receive length bytes of a payload, or what is there of them if it shall not wait; NULL: drop them. Returns how many
+ * came; if fewer, *error is as above, or 0 if others may come.
+ */
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error);
 
 /* Send all, whole, in one go with regard to other threads. Failure ends the connection. */
 void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
@@ -209,7 +213,7 @@ void socket_wake(struct iou_lane *lane);
 void lane_wake(struct iou_lane *lane);
 
 /*
- * Begin a lane. own: for kind, which frees it in the end; by the caller's hand if this fails. Returns as
+ * Begin a lane. own: for kind, which ends it; still the caller's if this fails. Returns as
  * iou_nbd_start() does.
  */
 int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,

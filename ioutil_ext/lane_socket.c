@@ -36,10 +36,6 @@
 /* How often a thread that waits for the peer to read looks at its lane. */
 #define SEND_LOOK_MS 100
 
-/* Payloads from here on are received without a copy: what comes after one is looked at header by header, because
-   another one is likely to follow. */
-#define LONG_PAYLOAD (64 * KIB)
-
 void socket_break(struct iou_lane *lane, int error) {
     int none = 0;
     atomic_compare_exchange_strong(&lane->error, &none, error);
@@ -185,7 +181,7 @@ static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, in
 
 /*
  * Receive at least a byte, and all if that is how it comes. 0: no more comes, of the peer or because the lane ends.
- * -ETIMEDOUT after ms, -ECANCELED unless ms is -1, or the socket's -errno.
+ * -ETIMEDOUT after ms, -EAGAIN if ms is 0, -ECANCELED unless ms is -1, or the socket's -errno.
  */
 static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
     for (;;) {
@@ -193,7 +189,7 @@ static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int fla
         if (lane->leaving || (over && lane->refused++ == MAX_REFUSED))
             return 0;
         /* What has come before the end is answered, too. */
-        ssize_t count = receive_once(lane, memory, size, over ? MSG_DONTWAIT : flags);
+        ssize_t count = receive_once(lane, memory, size, over || ms == 0 ? MSG_DONTWAIT : flags);
         if (count >= 0) {
             lane->received += (uint64_t)count;
             return count;
@@ -204,6 +200,8 @@ static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int fla
             return -errno;
         if (over)
             return 0;
+        if (ms == 0)
+            return -EAGAIN;
         if (ms != -1 && lane_canceled(lane)) /* its image is to be let go of: no peer is waited for */
             return -ECANCELED;
         if (!await_input(lane, ms))
@@ -241,7 +239,7 @@ static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
 }
 
-uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, int *error) {
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error) {
     uint64_t got = take_staged(lane, memory, length);
     uint64_t since = now_ns(), staged = got;
     *error = 0;
@@ -249,17 +247,16 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, in
         /* What is dropped goes to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
-        ssize_t count = receive(lane, target, room, MSG_WAITALL, lane->timeout_ms);
+        ssize_t count = receive(lane, target, room, MSG_WAITALL, wait ? lane->timeout_ms : 0);
         if (count > 0)
             got += (size_t)count;
         if (count > 0 && got < length && too_slow(lane, since, got - staged))
             count = -ETIMEDOUT;
-        if (count <= 0) {
-            *error = (int)count;
+        if (count <= 0)
+            *error = count == -EAGAIN ? 0 : (int)count;
+        if (count <= 0 || !wait)
             break;
-        }
     }
-    lane->after_long = length >= LONG_PAYLOAD;
     return got;
 }
 

@@ -71,19 +71,6 @@ size_t wire_put64(char *place, uint64_t number);
 
 /* ---- the lane --------------------------------------------------------------------------------------------------- */
 
-/* What a lane of NBD knows besides. */
-struct nbd {
-    struct dialect dialect;
-    uint32_t context;
-    uint32_t *errors, errors_count;
-    char *reply; /* to the negotiation, until the first thread has sent it */
-    size_t reply_length;
-};
-
-static inline struct nbd *nbd_of(const struct iou_lane *lane) {
-    return lane->own;
-}
-
 /* The error of a request, 0: none, and its text. */
 struct answer {
     uint32_t error;
@@ -97,6 +84,30 @@ struct payload {
     uint64_t offset, length;
     struct answer answer;
 };
+
+/* The next request, as far as it is here. The leader's. */
+struct incoming {
+    bool begun; /* its header is */
+    struct request request;
+    struct payload payload;
+    uint64_t got;    /* bytes of the payload's piece */
+    bool after_long; /* the payload before was a long one */
+    int error;       /* of the socket; what came before it is done first */
+};
+
+/* What a lane of NBD knows besides. */
+struct nbd {
+    struct dialect dialect;
+    uint32_t context;
+    uint32_t *errors, errors_count;
+    char *reply; /* to the negotiation, until the first thread has sent it */
+    size_t reply_length;
+    struct incoming incoming;
+};
+
+static inline struct nbd *nbd_of(const struct iou_lane *lane) {
+    return lane->own;
+}
 
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 
@@ -116,12 +127,27 @@ void reply_status(struct iou_lane *lane, const struct request *request, iou_exte
 bool request_is_quick(struct iou_lane *lane, const struct request *request);
 
 /*
- * Receive the request's payload. That of a WRITE is written but for its last piece, which is left in *payload for
+ * Receive a request and its payload. That of a WRITE is written but for its last piece, which is left in *payload for
  * request_run(); any other is dropped. False: the connection ends.
  */
-bool request_receive(struct lane_thread *thread, const struct request *request, struct payload *payload);
+bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload);
+
+/* Receive what is there of the next request, if it is a WRITE; waits for nothing. */
+void receive_ahead(struct iou_lane *lane);
+
+/* Give back what was received ahead: nobody will do it. */
+void receive_end(struct iou_lane *lane);
+
+/* Write a piece of a payload, unless an earlier one has failed. */
+void request_write_piece(struct lane_thread *thread, struct payload *payload);
+
+/* What a write is told for which there is no memory. */
+struct answer request_no_memory(struct iou_lane *lane);
 
 /* Do it, and answer. Gives the payload's memory back. */
 void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload);
+
+/* It is answered, or will not be. */
+void request_end(struct iou_lane *lane);
 
 #endif

@@ -25,29 +25,6 @@ static void begin(struct iou_lane *lane) {
     turn_ensure_watcher(lane);
 }
 
-/* False: there is none, the connection ends. */
-static bool read_header(struct iou_lane *lane, const char **header) {
-    uint32_t size = nbd_of(lane)->dialect.header_size, left;
-    if (lane->leaving)
-        return false;
-    while ((left = lane->staged_end - lane->staged_start) < size) {
-        /* A header that has begun has to come to its end. */
-        ssize_t count = socket_stage(lane, lane->after_long ? size : LANE_STAGING, left ? lane->timeout_ms : -1);
-        if (count < 0)
-            socket_break(lane, (int)-count);
-        if (count <= 0)
-            return false;
-    }
-    *header = lane->staging + lane->staged_start;
-    lane->staged_start += size;
-    return true;
-}
-
-static void end_request(struct iou_lane *lane) {
-    if (atomic_fetch_sub(&lane->running, 1) == 1 && lane->refusing)
-        lane_wake(lane);
-}
-
 /* Do a request; returns whether this thread still leads. */
 static bool take_turn(struct lane_thread *thread, const struct request *request, struct payload *payload) {
     struct iou_lane *lane = thread->lane;
@@ -56,7 +33,7 @@ static bool take_turn(struct lane_thread *thread, const struct request *request,
         turn_begin(thread);
     lane->requests++;
     request_run(thread, request, payload);
-    end_request(lane);
+    request_end(lane);
     return leads && turn_end(thread);
 }
 
@@ -64,34 +41,26 @@ static bool lead(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     struct request request;
     struct payload payload;
-    const char *header;
     if (nbd_of(lane)->reply)
         begin(lane);
     do {
-        if (!read_header(lane, &header))
+        if (!receive_request(thread, &request, &payload))
             return false;
-        if (wire_parse(&nbd_of(lane)->dialect, header, &request)) {
-            atomic_store(&lane->error, EPROTO);
-            return false;
-        }
-        if (request.command == CMD_DISC && !request.error)
-            return false;
-        lane->running++;
-        if (!request_receive(thread, &request, &payload)) {
-            end_request(lane);
-            return false;
-        }
     } while (take_turn(thread, &request, &payload));
     return true;
 }
 
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
-static void free_nbd(void *own) {
-    struct nbd *nbd = own;
+static void free_nbd(struct nbd *nbd) {
     free(nbd->errors);
     free(nbd->reply);
     free(nbd);
+}
+
+static void end(struct iou_lane *lane) {
+    receive_end(lane);
+    free_nbd(nbd_of(lane));
 }
 
 static struct nbd *new_nbd(const iou_nbd_options *options) {
@@ -121,7 +90,7 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
 }
 
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
-    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .free = free_nbd};
+    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .end = end};
     if (lanes_are_foreign(lanes))
         return -ECHILD;
     if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS)

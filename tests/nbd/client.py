@@ -176,17 +176,17 @@ class Client:
     ) -> int:
         """Send a request and return its cookie."""
         cookie = cookie or next(self._cookies)
-        header = self._begin(command, offset, length or len(data), flags, cookie)
+        header = self.begin(command, offset, length or len(data), flags, cookie)
         self.writer.writelines((header, data))  # at once: the server may close as soon as it has seen the header
         return cookie
 
     def send_writes(self, writes: Iterable[tuple[int, bytes]]) -> None:
         """Send WRITE requests, offset and data of each, at once: the server may close after any of them."""
         self.writer.write(
-            b"".join(self._begin(Command.WRITE, at, len(data), 0, next(self._cookies)) + data for at, data in writes)
+            b"".join(self.begin(Command.WRITE, at, len(data), 0, next(self._cookies)) + data for at, data in writes)
         )
 
-    def _begin(self, command: int, offset: int, length: int, flags: int, cookie: int) -> bytes:
+    def begin(self, command: int, offset: int, length: int, flags: int, cookie: int) -> bytes:
         """Expect a reply, and return the header to send."""
         if self.extended and command == Command.WRITE:
             flags |= CommandFlag.PAYLOAD_LEN

@@ -1,23 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes on storage that does not let them sleep: long reads are done in small pieces, writes are not."""
+"""Lanes on storage that does not let them sleep: long requests are done in small parts, a write once it is whole."""
 
-from collections.abc import AsyncIterator
+import errno
+import fcntl
+import os
+import termios
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag
-from tests.ioutil.syscall_table import real_pread, replaced
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.nbdproto.messages import RequestHeader
+from imageio_daemon.storage.lane import MIN_LANE_MEMORY
+from tests.ioutil.syscall_table import real_pread, real_pwrite, replaced
 from tests.nbd.calls import Calls
 from tests.nbd.client import Client
 from tests.nbd.conftest import FORMS, MakeWorld
 from tests.nbd.world import KiB, MiB, World
 from tests.support.images import pattern
+from tests.support.polling import SOON
 
 READ, WRITE = Command.READ, Command.WRITE
 CONTENT = pattern(4 * MiB)
 #: What is read at once, at most.
 QUICK_READ = 128 * KiB
+#: What is written at once, at most.
+QUICK_WRITE = 64 * KiB
 #: After so many requests a lane knows its storage.
 MANY = 100
 
@@ -32,11 +43,45 @@ async def world(lane_world: MakeWorld, quick_directory: Path) -> AsyncIterator[W
 @pytest.fixture(params=FORMS)
 async def client(request: pytest.FixtureRequest, world: World) -> Client:
     """A client whose lane has found its storage quick."""
-    client = await world.go(**FORMS[request.param])
+    return await _known(await world.go(**FORMS[request.param]))
+
+
+async def _known(client: Client) -> Client:
     for _ in range(MANY):
         await client.request(WRITE, 0, data=CONTENT[:4096])
         await client.request(READ, 0, 4096)
     return client
+
+
+class Parts:
+    """The parts of writes: `lengths`. The second one begins (`begun`), and waits until it may `go_on`."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self.begun = False
+        self.go_on = threading.Event()
+
+    def pwrite(self, fd: int, buffer: memoryview, offset: int) -> int:
+        self.lengths.append(len(buffer))
+        if len(self.lengths) == 2:
+            self.begun = True
+            assert self.go_on.wait(SOON), "the test does not let it go on"
+        return real_pwrite(fd, buffer, offset)
+
+
+@contextmanager
+def parts_of_writes() -> Iterator[Parts]:
+    parts = Parts()
+    with replaced(pwrite=parts.pwrite):
+        try:
+            yield parts
+        finally:
+            parts.go_on.set()
+
+
+def _unread(fd: int) -> int:
+    """Return the bytes of memory of what the server has not taken from the socket."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)), "little")
 
 
 @pytest.mark.parametrize("offset", [0, 512, 4095])
@@ -83,3 +128,129 @@ async def test_writer_that_hangs_is_relieved(world: World, client: Client) -> No
         finally:
             held.release()
         assert (await client.receive())[0] == slow
+
+
+async def test_long_write_is_done_in_small_parts(world: World, client: Client) -> None:
+    data = CONTENT[::-1]
+    with parts_of_writes() as parts:
+        parts.go_on.set()
+        assert (await client.request(WRITE, 512, data=data[: MiB + 100])).error == 0
+    assert sum(parts.lengths) >= MiB + 100
+    assert max(parts.lengths) <= QUICK_WRITE
+    assert world.content == CONTENT[:512] + data[: MiB + 100] + CONTENT[512 + MiB + 100 :]
+
+
+@pytest.mark.parametrize("flags", [0, CommandFlag.FUA])
+async def test_next_writes_are_received_while_one_is_done(world: World, client: Client, flags: int) -> None:
+    data = CONTENT[::-1]
+    offsets = range(0, len(data), 256 * KiB)
+    for offset in offsets:
+        client.send(WRITE, offset, flags=flags, data=data[offset : offset + 256 * KiB])
+    results = await client.receive_all()
+    assert [result.error for result in results.values()] == [0] * len(offsets)
+    assert world.content == data
+
+
+async def test_what_follows_is_taken_before_a_write_has_ended(world: World, client: Client) -> None:
+    fd = client.writer.get_extra_info("socket").fileno()
+    follows = client.begin(WRITE, MiB, 64 * KiB, 0, 1) + bytes(64 * KiB)
+    unread = []
+
+    def pwrite(to: int, buffer: memoryview, offset: int) -> int:
+        unread.append(_unread(fd))
+        if len(unread) == 2:
+            assert os.write(fd, follows) == len(follows)
+        return real_pwrite(to, buffer, offset)
+
+    with replaced(pwrite=pwrite):
+        client.send(WRITE, 0, data=bytes(256 * KiB))
+        assert not any(result.error for result in (await client.receive_all()).values())
+    assert unread[2:] == [0, 0, 0]
+    assert world.content == bytes(256 * KiB) + CONTENT[256 * KiB : MiB] + bytes(64 * KiB) + CONTENT[MiB + 64 * KiB :]
+
+
+async def test_next_write_whose_client_dies_in_the_middle_changes_nothing(world: World, client: Client) -> None:
+    with parts_of_writes() as parts:
+        client.send(WRITE, 0, data=bytes(256 * KiB))
+        await world.until(lambda: parts.begun)
+        client.send(WRITE, MiB, MiB)
+        client.writer.write(bytes(100 * KiB))
+        await client.writer.drain()
+        client.reset()
+    await world.rest()
+    assert world.content[MiB:] == CONTENT[MiB:]
+
+
+async def test_writer_that_hangs_between_parts_is_relieved(world: World, client: Client) -> None:
+    with parts_of_writes() as parts:
+        slow = client.send(WRITE, 0, data=bytes(MiB))
+        next_one = client.send(WRITE, MiB, MiB)
+        client.writer.write(bytes(MiB // 2))
+        await world.until(lambda: parts.begun)
+        client.writer.write(bytes(MiB // 2))
+        assert (await client.receive())[0] == next_one
+        fast = client.send(READ, 2 * MiB, 4096)
+        assert (await client.receive())[0] == fast
+        parts.go_on.set()
+        assert (await client.receive())[0] == slow
+    assert world.content == bytes(2 * MiB) + CONTENT[2 * MiB :]
+
+
+def _garbage(client: Client) -> None:
+    client.writer.write(b"\xff" * 64)
+
+
+def _goodbye(client: Client) -> None:
+    client.writer.write(RequestHeader(Command.DISC, 0, 1, 0, 0).pack(extended=client.extended))
+
+
+@pytest.mark.parametrize("follow", [_garbage, _goodbye])
+async def test_write_before_the_end_is_whole(world: World, client: Client, follow: Callable[[Client], None]) -> None:
+    with parts_of_writes() as parts:
+        client.send(WRITE, 0, data=bytes(MiB))
+        await world.until(lambda: parts.begun)
+        follow(client)
+    await world.rest()
+    assert world.content == bytes(MiB) + CONTENT[MiB:]
+
+
+async def test_connection_that_breaks_ends_after_a_part(world: World, client: Client) -> None:
+    client.pause_reading()
+    client.send(READ, 0, 4096)  # a reply that nobody reads makes the end an error for the server
+    with parts_of_writes() as parts:
+        client.send(WRITE, 0, data=bytes(MiB))
+        await world.until(lambda: parts.begun)
+        client.reset()
+        await client.close()
+        parts.go_on.set()
+        await world.rest()
+    done = len(parts.lengths) * QUICK_WRITE
+    assert world.content == bytes(done) + CONTENT[done:]
+
+
+async def test_write_that_fails_in_a_later_part_is_an_error_but_not_of_the_next(world: World, client: Client) -> None:
+    calls = Calls()
+    with replaced(pwrite=calls.table()["pwrite"]):
+        calls.fail("pwrite", errno.EIO, after=2)
+        failed = client.send(WRITE, 0, data=bytes(MiB))
+        await world.until(lambda: calls.failed)
+        calls.mend()
+        done = client.send(WRITE, MiB, data=bytes(MiB))
+        results = await client.receive_all()
+    assert (results[failed].error, results[done].error) == (ErrorNumber.EIO, 0)
+    assert world.content[MiB : 2 * MiB] == bytes(MiB)
+
+
+async def test_memory_of_what_was_received_ahead_is_given_back(lane_world: MakeWorld, quick_directory: Path) -> None:
+    async with lane_world(directory=quick_directory, size=len(CONTENT), lanes=MIN_LANE_MEMORY) as world:
+        for _ in range(2 * MIN_LANE_MEMORY // (2 * MiB)):
+            client = await _known(await world.go())
+            client.send(WRITE, 0, data=CONTENT[: 2 * MiB])
+            client.send(WRITE, 0, 2 * MiB)
+            client.writer.write(CONTENT[:MiB])
+            await client.writer.drain()
+            client.reset()
+            await world.rest()
+        client = await world.go()
+        assert (await client.request(WRITE, 0, data=CONTENT)).error == 0
+        assert world.content == CONTENT
