@@ -65,7 +65,7 @@ bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, q
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.client $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
-bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 10 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
+bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.nbd $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
