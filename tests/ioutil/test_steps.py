@@ -79,6 +79,17 @@ def test_blkzeroout_goes_in_steps(placeholders: dict[str, Path]) -> None:
         assert calls[0].length <= 128 * MiB
 
 
+@pytest.mark.parametrize(("kind", "most"), [("file", 1024 * MiB), ("block", 256 * MiB)])
+def test_steps_of_quick_storage_grow(placeholders: dict[str, Path], kind: str, most: int) -> None:
+    if kind not in placeholders:
+        pytest.skip("no block device node here")
+    huge = HugeImage(placeholders[kind], 8 * 1024 * MiB, is_block=kind == "block")
+    with huge.installed(), opened_huge(huge) as image:
+        image.zero(0, huge.total)
+        assert_covered(huge.calls, 0, huge.total)
+        assert max(call.length for call in huge.calls) == image.info.step == most
+
+
 def record_steps(huge: HugeImage, image: Image) -> list[int]:
     """Note the step before each fallocate."""
     steps: list[int] = []
