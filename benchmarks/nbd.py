@@ -28,7 +28,7 @@ from benchmarks.cases import MiB
 from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import drop_cache, table, turned
-from benchmarks.nbdcases import NAMES, Case, Images, Server, all_cases, run
+from benchmarks.nbdcases import NAMES, OF_SHORT, Case, Images, Server, all_cases, run
 from benchmarks.servers import OURS_NBD, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
@@ -197,7 +197,7 @@ def _run(options: argparse.Namespace) -> None:
                 times = rounds if options.quick else rounds * case.often
                 results.append(measure(case, storage, images, times, seconds, directory))
                 print(" | ".join(rows(results[-1:])[0]), file=sys.stderr)
-    many = "" if options.quick else f", {3 * rounds} of copies and zeroing"
+    many = "" if options.quick else f", {OF_SHORT * rounds} of copies and zeroing"
     how = (
         f"{rounds} rounds{many}, in turns; medians. Images of {size // MiB} MiB. "
         f"{time.monotonic() - started:.0f} s in all."

@@ -20,6 +20,8 @@ NAMES = ("imageio-daemon", "qemu-nbd", "nbdkit")
 #: Every client command ends in this time, in seconds, or something hangs.
 TIMEOUT = 60.0
 EXTENTS = 8192
+#: Rounds of what takes milliseconds, in place of one: it differs more from one to the next.
+OF_SHORT = 3
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,6 @@ class Case:
     image: str = "full"
     target: float = 0.0
     against: tuple[str, ...] = NAMES[1:]
-    #: How many rounds there are in place of one: what takes milliseconds differs more from one to the next.
     often: int = 1
 
 
@@ -154,7 +155,7 @@ def all_cases() -> Iterator[Case]:
     for connections in (1, 4):
         for how, function in (("out", copy_out), ("in", copy_in)):
             work = functools.partial(function, connections)
-            yield Case(f"nbdcopy {how}, {connections} connections", "MiB/s", work, target=1.0, often=3)
+            yield Case(f"nbdcopy {how}, {connections} connections", "MiB/s", work, target=1.0, often=OF_SHORT)
     for how, options in (("read", ()), ("write", ("-w",))):
         yield Case(f"qemu-img bench {how} 4 KiB", "1000/s", functools.partial(qemu_bench, options))
     for how in ("randread", "randwrite"):
@@ -163,6 +164,6 @@ def all_cases() -> Iterator[Case]:
     for size in ("256k", "1m"):
         for how in ("read", "write"):
             yield Case(f"fio {how} {size}", "MiB/s", functools.partial(fio, how, size))
-    yield Case("zero the image", "GiB/s", zero, image="zeroed", target=1.0, often=3)
+    yield Case("zero the image", "GiB/s", zero, image="zeroed", target=1.0, often=OF_SHORT)
     yield Case(f"map {EXTENTS * 2} extents at once", "1000/s", map_at_once, image="fragmented", target=1.0)
     yield Case(f"map {EXTENTS * 2} extents one by one", "1000/s", map_one_by_one, image="fragmented", target=1.0)

@@ -190,7 +190,7 @@ ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
 
 /*
  * Receive length bytes of a payload, or what is there of them if it shall not wait; NULL: drop them. Returns how many
- * came; if fewer, *error is as above, or 0 if others may come.
+ * came; if fewer, *error is as above, or 0 if it did not wait for others.
  */
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD in lanes: messages (nbd_wire.c), requests (nbd_requests.c), replies (nbd_replies.c), the order of it all
- * (nbd_lane.c).
+ * NBD in lanes: messages (nbd_wire.c), receiving (nbd_receive.c), requests (nbd_requests.c), replies (nbd_replies.c),
+ * the order of it all (nbd_lane.c).
  */
 
 #ifndef IOUTIL_NBD_H
@@ -121,10 +121,8 @@ void reply_data(struct iou_lane *lane, const struct request *request, char *data
 /* extents: count records, overwritten. */
 void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count);
 
-/* ---- requests --------------------------------------------------------------------------------------------------- */
-
-/* Whether storage is known to do this so fast that handing the turn on would cost more. */
-bool request_is_quick(struct iou_lane *lane, const struct request *request);
+/* ---- receiving; for the leader only ---------------------------------------------------------------------------------
+ */
 
 /*
  * Receive a request and its payload. That of a WRITE is written but for its last piece, which is left in *payload for
@@ -132,11 +130,16 @@ bool request_is_quick(struct iou_lane *lane, const struct request *request);
  */
 bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload);
 
-/* Receive what is there of the next request, if it is a WRITE; waits for nothing. */
+/* Receive what is there of the next request, if it is a WRITE. Waits for nothing. */
 void receive_ahead(struct iou_lane *lane);
 
-/* Give back what was received ahead: nobody will do it. */
+/* Give back the memory of a request that nobody will do. */
 void receive_end(struct iou_lane *lane);
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+/* Whether storage is known to do this so fast that handing the turn on would cost more. */
+bool request_is_quick(struct iou_lane *lane, const struct request *request);
 
 /* Write a piece of a payload, unless an earlier one has failed. */
 void request_write_piece(struct lane_thread *thread, struct payload *payload);
@@ -144,8 +147,8 @@ void request_write_piece(struct lane_thread *thread, struct payload *payload);
 /* What a write is told for which there is no memory. */
 struct answer request_no_memory(struct iou_lane *lane);
 
-/* Do it, and answer. Gives the payload's memory back. */
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload);
+/* Do it, and answer. Gives the payload's memory back. leads: this thread does. */
+void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads);
 
 /* It is answered, or will not be. */
 void request_end(struct iou_lane *lane);

@@ -32,7 +32,7 @@ static bool take_turn(struct lane_thread *thread, const struct request *request,
     if (leads)
         turn_begin(thread);
     lane->requests++;
-    request_run(thread, request, payload);
+    request_run(thread, request, payload, leads);
     request_end(lane);
     return leads && turn_end(thread);
 }

@@ -144,6 +144,8 @@ bool receive_request(struct lane_thread *thread, struct request *request, struct
     }
     if (incoming->error)
         socket_break(lane, incoming->error);
+    if (incoming->begun)
+        request_end(lane);
     receive_end(lane);
     return false;
 }
@@ -164,6 +166,8 @@ static bool begin_ahead(struct iou_lane *lane) {
 
 void receive_ahead(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
+    if (lane->tls) /* it would wait until it can answer a change of keys */
+        return;
     if (incoming->error || (!incoming->begun && !begin_ahead(lane)))
         return;
     /* Who has memory does not wait for more. */
@@ -173,10 +177,7 @@ void receive_ahead(struct iou_lane *lane) {
 
 void receive_end(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
-    if (!incoming->begun)
-        return;
-    if (incoming->payload.memory)
+    if (incoming->begun && incoming->payload.memory)
         memory_put(lane, incoming->payload.memory);
     incoming->begun = false;
-    request_end(lane);
 }

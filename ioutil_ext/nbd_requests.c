@@ -20,7 +20,11 @@
  */
 #define QUICK_READ (128 * KIB)
 
-/* What is written at once there; all of it has been received before. */
+/*
+ * What is written at once there, of what has all been received. The other way, 15 rounds, 1 connection: 288 ms whole,
+ * 230 with 64 KiB; in another run 178, 194 and 206 with 32, 64 and 128 KiB; 4 connections: 211 whole, 206 with 64; 187,
+ * 189 and 196.
+ */
 #define QUICK_WRITE (64 * KIB)
 
 static uint32_t kind_of(const struct request *request) {
@@ -137,34 +141,43 @@ static void write_part(struct lane_thread *thread, struct payload *payload, uint
         .length = length,
         .buffer = payload->data + start,
     };
-    if (!payload->answer.error)
-        payload->answer = run_operation(thread, &op);
+    payload->answer = run_operation(thread, &op);
 }
 
 void request_write_piece(struct lane_thread *thread, struct payload *payload) {
     check_allowed(thread->lane, payload);
-    write_part(thread, payload, 0, payload->length, false);
+    if (!payload->answer.error)
+        write_part(thread, payload, 0, payload->length, false);
 }
 
-/* Between two parts a leader takes what the client has sent meanwhile, so that the client need not sleep. */
-static void write_last_piece(struct lane_thread *thread, struct payload *payload, bool fua) {
-    uint64_t part = operation_is_quick(thread->lane, IOU_WRITE) ? QUICK_WRITE : payload->length;
+/*
+ * What is written next. Between two parts the leader takes what the client has sent meanwhile, so that the client need
+ * not sleep. Nobody else does, and from storage that has begun to sleep the leader is to be relieved.
+ */
+static uint64_t next_part(const struct iou_lane *lane, const struct payload *payload, uint64_t start, bool leads) {
+    uint64_t left = payload->length - start;
+    if (!leads || !operation_is_quick(lane, IOU_WRITE))
+        return left;
+    return min_u64(QUICK_WRITE - (payload->offset + start) % PAGE_UNIT, left);
+}
+
+static void write_last_piece(struct lane_thread *thread, struct payload *payload, bool leads, bool fua) {
     check_allowed(thread->lane, payload);
-    for (uint64_t start = 0, length; start < payload->length; start += length) {
-        length = min_u64(part, payload->length - start);
+    for (uint64_t start = 0, length; start < payload->length && !payload->answer.error; start += length) {
+        length = next_part(thread->lane, payload, start, leads);
         bool last = start + length == payload->length;
         write_part(thread, payload, start, length, fua && last);
-        if (!last && turn_end(thread)) {
+        if (!last && (leads = turn_end(thread))) {
             receive_ahead(thread->lane);
             turn_begin(thread);
         }
     }
 }
 
-static void run_write(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+static void run_write(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads) {
     struct iou_lane *lane = thread->lane;
     if (payload->memory) {
-        write_last_piece(thread, payload, request->flags & FLAG_FUA);
+        write_last_piece(thread, payload, leads, request->flags & FLAG_FUA);
         memory_put(lane, payload->memory);
     }
     reply(lane, request, payload->answer);
@@ -263,10 +276,10 @@ static void run_allowed(struct lane_thread *thread, const struct request *reques
         run_status(thread, request);
 }
 
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload) {
+void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads) {
     struct iou_lane *lane = thread->lane;
     if (payload->memory || payload->answer.error) {
-        run_write(thread, request, payload);
+        run_write(thread, request, payload, leads);
     } else if (request->error) {
         reply_error(lane, request, request->error, request->text);
     } else if (lane_refuses(lane)) {

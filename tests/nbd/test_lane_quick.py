@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes on storage that does not let them sleep: long requests are done in small parts, a write once it is whole."""
 
+import asyncio
 import errno
 import fcntl
 import os
 import termios
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +25,7 @@ from tests.nbd.world import KiB, MiB, World
 from tests.support.images import pattern
 from tests.support.polling import SOON
 
-READ, WRITE = Command.READ, Command.WRITE
+READ, WRITE, FLUSH = Command.READ, Command.WRITE, Command.FLUSH
 CONTENT = pattern(4 * MiB)
 #: What is read at once, at most.
 QUICK_READ = 128 * KiB
@@ -50,6 +52,7 @@ async def _known(client: Client) -> Client:
     for _ in range(MANY):
         await client.request(WRITE, 0, data=CONTENT[:4096])
         await client.request(READ, 0, 4096)
+        await client.request(FLUSH)
     return client
 
 
@@ -130,14 +133,35 @@ async def test_writer_that_hangs_is_relieved(world: World, client: Client) -> No
         assert (await client.receive())[0] == slow
 
 
-async def test_long_write_is_done_in_small_parts(world: World, client: Client) -> None:
-    data = CONTENT[::-1]
+@pytest.mark.parametrize("offset", [0, 512, 100])
+async def test_long_write_is_done_in_small_parts(world: World, client: Client, offset: int) -> None:
+    data = CONTENT[::-1][: 200 * KiB]
     with parts_of_writes() as parts:
         parts.go_on.set()
-        assert (await client.request(WRITE, 512, data=data[: MiB + 100])).error == 0
-    assert sum(parts.lengths) >= MiB + 100
+        assert (await client.request(WRITE, offset, data=data)).error == 0
+    assert len(parts.lengths) >= 4
     assert max(parts.lengths) <= QUICK_WRITE
-    assert world.content == CONTENT[:512] + data[: MiB + 100] + CONTENT[512 + MiB + 100 :]
+    assert world.content == CONTENT[:offset] + data + CONTENT[offset + len(data) :]
+
+
+async def test_parts_end_at_pages(world: World, client: Client) -> None:
+    offsets = []
+
+    def pwrite(fd: int, buffer: memoryview, offset: int) -> int:
+        offsets.append(offset)
+        return real_pwrite(fd, buffer, offset)
+
+    with replaced(pwrite=pwrite):
+        assert (await client.request(WRITE, 8192 + 512, data=bytes(200 * KiB))).error == 0
+    assert [offset for offset in offsets[1:] if offset % 4096] == []
+
+
+async def test_flush_of_a_write_in_parts_comes_after_the_last(world: World, client: Client) -> None:
+    calls = Calls()
+    with replaced(**calls.table()):
+        result = await client.request(WRITE, 0, flags=CommandFlag.FUA, data=bytes(256 * KiB))
+    assert result.error == 0
+    assert calls.made == ["pwrite"] * 4 + ["fdatasync"]
 
 
 @pytest.mark.parametrize("flags", [0, CommandFlag.FUA])
@@ -151,21 +175,26 @@ async def test_next_writes_are_received_while_one_is_done(world: World, client: 
     assert world.content == data
 
 
-async def test_what_follows_is_taken_before_a_write_has_ended(world: World, client: Client) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 27, 28, 32, 4096])
+async def test_what_follows_is_taken_before_a_write_has_ended(world: World, client: Client, cut: int) -> None:
+    """Also if a part of it comes later. A watcher would take the lead after 20 ms."""
     fd = client.writer.get_extra_info("socket").fileno()
     follows = client.begin(WRITE, MiB, 64 * KiB, 0, 1) + bytes(64 * KiB)
-    unread = []
+    parts = iter((b"", follows[:cut], follows[cut:]))
+    taken = []
 
     def pwrite(to: int, buffer: memoryview, offset: int) -> int:
-        unread.append(_unread(fd))
-        if len(unread) == 2:
-            assert os.write(fd, follows) == len(follows)
+        deadline = time.monotonic() + 0.01
+        while _unread(fd) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        taken.append(_unread(fd) == 0)
+        os.write(fd, next(parts, b""))
         return real_pwrite(to, buffer, offset)
 
     with replaced(pwrite=pwrite):
         client.send(WRITE, 0, data=bytes(256 * KiB))
         assert not any(result.error for result in (await client.receive_all()).values())
-    assert unread[2:] == [0, 0, 0]
+    assert taken[:4] == [True] * 4
     assert world.content == bytes(256 * KiB) + CONTENT[256 * KiB : MiB] + bytes(64 * KiB) + CONTENT[MiB + 64 * KiB :]
 
 
@@ -177,7 +206,8 @@ async def test_next_write_whose_client_dies_in_the_middle_changes_nothing(world:
         client.writer.write(bytes(100 * KiB))
         await client.writer.drain()
         client.reset()
-    await world.rest()
+        parts.go_on.set()
+        await world.rest()
     assert world.content[MiB:] == CONTENT[MiB:]
 
 
@@ -208,13 +238,14 @@ def _goodbye(client: Client) -> None:
 async def test_write_before_the_end_is_whole(world: World, client: Client, follow: Callable[[Client], None]) -> None:
     with parts_of_writes() as parts:
         client.send(WRITE, 0, data=bytes(MiB))
-        await world.until(lambda: parts.begun)
         follow(client)
-    await world.rest()
+        await world.until(lambda: parts.begun)
+        parts.go_on.set()
+        await world.rest()
     assert world.content == bytes(MiB) + CONTENT[MiB:]
 
 
-async def test_connection_that_breaks_ends_after_a_part(world: World, client: Client) -> None:
+async def test_connection_that_breaks_leaves_whole_parts(world: World, client: Client) -> None:
     client.pause_reading()
     client.send(READ, 0, 4096)  # a reply that nobody reads makes the end an error for the server
     with parts_of_writes() as parts:
@@ -224,8 +255,22 @@ async def test_connection_that_breaks_ends_after_a_part(world: World, client: Cl
         await client.close()
         parts.go_on.set()
         await world.rest()
-    done = len(parts.lengths) * QUICK_WRITE
+    done = sum(parts.lengths)
     assert world.content == bytes(done) + CONTENT[done:]
+
+
+async def test_removed_ticket_ends_what_was_received_ahead(world: World, client: Client) -> None:
+    with parts_of_writes() as parts:
+        client.send(WRITE, 0, data=bytes(MiB))
+        client.send(WRITE, MiB, MiB)
+        client.writer.write(bytes(MiB // 2))
+        await world.until(lambda: parts.begun)
+        removing = asyncio.create_task(world.store.remove("disk", 10))
+        await world.until(lambda: world.disk.canceled)
+        parts.go_on.set()
+        await removing
+        await world.rest()
+    assert world.content[MiB:] == CONTENT[MiB:]
 
 
 async def test_write_that_fails_in_a_later_part_is_an_error_but_not_of_the_next(world: World, client: Client) -> None:
@@ -254,3 +299,17 @@ async def test_memory_of_what_was_received_ahead_is_given_back(lane_world: MakeW
         client = await world.go()
         assert (await client.request(WRITE, 0, data=CONTENT)).error == 0
         assert world.content == CONTENT
+
+
+async def test_many_connections_share_little_memory(lane_world: MakeWorld, quick_directory: Path) -> None:
+    async with lane_world(directory=quick_directory, size=len(CONTENT), lanes=MIN_LANE_MEMORY) as world:
+        clients = [await _known(await world.go()) for _ in range(8)]
+        piece = len(CONTENT) // len(clients)
+
+        async def fill(i: int, client: Client) -> None:
+            for _ in range(16):
+                client.send(WRITE, i * piece, data=bytes([i]) * piece)
+            assert not any(result.error for result in (await client.receive_all()).values())
+
+        await asyncio.gather(*(fill(i, client) for i, client in enumerate(clients)))
+        assert world.content == b"".join(bytes([i]) * piece for i in range(len(clients)))
