@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from . import api
 from .arguments import parser
-from .display import Display, display, human
+from .display import CLEAR_LINE, Display, display, human
 from .errors import ClientError, LocalError, StateMismatch, Usage
 from .progress import Progress
 from .session import Settings
@@ -30,8 +30,8 @@ SIGNALLED = 128
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or that of the error; see docs/client.md."""
     options = parser().parse_args(arguments)
-    logging.basicConfig(format="imageio-client: %(message)s")
     watched = sys.stderr.isatty() and not options.quiet  # programs get one line, in the end
+    logging.basicConfig(format=f"{CLEAR_LINE if watched else ''}imageio-client: %(message)s")
     level = logging.INFO if options.verbose else logging.WARNING if watched else logging.ERROR
     logging.getLogger(__package__).setLevel(level)
     transfer = _Transfer(options)

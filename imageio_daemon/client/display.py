@@ -9,6 +9,8 @@ from typing import TextIO
 from .progress import Progress
 
 WIDTH = 30
+#: What is written on a terminal before a line that shall not begin behind the bar.
+CLEAR_LINE = "\r\033[K"
 #: Seconds between two lines of JSON.
 JSON_INTERVAL = 1.0
 
@@ -46,7 +48,7 @@ class Text(Display):
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
         """Replace the bar by a summary."""
         if self._terminal:
-            self._stream.write("\r\033[K")
+            self._stream.write(CLEAR_LINE)
         print(
             f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s: "
             f"{human(progress.data)} of data at {human(progress.rate)}/s, {human(progress.zero)} of zeros"

@@ -14,6 +14,7 @@ from imageio_daemon.client.arguments import parser
 from imageio_daemon.client.arguments import size as parse_size
 from tests.client.conftest import SIZE
 from tests.client.programs import TIMEOUT, command, run, run_on_terminal
+from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import Image, MakeImage, MiB, pattern
@@ -68,6 +69,15 @@ def test_terminal_shows_a_bar(daemon: Daemon, source: Path, target: Image) -> No
     assert result.status == 0, result
     assert re.search(r"\r\[#+ *\] +\d+% .*/s: .* data, .* zero, .* skipped, .* left", result.err), result
     assert "uploaded 24.0 MiB" in result.err
+
+
+def test_warning_on_a_terminal_takes_the_place_of_the_bar(daemon: Daemon, source: Path, target: Image) -> None:
+    budgets = iter([3 * MiB])
+    options = ("-v", "--no-local", "--connections=1", "--cafile", daemon.cafile)
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        result = run_on_terminal("upload", *options, source, f"https://localhost:{proxy.port}/images/{target.ticket}")
+    assert result.status == 0, result
+    assert re.search(r"\r\033\[Kimageio-client: the connection to .*; again in .* s\r\n", result.err), result
 
 
 def test_verbose_tells_the_way(daemon: Daemon, source: Path, target: Image) -> None:
