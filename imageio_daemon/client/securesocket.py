@@ -65,6 +65,12 @@ class SecureSocket(socket.socket):
         buffer = bytearray(bufsize)
         return bytes(buffer[: self.recv_into(buffer)])
 
+    def _real_close(self) -> None:
+        """Say farewell, so that the peer knows this end for one (RFC 8446 6.1); what reads from us is closed by now."""
+        if self.fileno() >= 0:
+            self.tls.end()
+        super()._real_close()  # type: ignore[misc]
+
     def _check(self) -> None:
         """C knows the descriptor by its number, which may be another's after close()."""
         if self.fileno() < 0:

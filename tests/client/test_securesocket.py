@@ -6,6 +6,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -13,6 +15,7 @@ from imageio_daemon.client.securesocket import SecureSocket
 from imageio_daemon.tlssocket import TlsContext
 from imageio_daemon.units import MiB
 from tests.support.daemon import Certificates
+from tests.support.polling import SOON
 from tests.support.tls import secured, server_context
 
 #: Longer than no time, for a peer that does nothing.
@@ -93,6 +96,27 @@ def test_closed_one_touches_no_descriptor(ends: Ends) -> None:
     for use in (lambda: ends.ours.sendall(b"x"), lambda: ends.ours.recv(1)):
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             use()
+
+
+def test_close_says_farewell(certificates: Certificates, client: TlsContext) -> None:
+    """Python's TLS tells an end from a connection that broke, if it shall not ignore the difference."""
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    rules.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    rules.load_cert_chain(certificates.certfile, certificates.keyfile)
+    here, there = socket.socketpair()
+    there.settimeout(SOON)
+    ours = secured(here, client, "localhost")
+    with ThreadPoolExecutor(1) as pool:
+        wrap = partial(rules.wrap_socket, there, server_side=True, suppress_ragged_eofs=False)
+        accepted = pool.submit(wrap)
+        ours.shake_hands()
+    with accepted.result() as theirs:
+        file = ours.makefile("rb")
+        ours.close()
+        theirs.sendall(b"the last answer")
+        assert file.read(15) == b"the last answer"
+        file.close()
+        assert theirs.recv(1) == b""
 
 
 def test_plain_socket_stays_with_its_owner_when_it_cannot_be_secured(client: TlsContext) -> None:
