@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 import trustme
 
-from tests.support.http_client import Answer, Connection, connect_tls, connect_unix
+from tests.support.http_client import Answer, Connection, connect_tcp, connect_tls, connect_unix
 from tests.support.polling import SOON, eventually
 from tests.support.processes import open_files
 
@@ -228,10 +228,12 @@ class Daemon:
         return f"https://{host}:{self.port}/images/{ticket_id}"
 
     def connect(self, service: str, *, timeout: float = 20.0) -> Connection:
-        """Connect to a service: tls, unix or control."""
+        """Connect to a service: tls, unix or control; tcp, if the configuration has no TLS."""
         if service == "tls":
             context = ssl.create_default_context(cafile=str(self.cafile))
             return Connection(connect_tls("localhost", self.port, context, timeout=timeout))
+        if service == "tcp":
+            return Connection(connect_tcp("localhost", self.port, timeout=timeout))
         address = self.local_socket if service == "unix" else self.control_socket
         return Connection(connect_unix(address, timeout=timeout))
 

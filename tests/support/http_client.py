@@ -300,12 +300,18 @@ def connect_unix(address: str, *, timeout: float = TIMEOUT) -> socket.socket:
     return sock
 
 
+def connect_tcp(host: str, port: int, *, timeout: float = TIMEOUT) -> socket.socket:
+    """Connect to a server without TLS."""
+    sock = socket.create_connection((host, port), timeout=timeout)
+    # Tests send small pieces on purpose; they must leave at once.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
 def connect_tls(host: str, port: int, context: ssl.SSLContext, *, timeout: float = TIMEOUT) -> socket.socket:
     """Connect to a TLS server and verify its certificate."""
-    sock = socket.create_connection((host, port), timeout=timeout)
+    sock = connect_tcp(host, port, timeout=timeout)
     try:
-        # Tests send small pieces on purpose; they must leave at once.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return context.wrap_socket(sock, server_hostname=host)
     except BaseException:
         sock.close()
