@@ -37,6 +37,16 @@ class Context(StrEnum):
     DIRTY = "dirty"
 
 
+class Holder(Protocol):
+    """Something that must live until an operation has ended: a buffer, an operation, plain memory."""
+
+    def retain(self) -> None:
+        """Count one more user."""
+
+    def release(self) -> None:
+        """Count one less."""
+
+
 class Operation:
     """Follow one request through storage: bytes done, and whether it is cancelled.
 

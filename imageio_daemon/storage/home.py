@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from .engine import Holder
+from .base import Holder
 
 _T = TypeVar("_T")
 

@@ -18,7 +18,8 @@ from ioutil_ext import ffi, lib
 from ..errors import StorageError
 from ..tlssocket import TlsSocket
 from .base import Backend, Lease, Operation, ZeroMethod
-from .engine import METHODS, Engine, describe, syscall_name, tell
+from .completions import METHODS, describe, syscall_name, tell
+from .engine import Engine
 from .file import FileBackend
 
 log = logging.getLogger(__name__)

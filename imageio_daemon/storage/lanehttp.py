@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Canceled, Error, NotFast, StorageError, Truncated
-from .engine import describe, syscall_name
+from ..errors import Error, StorageError, Truncated
+from .completions import describe, no_fault, syscall_name
 from .lane import Lane, Terms
 
 #: What stands in a template for what C fills in.
@@ -86,9 +86,8 @@ class HttpLane(Lane):
             return None
         if not end.error:
             return None
-        if end.error == errno.ECANCELED:
-            return Canceled()
-        if end.error == errno.ENOTSUP and end.flags & lib.IOU_FAST_ONLY:
-            return NotFast()
+        error = no_fault(end.error, end.flags)
+        if error is not None:
+            return error
         what = describe(end.kind, self._path, end.offset, end.length)
         return StorageError(end.error, what, syscall_name(end.syscall))

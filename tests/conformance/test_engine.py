@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.storage import engine as engine_module
+from imageio_daemon.storage import completions, loopqueue
 from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
@@ -71,7 +71,7 @@ def all_but_the_last_can_be_reaped(engine: Engine) -> None:
 async def test_queue_is_not_looked_at_after_it_was_given_up(
     engine: Engine, handle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "REAP_BATCH", 1)
+    monkeypatch.setattr(loopqueue, "REAP_BATCH", 1)
     await engine.submit(lib.IOU_STAT, handle)
     await engine.release_loop()
     await asyncio.sleep(0)
@@ -115,7 +115,7 @@ async def test_completion_that_cannot_be_told_of_is_handed_back(
     def fail(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(engine_module, "_tell", fail)
+    monkeypatch.setattr(loopqueue, "_tell", fail)
     async with asyncio.timeout(10):
         await engine.submit(lib.IOU_STAT, handle)
     monkeypatch.undo()
@@ -128,7 +128,7 @@ async def test_method_that_is_given_up_is_logged_once_for_the_image(
     def refuse(fd: int, mode: int, offset: int, length: int) -> None:
         raise OSError(errno.EOPNOTSUPP if mode & FALLOC_FL_PUNCH_HOLE else errno.EINVAL, "refused")
 
-    caplog.set_level(logging.INFO, engine_module.log.name)
+    caplog.set_level(logging.INFO, completions.log.name)
     with replaced(fallocate=refuse):
         for _ in range(2):
             await engine.submit(lib.IOU_ZERO, handle, length=4096, name=str(image))

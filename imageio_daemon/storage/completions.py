@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What C tells of operations, as the rest knows it: names, errors, methods, extents; and what of it is logged."""
+
+import errno
+import logging
+import os
+from array import array
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ..errors import Canceled, Error, NotFast, StorageError
+from ..extents import ExtentList
+from .base import ZeroMethod
+
+log = logging.getLogger(__name__)
+
+#: Operations that took longer are logged.
+SLOW_NS = lib.IOU_SLOW_SECONDS * 10**9
+
+#: How C names the methods.
+METHODS = {
+    lib.IOU_METHOD_NONE: ZeroMethod.NONE,
+    lib.IOU_METHOD_PUNCH_HOLE: ZeroMethod.PUNCH_HOLE,
+    lib.IOU_METHOD_ZERO_RANGE: ZeroMethod.ZERO_RANGE,
+    lib.IOU_METHOD_ALLOCATE: ZeroMethod.ALLOCATE,
+    lib.IOU_METHOD_PUNCH_AND_ALLOCATE: ZeroMethod.PUNCH_AND_ALLOCATE,
+    lib.IOU_METHOD_BLKZEROOUT: ZeroMethod.BLKZEROOUT,
+    lib.IOU_METHOD_WRITE: ZeroMethod.WRITE,
+}
+
+
+# Names
+
+
+def kind_name(kind: int) -> str:
+    """Return what operations of a kind are called in the log."""
+    return str(ffi.string(lib.iou_kind_name(kind)).decode())
+
+
+def syscall_name(number: int) -> str:
+    """Return what a system call is called in the log."""
+    return str(ffi.string(lib.iou_syscall_name(number)).decode())
+
+
+_KINDS = {
+    kind: kind_name(kind)
+    for kind in (
+        lib.IOU_OPEN,
+        lib.IOU_CLOSE,
+        lib.IOU_STAT,
+        lib.IOU_READ,
+        lib.IOU_WRITE,
+        lib.IOU_ZERO,
+        lib.IOU_TRIM,
+        lib.IOU_FLUSH,
+        lib.IOU_EXTENTS,
+    )
+}
+
+
+def describe(kind: int, name: str, offset: int, length: int) -> str:
+    """Return what was asked of which image, for the log."""
+    where = f" offset={offset} length={length}" if length else ""
+    return f"{_KINDS[kind]} {name}{where}"
+
+
+# Ends
+
+
+def check(code: int, what: str) -> None:
+    """Raise StorageError when C could not do what it was told to: a negative errno."""
+    if code:
+        raise StorageError(-code, what, "engine")
+
+
+def no_fault(code: int, flags: int) -> Error | None:
+    """Return what an errno means that is no fault of the storage; None: it is one. flags: of the operation."""
+    if code == errno.ECANCELED:
+        return Canceled()
+    if code == errno.ENOTSUP and flags & lib.IOU_FAST_ONLY:
+        return NotFast()
+    return None
+
+
+def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
+    """Log what is worth knowing of the storage, whatever became of the operation. elapsed in ns."""
+    if elapsed > SLOW_NS:
+        log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
+    for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
+        if code:
+            log.info("no %s on %s: %s", syscall_name(syscall), name, os.strerror(code))
+
+
+# Extents
+
+_RECORDS = ffi.typeof("iou_extent[]")
+RECORD_SIZE = ffi.sizeof("iou_extent")
+#: Without zeroing them: C fills what is read.
+_new_records = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+def new_records(most: int) -> Any:
+    """Return memory for so many extents, each of RECORD_SIZE bytes."""
+    return _new_records(_RECORDS, most)
+
+
+def extent_list(records: Any, count: int, offset: int) -> ExtentList:
+    """Return what C has told of the range from offset on, without a step of Python for each extent."""
+    numbers = memoryview(ffi.buffer(records, count * RECORD_SIZE)).cast("Q")
+    bounds = array("Q", numbers[::3].tobytes())
+    bounds.append(numbers[-3] + numbers[-2] if count else offset)
+    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's 1 is ZERO
