@@ -28,7 +28,7 @@ from .storage.http import HttpBackend
 from .storage.lane import MIN_LANE_MEMORY, Lanes
 from .storage.managed import Image, ManagedBackend
 from .storage.nbd import NbdBackend
-from .storage.nbdconnection import Options
+from .storage.nbdhandshake import Options
 from .storage.qemunbd import remove_leftovers
 from .tickets import Access, Ticket
 from .transferstore import TransferStore

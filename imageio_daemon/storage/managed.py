@@ -8,7 +8,7 @@ from typing import NamedTuple
 from . import chain
 from .base import BackendInfo
 from .nbd import NbdBackend
-from .nbdconnection import Options
+from .nbdhandshake import Options
 from .qemunbd import QemuNbd, in_thread
 
 

@@ -18,7 +18,8 @@ from ..units import MiB
 from .base import BackendInfo, Context, Operation, ZeroMethod
 from .home import Home
 from .nbdblocks import Blocks, Exclusion
-from .nbdconnection import Call, Options
+from .nbdconnection import Call
+from .nbdhandshake import Options
 from .nbdsession import Piece, Session, same_image
 from .nbdwarmup import WarmUp
 

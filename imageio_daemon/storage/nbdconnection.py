@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to an NBD server: connecting, and requests whose data moves between their memory and the socket."""
+"""One connection to an NBD server: requests whose data moves between their memory and the socket."""
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections import deque
-from typing import NamedTuple, cast
 
 from ..errors import Canceled, NotFast, ServerGone, StorageError
-from ..nbdproto.client import Agreed, ClientNegotiation, Refused, Violation
+from ..nbdproto.client import Agreed, Violation
 from ..nbdproto.clientreplies import ClientReplies, ClientRequest
 from ..nbdproto.constants import Command, ErrorNumber
 from ..nbdproto.messages import BadMagic
 from ..nbdurl import NbdAddress
-from ..transports import keep_alive, pause_when_anything_waits
 from ..units import KiB, MiB
 from .base import Operation
 
@@ -23,25 +19,12 @@ log = logging.getLogger(__name__)
 #: Bytes handed to the transport at once under TLS: it encrypts all of it before it sends any. In the clear it sends
 #: from the memory itself.
 MOST_ENCRYPTED = 1 * MiB
-#: Memory for the negotiation's replies.
-_NEGOTIATION = 16 * KiB
 #: Characters of a server's text that are logged.
 MAX_TEXT = 256
 #: Seconds that a connection may take to close in order.
 CLOSE_TIMEOUT = 1.0
-#: Seconds until a server is given up that does not confirm what was sent, or takes nothing more: by default the kernel
-#: goes on for 15 minutes. Twice the time that clients wait, so storage that hangs for a while is waited for. It holds
-#: for the probes of keep_alive(), too.
-STUCK_TIMEOUT = 120.0
-
-
-class Options(NamedTuple):
-    """How to connect. Times in seconds. `greeting_timeout`: from connecting to the first bytes of the server."""
-
-    dirty: bool
-    context: ssl.SSLContext | None
-    timeout: float
-    greeting_timeout: float
+#: What is received after a failure goes here, of all connections: nobody looks at it.
+_UNSEEN = memoryview(bytearray(16 * KiB))
 
 
 class Call(ClientRequest):
@@ -81,117 +64,27 @@ class Call(ClientRequest):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection in its transmission phase; made by connect()."""
+    """The transmission phase of a connection; made by a Handshake, whose transport it takes over.
 
-    def __init__(self, address: NbdAddress, options: Options) -> None:
+    paused: the transport holds bytes, and will say when it has sent them.
+    """
+
+    def __init__(self, address: NbdAddress, agreed: Agreed, transport: asyncio.Transport, *, paused: bool) -> None:
+        #: What was negotiated.
+        self.agreed = agreed
         self._address = address
-        self._options = options
-        self._loop = asyncio.get_running_loop()
-        self._open_transport: asyncio.Transport | None = None
-        self._negotiation = ClientNegotiation(address.export, tls=address.tls, dirty=options.dirty)
-        self._memory = memoryview(bytearray(_NEGOTIATION))
-        self._replies: ClientReplies | None = None
+        self._transport = transport
+        self._replies = ClientReplies(agreed, self._reply_ended)
         self._queue: deque[Call] = deque()
         self._sending: Call | None = None  # what the transport has not sent all of yet
         self._unsent = memoryview(b"")  # the part of its payload that the transport was not given yet
-        self._paused = False
+        self._paused = paused
         self._failure: Exception | None = None
-        self._changed = asyncio.Event()  # in the negotiation: something was received
         self._idle: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
         #: Done when the connection has ended.
         self.lost: asyncio.Future[None] = self._loop.create_future()
-
-    @property
-    def _transport(self) -> asyncio.Transport:
-        if self._open_transport is None:
-            raise RuntimeError("not connected")
-        return self._open_transport
-
-    @property
-    def agreed(self) -> Agreed:
-        """Return what was negotiated."""
-        agreed = self._negotiation.agreed
-        if agreed is None:
-            raise RuntimeError("the negotiation has not ended")
-        return agreed
-
-    # Negotiation
-
-    @classmethod
-    async def connect(cls, address: NbdAddress, options: Options) -> "Connection":
-        """Connect and negotiate. Raises ServerGone: with the reason, whatever it is."""
-        connection = cls(address, options)
-        try:
-            async with asyncio.timeout(options.timeout):
-                async with asyncio.timeout(options.greeting_timeout) as greeting:
-                    await connection._open()
-                    while not connection._negotiation.greeted:
-                        await connection._receive()
-                    greeting.reschedule(None)
-                await connection._negotiate()
-        except TimeoutError:
-            connection._hang_up()
-            raise ServerGone(str(address), "it does not answer in time") from None
-        except (OSError, Refused, Violation, BadMagic) as e:
-            connection._hang_up()
-            raise ServerGone(str(address), str(e)) from None
-        except BaseException:
-            connection._hang_up()
-            raise
-        return connection
-
-    async def _open(self) -> None:
-        try:
-            if self._address.socket:
-                await self._loop.create_unix_connection(lambda: self, self._address.socket)
-            else:
-                await self._loop.create_connection(lambda: self, self._address.host, self._address.port)
-        except BaseException:
-            self._open_transport = None  # closed already, and uvloop's does not even take a close() any more
-            raise
-
-    async def _receive(self) -> None:
-        """Wait for bytes; raise what ended the connection."""
-        self._changed.clear()
-        if self._failure is None and not self.lost.done():
-            await self._changed.wait()
-        if self._failure is not None:
-            raise self._failure
-        if self.lost.done():
-            raise ConnectionResetError("the server closed the connection")
-
-    async def _negotiate(self) -> None:
-        while self._negotiation.agreed is None:
-            self._transport.write(self._negotiation.take_output())
-            if self._negotiation.wants_tls:
-                await self._start_tls()
-            else:
-                await self._receive()
-        self._replies = ClientReplies(self._negotiation.agreed, self._reply_ended)
-
-    async def _start_tls(self) -> None:
-        context = self._options.context
-        if context is None:
-            raise RuntimeError("TLS without a context")
-        transport = await self._loop.start_tls(
-            self._transport, self, context, server_hostname=self._address.tls_hostname, ssl_shutdown_timeout=1.0
-        )
-        if transport is None:
-            raise ConnectionResetError("the server left while TLS started")
-        self._take_transport(transport)
-        self._negotiation.tls_started()
-
-    def _take_transport(self, transport: asyncio.Transport) -> None:
-        self._open_transport = transport
-        # When writing resumes, all that was written has left our memory.
-        pause_when_anything_waits(transport)
-
-    def _hang_up(self) -> None:
-        """End a connection that did not come about, with the goodbye that the negotiation may have left."""
-        transport = self._open_transport
-        if transport is not None and not transport.is_closing():
-            transport.write(self._negotiation.take_output())
-            transport.close()
+        transport.set_protocol(self)
 
     # Requests
 
@@ -215,7 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         """Say goodbye once all replies are there, and wait for the end."""
         if not self.lost.done() and not self._transport.is_closing():
             await self._drained()
-            if not self._transport.is_closing() and self._replies is not None:
+            if not self._transport.is_closing():
                 self._transport.write(self._replies.begin(ClientRequest(Command.DISC)))
             self._transport.close()
         try:
@@ -238,12 +131,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _busy(self) -> bool:
-        waiting = self._replies is not None and self._replies.waiting
-        return bool(waiting or self._queue or self._sending is not None)
+        return bool(self._replies.waiting or self._queue or self._sending is not None)
 
     def _pump(self) -> None:
         """Give the transport as much as it takes without holding any of it back."""
-        while not self._paused and self._replies is not None:
+        while not self._paused:
             self._sending = None
             if self._unsent:
                 self._write(b"")
@@ -282,22 +174,10 @@ class Connection(asyncio.BufferedProtocol):
 
     # asyncio
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        # uvloop's transports are not below asyncio's classes.
-        self._take_transport(cast(asyncio.Transport, transport))
-        sock = transport.get_extra_info("socket")
-        # A unix socket keeps its 208 KiB: with 4 MiB an upload on one connection took 1.35 instead of 1.14 s. Memory of
-        # the kernel that is used again at once is still in the processor's cache.
-        if sock is not None and not self._address.socket:
-            keep_alive(sock)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STUCK_TIMEOUT * 1000))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return memory for the next bytes."""
-        if self._failure is not None or self._replies is None:
-            return self._memory
+        if self._failure is not None:
+            return _UNSEEN
         return self._replies.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -305,16 +185,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._failure is not None:
             return
         try:
-            if self._replies is not None:
-                self._replies.received(nbytes)
-            else:
-                self._negotiation.feed(self._memory[:nbytes])
-        except Refused as e:
-            self._failure = e
+            self._replies.received(nbytes)
         except (Violation, BadMagic) as e:
             log.error("NBD server %s breaks the protocol: %s", self._address, e)
             self.abort(e)
-        self._changed.set()
 
     def eof_received(self) -> bool:
         """Close: a server that says no more has left."""
@@ -333,11 +207,10 @@ class Connection(asyncio.BufferedProtocol):
         """Fail all that waits."""
         if self._failure is None:
             self._failure = exc
-        calls = [*(self._replies.waiting.values() if self._replies is not None else ()), self._sending, *self._queue]
+        calls = [*self._replies.waiting.values(), self._sending, *self._queue]
         self._queue.clear()
         self._sending, self._unsent = None, memoryview(b"")
-        if self._replies is not None:
-            self._replies.waiting.clear()
+        self._replies.waiting.clear()
         for call in calls:
             if isinstance(call, Call) and not call.ended.done():
                 call.ended.set_exception(self._gone())
@@ -345,4 +218,3 @@ class Connection(asyncio.BufferedProtocol):
             self.lost.set_result(None)
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
-        self._changed.set()

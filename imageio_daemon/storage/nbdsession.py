@@ -17,7 +17,8 @@ from ..nbdurl import NbdAddress
 from ..units import KiB, MiB
 from . import nbdextents
 from .base import Context, Operation
-from .nbdconnection import Call, Connection, Options
+from .nbdconnection import Call, Connection
+from .nbdhandshake import Handshake, Options
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +58,13 @@ class Session:
     @classmethod
     async def open(cls, address: NbdAddress, options: Options, wanted: int) -> "Session":
         """Make at most `wanted` connections; at least one. Raises ServerGone."""
-        first = await Connection.connect(address, options)
+        first = await Handshake.connect(address, options)
         opened = [first]
         later = options._replace(greeting_timeout=min(GREETING_TIMEOUT, options.greeting_timeout))
 
         async def open_another() -> None:
             with suppress(ServerGone):
-                opened.append(await Connection.connect(address, later))
+                opened.append(await Handshake.connect(address, later))
 
         try:
             await asyncio.gather(*(open_another() for _ in range(wanted - 1)))

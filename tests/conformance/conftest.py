@@ -17,7 +17,7 @@ from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.http import HttpBackend
 from imageio_daemon.storage.managed import Image, ManagedBackend
 from imageio_daemon.storage.nbd import NbdBackend
-from imageio_daemon.storage.nbdconnection import Options
+from imageio_daemon.storage.nbdhandshake import Options
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import MiB
 from tests.support.backends import MemoryBackend

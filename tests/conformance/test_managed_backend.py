@@ -12,7 +12,7 @@ from imageio_daemon.errors import ServerGone, StorageError
 from imageio_daemon.nbdproto.constants import ExportFlag
 from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.managed import Image, ManagedBackend
-from imageio_daemon.storage.nbdconnection import Options
+from imageio_daemon.storage.nbdhandshake import Options
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transferstore import TransferStore
 from tests.support.nbdservers import make_qcow2

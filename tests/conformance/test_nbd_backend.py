@@ -32,7 +32,8 @@ from imageio_daemon.nbdurl import NbdAddress, parse
 from imageio_daemon.storage import nbd, nbdsession, nbdwarmup
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.nbd import NbdBackend
-from imageio_daemon.storage.nbdconnection import Connection, Options
+from imageio_daemon.storage.nbdconnection import Connection
+from imageio_daemon.storage.nbdhandshake import Handshake, Options
 from imageio_daemon.storage.nbdwarmup import WARM_UP
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB, MiB, TiB
@@ -146,7 +147,7 @@ async def test_an_open_that_is_cancelled_leaves_no_connection(server: FakeNbd, o
 def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    class CanceledThen(Connection):
+    class CanceledThen(Handshake):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             canceled[0].cancel()
