@@ -54,7 +54,7 @@ class ManagedBackend(NbdBackend):
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
         # A failed flush has to fail for ever, so that must not be forgotten.
-        return replace(super().info, reopenable=self._flush_failure is None)
+        return replace(super().info, reopenable=self._link.flush_failure is None)
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""

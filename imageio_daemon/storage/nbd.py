@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that an NBD server has."""
 
-import asyncio
 import errno
-import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import Awaitable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
 from typing import Self
 
 from ..buffers import Slice
-from ..errors import NotFast, NotFound, OutOfRange, ServerGone, StorageError
+from ..errors import NotFast, NotFound, OutOfRange, StorageError
 from ..extents import ExtentList, ExtentStream
 from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
@@ -20,10 +18,9 @@ from .home import Home
 from .nbdblocks import Blocks, Exclusion
 from .nbdconnection import Call
 from .nbdhandshake import Options
-from .nbdsession import Piece, Session, same_image
+from .nbdlink import Link
+from .nbdsession import Piece, Session
 from .nbdwarmup import WarmUp
-
-log = logging.getLogger(__name__)
 
 #: Bytes of one READ or WRITE. Uploads of 1100 MiB into qcow2 on 4 connections, PUT of 4 MiB each, written whole and cut
 #: at multiples of 2 MiB: 4.3 and 6.4 s on a busy machine; CPU seconds of both processes 2.3 and 2.9.
@@ -44,18 +41,11 @@ class NbdBackend:
     connects again; but changes that were answered and not flushed may be lost then, so flushing fails for ever.
     """
 
-    def __init__(self, address: NbdAddress, options: Options, connections: int, session: Session) -> None:
-        self._address = address
-        self._options = options
-        self._connections = connections
-        self._session = session
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._warm_up: WarmUp | None = None
-        self._agreed = session.agreed
         self._home = Home()
         self._exclusion = Exclusion()
-        self._connecting = asyncio.Lock()
-        self._unreachable: ServerGone | None = None  # why it was not connected to the last time
-        self._flush_failure: StorageError | None = None
 
     @classmethod
     async def open(cls, address: NbdAddress, options: Options, *, connections: int, writable: bool) -> Self:
@@ -71,7 +61,7 @@ class NbdBackend:
         if failure is not None:
             await session.close()
             raise failure
-        backend = cls(address, options, connections, session)
+        backend = cls(Link(address, options, connections, session))
         if address.socket:
             backend._warm_up = WarmUp(session)
         return backend
@@ -79,7 +69,7 @@ class NbdBackend:
     @property
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
-        agreed = self._agreed
+        agreed = self._link.agreed
         return BackendInfo(
             size=agreed.size,
             block_size=agreed.sizes.minimum,
@@ -98,7 +88,7 @@ class NbdBackend:
 
     def refresh(self, op: Operation) -> Awaitable[object]:
         """Make sure that the server is there. An export's size does not change."""
-        return self._home.run(self._current(op), op)
+        return self._home.run(self._link.current(op), op)
 
     def pread(self, op: Operation, piece: Slice, offset: int) -> Awaitable[object]:
         """Fill the piece with the bytes at offset."""
@@ -121,11 +111,11 @@ class NbdBackend:
 
     def flush(self, op: Operation) -> Awaitable[object]:
         """Put everything that completed before on stable storage."""
-        return self._home.run(self._flush(op), op)
+        return self._home.run(self._link.flush(op), op)
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what the server tells. NotFound: it has no dirty bitmap, or the ticket is not a dirty one."""
-        if context is Context.DIRTY and not self._agreed.bitmaps:
+        if context is Context.DIRTY and not self._link.agreed.bitmaps:
             raise NotFound("The image has no dirty bitmap")
         end = offset + length
         while offset < end and (found := await self._home.run(self._status(op, offset, end - offset, context), op)):
@@ -138,57 +128,24 @@ class NbdBackend:
 
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
-        self._home.call_soon(self._session.drop_canceled)
+        self._home.call_soon(self._link.drop_canceled)
 
     async def close(self) -> None:
         """Say goodbye; no connection is left when this returns."""
         await self._home.run(self._leave())
 
-    # On the home loop: connections
+    # On the home loop
 
     async def _leave(self) -> None:
         if self._warm_up is not None:
             await self._warm_up.end()
-        await self._session.close()
-
-    async def _current(self, op: Operation) -> Session:
-        """Return a session that works. Raises ServerGone, Canceled.
-
-        Who waits while another operation connects in vain fails with it: a server that does not answer costs all of
-        them one timeout, not each of them one after the other.
-        """
-        before = self._unreachable
-        async with self._connecting:
-            op.require_running()
-            if not self._session.alive:
-                if self._unreachable is not None and self._unreachable is not before:
-                    raise self._unreachable.with_traceback(None)
-                try:
-                    await self._reconnect()
-                except ServerGone as e:
-                    self._unreachable = e
-                    raise
-        return self._session
-
-    async def _reconnect(self) -> None:
-        before = self._session
-        await before.close()
-        if before.lost_changes and self._flush_failure is None:
-            self._flush_failure = ServerGone(str(self._address), "it left before all changes were flushed")
-            log.error("%s", self._flush_failure)
-        now = await Session.open(self._address, self._options, self._connections)
-        if not same_image(self._agreed, now.agreed):
-            await now.close()
-            raise ServerGone(str(self._address), "it came back with another image")
-        self._session, self._agreed = now, now.agreed
+        await self._link.close()
 
     async def _begin(self, op: Operation, offset: int, length: int) -> Session:
-        session = await self._current(op)
-        if offset + length > self._agreed.size:
-            raise OutOfRange(f"{offset}..{offset + length} is outside of the image's bytes", self._agreed.size)
+        session = await self._link.current(op)
+        if offset + length > session.agreed.size:
+            raise OutOfRange(f"{offset}..{offset + length} is outside of the image's bytes", session.agreed.size)
         return session
-
-    # On the home loop: operations
 
     async def _read(self, op: Operation, view: memoryview, offset: int) -> None:
         session = await self._begin(op, offset, len(view))
@@ -207,13 +164,13 @@ class NbdBackend:
         session = await self._begin(op, offset, len(view))
         blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
         flags = _fua(session) if fua else 0
-        async with self._writing(session, blocks), self._failing_flushes(flags):
+        async with self._writing(session, blocks), self._link.failing_flushes(flags):
             calls = await self._patched(session, op, blocks, view, flags)
             for piece, memory in self._whole_blocks(session, blocks, view, offset):
                 calls.append(Call(op, Command.WRITE, *piece, flags, payload=memory, counts=piece.length))
             await session.change(calls)
         if fua and not flags:
-            await self._flush(op)
+            await self._link.flush(op)
 
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
         session = await self._begin(op, offset, length)
@@ -221,11 +178,11 @@ class NbdBackend:
         if flags & CommandFlag.FAST_ZERO and (blocks.edges or not session.agreed.can(ExportFlag.SEND_FAST_ZERO)):
             raise NotFast
         fua_flag = _fua(session) if fua else 0
-        async with self._writing(session, blocks), self._failing_flushes(fua_flag):
+        async with self._writing(session, blocks), self._link.failing_flushes(fua_flag):
             await session.change(await self._patched(session, op, blocks, None, fua_flag))
             method = await self._zero_blocks(session, op, blocks, flags | fua_flag)
         if fua and not fua_flag:
-            await self._flush(op)
+            await self._link.flush(op)
         return method
 
     async def _zero_blocks(self, session: Session, op: Operation, blocks: Blocks, flags: int) -> ZeroMethod:
@@ -257,28 +214,9 @@ class NbdBackend:
                 op.require_running()
                 await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
 
-    async def _flush(self, op: Operation) -> None:
-        session = await self._current(op)
-        if self._flush_failure is not None:
-            raise self._flush_failure.with_traceback(None)
-        async with self._failing_flushes(CommandFlag.FUA):
-            await session.flush(op)
-
-    @asynccontextmanager
-    async def _failing_flushes(self, flags: int) -> AsyncIterator[None]:
-        """Let each later flush fail when what runs has failed and has FUA: other writes' data may be what was lost."""
-        try:
-            yield
-        except ServerGone:
-            raise  # whether something is lost is known when it is back
-        except StorageError as e:
-            if flags & CommandFlag.FUA and self._flush_failure is None:
-                self._flush_failure = e
-            raise
-
     async def _status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
         """Return what the server tells of the beginning of the range: nothing where there is no image."""
-        session = await self._current(op)
+        session = await self._link.current(op)
         length = min(length, session.agreed.size - offset)
         if length <= 0:
             return ExtentList.of((), offset)

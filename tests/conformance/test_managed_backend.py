@@ -74,7 +74,7 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
 async def test_a_failed_flush_is_not_forgotten(image: Image, servers: Path) -> None:
     backend = await start(image, servers)
     assert backend.info.reopenable
-    backend._flush_failure = StorageError(5, "flush", "fdatasync")
+    backend._link.flush_failure = StorageError(5, "flush", "fdatasync")
     assert not backend.info.reopenable
     with pytest.raises(StorageError):
         await backend.flush(Operation())
@@ -84,5 +84,5 @@ async def test_a_failed_flush_is_not_forgotten(image: Image, servers: Path) -> N
 async def test_it_can_all_that_clients_ask_for(image: Image, servers: Path) -> None:
     backend = await start(image, servers)
     wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
-    assert backend._agreed.flags & wanted == wanted
+    assert backend._link.agreed.flags & wanted == wanted
     await backend.close()

@@ -542,7 +542,7 @@ async def test_dirty_extents_are_those_of_the_bitmap(open_nbd: Open, tmp_path: P
 async def test_a_server_that_vanishes_is_noticed(server: FakeNbd, open_nbd: Open) -> None:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     backend = await open_nbd(f"nbd:127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-    sock = backend._session._connections[0]._transport.get_extra_info("socket")
+    sock = backend._link._session._connections[0]._transport.get_extra_info("socket")
     tcp = socket.IPPROTO_TCP
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -571,9 +571,9 @@ async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_conn
 
 async def test_all_that_wait_for_one_connection_fail_with_it(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
     backend = await open_nbd(server)
-    backend._options = OPTIONS._replace(timeout=0.2)
+    backend._link._options = OPTIONS._replace(timeout=0.2)
     await server.stop()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     server.greeted = 0
     await server.start()
     reads = [read(backend, pool, i * 4096, 4096) for i in range(10)]
@@ -589,7 +589,7 @@ async def test_an_operation_that_was_cancelled_does_not_connect(server: FakeNbd,
     backend = await open_nbd(server)
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     op = Operation()
     op.cancel()
     with pytest.raises(Canceled):
@@ -604,7 +604,7 @@ async def test_a_server_that_comes_back_with_another_size_is_refused(
     await server.stop()
     server.size *= 2
     await server.start()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     for _ in range(2):
         with pytest.raises(ServerGone, match="another image"):
             await read(backend, pool, 0, 10)
@@ -618,7 +618,7 @@ async def test_a_server_that_comes_back_without_its_bitmaps_is_refused(server: F
     await server.stop()
     server.contexts = (BASE_ALLOCATION,)
     await server.start()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     with pytest.raises(ServerGone, match="another image"):
         await told(backend, 0, MiB, Context.DIRTY)
 
@@ -633,7 +633,7 @@ async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
         await backend.flush(Operation())
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     await write(backend, pool, 0, b"y")
     if flushed:
         await backend.flush(Operation())
@@ -650,7 +650,7 @@ async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, ope
     buffer.release()
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._session.alive)
+    await eventually_async(lambda: not backend._link._session.alive)
     await backend.flush(Operation())
 
 
@@ -792,7 +792,7 @@ async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, 
     sending = asyncio.ensure_future(backend.pwrite(Operation(), first.slice(0, 16 * MiB), 0))
     op = Operation()
     queued = asyncio.ensure_future(backend.pwrite(op, second.slice(0, MiB), 32 * MiB))
-    await eventually_async(lambda: any(c._queue for c in backend._session._connections))
+    await eventually_async(lambda: any(c._queue for c in backend._link._session._connections))
     op.cancel()
     backend.interrupt()
     with pytest.raises(Canceled):
