@@ -10,37 +10,13 @@ The caller feeds what it receives, sends `take_output()`, and acts on each event
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from .constants import (
-    BASE_ALLOCATION,
-    MAX_OPTION,
-    MAX_OPTIONS_LISTED,
-    MAX_PAYLOAD,
-    MIN_BLOCK,
-    HandshakeFlag,
-    Info,
-    Option,
-    Reply,
-)
+from .constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS_LISTED, Option, Reply
 from .events import Close, Event, FindExport, StartTls, Transmit
 from .messages import BadMagic, clean_text
-from .options import (
-    EXPORT,
-    ZEROES,
-    BlockSizes,
-    ContextRequest,
-    ExportInfo,
-    InfoRequest,
-    Malformed,
-    OptionReply,
-    TooMany,
-    pack_context,
-    pack_greeting,
-    pack_server,
-    pack_text_info,
-    unpack_name,
-)
+from .optionreplies import OptionReplies
+from .options import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
 from .optionstream import ClientFlags, ClientOption, OptionStream, Violation
-from .transmission import ALLOCATION_ID, Export, Transmission
+from .transmission import ALLOCATION_ID, Agreement, Export
 
 #: Bytes of options that a client sent before the first was answered. None of the known ones sends any.
 MAX_PIPELINED = 2 * MAX_OPTION
@@ -71,13 +47,12 @@ class Negotiation:
         self._secure = False
         self._listed = listed
         self._listed_once = False
-        self._output = bytearray(pack_greeting(HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES))
         self._stream = OptionStream()
+        self._replies = OptionReplies()
         self._flags = ClientFlags(fixed_newstyle=False, no_zeroes=False)
-        self._option = 0
         self._ended = False
         self._answer: Callable[[Export], Event | None] | None = None
-        self._forget()
+        self._agreed = Agreement()
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
         """Take bytes of the client."""
@@ -85,9 +60,7 @@ class Negotiation:
 
     def take_output(self) -> bytes:
         """Return bytes for the client, once."""
-        output = bytes(self._output)
-        self._output.clear()
-        return output
+        return self._replies.take()
 
     def next_event(self) -> Event | None:
         """Return what the caller has to do; None: it has to feed more, or to answer."""
@@ -115,9 +88,9 @@ class Negotiation:
     def refused(self, reply: Reply, text: str) -> Event | None:
         """Answer FindExport: the client may not have it, or there is none."""
         self._answer = None
-        if self._option == Option.EXPORT_NAME:
+        if self._replies.option == Option.EXPORT_NAME:
             return self._close(None)  # there is no way to say why
-        self._reply(reply, clean_text(text))
+        self._replies.add(reply, clean_text(text))
         return None
 
     def tls_started(self) -> Event | None:
@@ -125,50 +98,46 @@ class Negotiation:
         if self._stream.waiting:
             return self._close("clear text after STARTTLS")
         self._secure = True
-        self._forget()
+        self._agreed = Agreement()
         return None
-
-    def _forget(self) -> None:
-        self._structured = False
-        self._extended = False
-        self._allocation: str | None = None  # the export that it was selected for
 
     def _take(self, message: ClientFlags | ClientOption) -> Event | None:
         if isinstance(message, ClientFlags):
             self._flags = message
             return None
-        self._option, payload = message
-        self._require_polite()
-        if self._option == Option.SET_META_CONTEXT:
-            self._allocation = None  # one that fails, for whatever reason, leaves none selected
-        refusal = self._refusal(payload)
+        option, payload = message
+        self._replies.option = option
+        self._require_polite(option)
+        if option == Option.SET_META_CONTEXT:
+            self._agreed.selected = None  # one that fails, for whatever reason, leaves none selected
+        refusal = self._refusal(option, payload)
         if refusal is not None:
-            if self._option == Option.EXPORT_NAME:
+            if option == Option.EXPORT_NAME:
                 raise Violation(f"EXPORT_NAME answered by {refusal[0].name}")
-            self._reply(*refusal)
+            self._replies.add(*refusal)
             return None
         try:
-            return _HANDLERS[self._option](self, payload or b"")
+            return _HANDLERS[option](self, payload or b"")
         except Malformed as e:
-            if self._option == Option.EXPORT_NAME:
+            if option == Option.EXPORT_NAME:
                 raise Violation(str(e)) from None
-            self._reply(Reply.ERR_INVALID, str(e).encode())
+            self._replies.add(Reply.ERR_INVALID, str(e).encode())
         except TooMany as e:
-            self._reply(Reply.ERR_TOO_BIG, str(e).encode())
+            self._replies.add(Reply.ERR_TOO_BIG, str(e).encode())
         return None
 
-    def _require_polite(self) -> None:
-        if not self._flags.fixed_newstyle and self._option != Option.EXPORT_NAME:
-            raise Violation(f"option {self._option} from a client that does not know replies")
+    def _require_polite(self, option: int) -> None:
+        if not self._flags.fixed_newstyle and option != Option.EXPORT_NAME:
+            raise Violation(f"option {option} from a client that does not know replies")
 
-    def _refusal(self, payload: bytes | None) -> tuple[Reply, bytes] | None:
+    def _refusal(self, option: int, payload: bytes | None) -> tuple[Reply, bytes] | None:
         """Return the answer to an option that is not looked at any closer."""
-        if self.stopping and self._option != Option.ABORT:
+        if self.stopping and option != Option.ABORT:
             return Reply.ERR_SHUTDOWN, b"the server is shutting down"
         clear = self._tls is Tls.REQUIRED and not self._secure
-        if clear and self._option not in (Option.ABORT, Option.STARTTLS):
+        if clear and option not in (Option.ABORT, Option.STARTTLS):
             return Reply.ERR_TLS_REQD, b"TLS first"
-        if self._option not in _HANDLERS:
+        if option not in _HANDLERS:
             return Reply.ERR_UNSUP, b"unknown option"
         if payload is None:
             return Reply.ERR_TOO_BIG, b"payload too long"
@@ -177,42 +146,39 @@ class Negotiation:
     # Options
 
     def _export_name(self, payload: bytes) -> Event | None:
-        if self._extended:
+        if self._agreed.extended:
             raise Violation("EXPORT_NAME with extended headers")
         return self._find(unpack_name(payload), self._enter_by_name, enter=True)
 
     def _enter_by_name(self, export: Export) -> Event | None:
-        self._output += EXPORT.pack(export.size, export.flags(chunks=self._structured))
-        if not self._flags.no_zeroes:
-            self._output += ZEROES
+        self._replies.add_export(export, chunks=self._agreed.structured, zeroes=not self._flags.no_zeroes)
         return self._transmit(export)
 
     def _abort(self, _: bytes) -> Event | None:
-        self._reply(Reply.ACK)
+        self._replies.add(Reply.ACK)
         return self._close(None)
 
     def _list(self, payload: bytes) -> Event | None:
         self._require_empty(payload)
         if self._listed is None:
-            self._reply(Reply.ERR_POLICY, b"exports are not listed")
+            self._replies.add(Reply.ERR_POLICY, b"exports are not listed")
             return None
-        for name in self._listed():
-            self._reply(Reply.SERVER, pack_server(name))
-            self._stream.options_left += 0 if self._listed_once else MAX_OPTIONS_LISTED
+        names = list(self._listed())
+        self._stream.options_left += 0 if self._listed_once else MAX_OPTIONS_LISTED * len(names)
         self._listed_once = True
-        self._reply(Reply.ACK)
+        self._replies.add_names(names)
         return None
 
     def _starttls(self, payload: bytes) -> Event | None:
         self._require_empty(payload)
         if self._tls is Tls.OFF:
-            self._reply(Reply.ERR_POLICY, b"no TLS here")
+            self._replies.add(Reply.ERR_POLICY, b"no TLS here")
             return None
         if self._secure:
             raise Malformed("TLS has already started")
         if self._stream.waiting:
             raise Violation("clear text after STARTTLS")
-        self._reply(Reply.ACK)
+        self._replies.add(Reply.ACK)
         return StartTls()
 
     def _info(self, payload: bytes) -> Event | None:
@@ -229,54 +195,43 @@ class Negotiation:
         return self._find(request.name, enter, enter=True)
 
     def _tell(self, export: Export, infos: tuple[int, ...]) -> None:
-        flags = export.flags(chunks=self._structured or self._extended)
-        self._reply(Reply.INFO, ExportInfo(export.size, flags).pack())
-        self._reply(Reply.INFO, BlockSizes(MIN_BLOCK, self.preferred, MAX_PAYLOAD).pack())
-        if Info.NAME in infos:
-            self._reply(Reply.INFO, pack_text_info(Info.NAME, export.name))
-        if Info.DESCRIPTION in infos and export.description:
-            # A file name may be longer than what clients take in a reply.
-            text = clean_text(export.description).decode()
-            self._reply(Reply.INFO, pack_text_info(Info.DESCRIPTION, text))
-        self._reply(Reply.ACK)
+        self._replies.add_infos(export, infos, preferred=self.preferred, chunks=self._agreed.chunks)
 
     def _structured_reply(self, payload: bytes) -> Event | None:
         self._require_empty(payload)
-        if self._extended:
-            self._reply(Reply.ERR_EXT_HEADER_REQD, b"extended headers are in use")
+        if self._agreed.extended:
+            self._replies.add(Reply.ERR_EXT_HEADER_REQD, b"extended headers are in use")
             return None
-        self._structured = True
-        self._reply(Reply.ACK)
+        self._agreed.structured = True
+        self._replies.add(Reply.ACK)
         return None
 
     def _extended_headers(self, payload: bytes) -> Event | None:
         self._require_empty(payload)
-        if self._extended:
+        if self._agreed.extended:
             raise Malformed("extended headers are already in use")
-        self._extended = True
-        self._reply(Reply.ACK)
+        self._agreed.extended = True
+        self._replies.add(Reply.ACK)
         return None
 
     def _list_contexts(self, payload: bytes) -> Event | None:
         request = ContextRequest.unpack(payload)
 
         def answer(_: Export) -> None:
-            if not request.queries or {"base:", BASE_ALLOCATION} & set(request.queries):
-                self._reply(Reply.META_CONTEXT, pack_context(0, BASE_ALLOCATION))
-            self._reply(Reply.ACK)
+            told = not request.queries or {"base:", BASE_ALLOCATION} & set(request.queries)
+            self._replies.add_contexts(0 if told else None)
 
         return self._find(request.name, answer)
 
     def _set_contexts(self, payload: bytes) -> Event | None:
-        if not self._structured and not self._extended:
+        if not self._agreed.chunks:
             raise Malformed("structured replies are not in use")
         request = ContextRequest.unpack(payload)
 
         def answer(_: Export) -> None:
-            if BASE_ALLOCATION in request.queries:
-                self._allocation = request.name
-                self._reply(Reply.META_CONTEXT, pack_context(ALLOCATION_ID, BASE_ALLOCATION))
-            self._reply(Reply.ACK)
+            selected = BASE_ALLOCATION in request.queries
+            self._agreed.selected = request.name if selected else None
+            self._replies.add_contexts(ALLOCATION_ID if selected else None)
 
         return self._find(request.name, answer)
 
@@ -288,21 +243,12 @@ class Negotiation:
 
     def _transmit(self, export: Export) -> Event:
         self._ended = True
-        transmission = Transmission(
-            export,
-            structured=self._structured,
-            extended=self._extended,
-            allocation=self._allocation == export.name,
-        )
-        return Transmit(transmission, self._stream.rest())
+        return Transmit(self._agreed.transmission(export), self._stream.rest())
 
     def _close(self, reason: str | None) -> Close:
         self._ended = True
         self._answer = None
         return Close(reason)
-
-    def _reply(self, reply: Reply, payload: bytes = b"") -> None:
-        self._output += OptionReply(self._option, reply, len(payload)).pack() + payload
 
     @staticmethod
     def _require_empty(payload: bytes) -> None:

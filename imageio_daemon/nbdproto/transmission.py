@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's transmission phase: what a request asks, and whether it may.
+"""The server's transmission phase: what is agreed on for it, what a request asks, and whether it may.
 
 The header is parsed here; its payload is received by the caller, into memory of its own.
 """
@@ -103,6 +103,26 @@ class Request:
         """Set the answer."""
         self.error = error
         self.text = text
+
+
+@dataclass
+class Agreement:
+    """What is negotiated so far. `selected`: the name of the export that base:allocation was selected for."""
+
+    structured: bool = False
+    extended: bool = False
+    selected: str | None = None
+
+    @property
+    def chunks(self) -> bool:
+        """Tell whether replies come in chunks."""
+        return self.structured or self.extended
+
+    def transmission(self, export: Export) -> "Transmission":
+        """Return what follows the negotiation."""
+        return Transmission(
+            export, structured=self.structured, extended=self.extended, allocation=self.selected == export.name
+        )
 
 
 class Transmission:

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's bytes in the negotiation: its greeting, and replies to options."""
+
+from collections.abc import Sequence
+
+from .constants import BASE_ALLOCATION, MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, Info, Reply
+from .messages import clean_text
+from .options import (
+    EXPORT,
+    ZEROES,
+    BlockSizes,
+    ExportInfo,
+    OptionReply,
+    pack_context,
+    pack_greeting,
+    pack_server,
+    pack_text_info,
+)
+from .transmission import Export
+
+
+class OptionReplies:
+    """Collect bytes for the client, from the greeting on."""
+
+    def __init__(self) -> None:
+        self._output = bytearray(pack_greeting(HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES))
+        #: The one that is answered.
+        self.option = 0
+
+    def take(self) -> bytes:
+        """Return the bytes so far, once."""
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
+    def add(self, reply: Reply, payload: bytes = b"") -> None:
+        """Answer the option."""
+        self._output += OptionReply(self.option, reply, len(payload)).pack() + payload
+
+    def add_names(self, names: Sequence[str]) -> None:
+        """Answer LIST."""
+        for name in names:
+            self.add(Reply.SERVER, pack_server(name))
+        self.add(Reply.ACK)
+
+    def add_contexts(self, allocation: int | None) -> None:
+        """Answer LIST_META_CONTEXT or SET_META_CONTEXT. allocation: the id of base:allocation; None: it is not told."""
+        if allocation is not None:
+            self.add(Reply.META_CONTEXT, pack_context(allocation, BASE_ALLOCATION))
+        self.add(Reply.ACK)
+
+    def add_infos(self, export: Export, infos: tuple[int, ...], *, preferred: int, chunks: bool) -> None:
+        """Answer INFO or GO. infos: what the client asks for. preferred: the block size. chunks: see Export.flags()."""
+        self.add(Reply.INFO, ExportInfo(export.size, export.flags(chunks=chunks)).pack())
+        self.add(Reply.INFO, BlockSizes(MIN_BLOCK, preferred, MAX_PAYLOAD).pack())
+        if Info.NAME in infos:
+            self.add(Reply.INFO, pack_text_info(Info.NAME, export.name))
+        if Info.DESCRIPTION in infos and export.description:
+            # A file name may be longer than what clients take in a reply.
+            text = clean_text(export.description).decode()
+            self.add(Reply.INFO, pack_text_info(Info.DESCRIPTION, text))
+        self.add(Reply.ACK)
+
+    def add_export(self, export: Export, *, chunks: bool, zeroes: bool) -> None:
+        """Answer EXPORT_NAME, which has no header. zeroes: the client wants to skip some."""
+        self._output += EXPORT.pack(export.size, export.flags(chunks=chunks))
+        if zeroes:
+            self._output += ZEROES
