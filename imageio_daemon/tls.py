@@ -5,8 +5,8 @@ import logging
 import os
 import ssl
 
-from .config import Tls
 from .errors import ConfigError
+from .sections import Tls
 from .tlssocket import TlsContext
 
 log = logging.getLogger(__name__)

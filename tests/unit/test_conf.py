@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.config import SECTIONS, Daemon
+from imageio_daemon.config import SECTIONS
 from imageio_daemon.options import describe
+from imageio_daemon.sections import Daemon
 
 PROJECT = Path(__file__).resolve().parents[2]
 UNIT = PROJECT / "conf" / "imageio-daemon.service"

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon import configfile
-from imageio_daemon.config import SECTIONS, BackendFile, Config, Control, Daemon, Tls, conflicts, show
+from imageio_daemon.config import SECTIONS, Config, conflicts, show
 from imageio_daemon.configfile import Loaded
 from imageio_daemon.errors import ConfigError
+from imageio_daemon.sections import BackendFile, Control, Daemon, Tls
 
 PROJECT = Path(__file__).resolve().parents[2]
 

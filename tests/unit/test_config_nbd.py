@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from imageio_daemon.config import Config, Nbd, Tls, conflicts
+from imageio_daemon.config import Config, conflicts
+from imageio_daemon.sections import Nbd, Tls
 
 TLS = Tls(cert_file="cert.pem", key_file="key.pem")
 

@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from imageio_daemon.client.securesocket import SecureSocket
-from imageio_daemon.config import Tls
 from imageio_daemon.errors import ConfigError
+from imageio_daemon.sections import Tls
 from imageio_daemon.tls import ServerTls
 
 
