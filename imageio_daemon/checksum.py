@@ -10,8 +10,8 @@ from contextlib import aclosing
 from functools import partial
 
 from .blockhash import ZERO_BATCH, BlockPlan, DataBlock, Hash, Segment, ZeroBlocks, new_hash, update_zeros
-from .buffers import PAGE, Buffer
-from .operations import Buffers, running
+from .buffers import PAGE, Buffer, Buffers
+from .operations import running
 from .storage.base import Backend, Context, Operation
 from .transfers import Transfer
 from .units import KiB

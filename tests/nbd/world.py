@@ -13,14 +13,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from imageio_daemon.buffers import BufferPool
+from imageio_daemon.buffers import BufferPool, Buffers
 from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.frontends.nbd.handshake import Service
 from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.negotiation import Tls
-from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon import operations
-from imageio_daemon.buffers import MIN_BUFFER, Buffer, BufferPool
+from imageio_daemon.buffers import MIN_BUFFER, Buffer, BufferPool, Buffers
 from imageio_daemon.errors import Canceled, Forbidden, InUse, TooManyConnections
 from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.loops import ServingLoop, serving_loops
-from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend, Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from imageio_daemon.buffers import MIN_BUFFER, BufferPool, Slice
+from imageio_daemon.buffers import MIN_BUFFER, BufferPool, Buffers, Slice
 from imageio_daemon.checksum import Hashing, checksum
 from imageio_daemon.errors import Canceled, StorageError
 from imageio_daemon.extents import Extent, ExtentList, ExtentStream
-from imageio_daemon.operations import Buffers
 from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer

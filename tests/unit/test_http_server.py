@@ -15,7 +15,7 @@ from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.messages import Request, Response
 from imageio_daemon.frontends.http.routes import Resource, Routes
 from imageio_daemon.frontends.limit import ConnectionLimit
-from imageio_daemon.operations import ByteSink
+from imageio_daemon.pipeline import ByteSink
 from imageio_daemon.units import MiB
 
 #: Longest wait for anything that must happen, in seconds.

@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from imageio_daemon import operations, starting
-from imageio_daemon.buffers import MIN_BUFFER, BufferPool
+from imageio_daemon.buffers import MIN_BUFFER, BufferPool, Buffers
 from imageio_daemon.errors import Canceled, Forbidden, NotFound, OutOfRange, PeerGone, StorageError, Truncated
 from imageio_daemon.extents import Extent, ExtentList
+from imageio_daemon.pipeline import ByteSource
 from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer
@@ -78,7 +79,7 @@ class World:
         self.memory = MemoryBackend(content or bytes(SIZE), can_grow=can_grow)
         self.backend = FaultyBackend(self.memory)
         self.pool = BufferPool(8 * MIN_BUFFER)
-        self.buffers = operations.Buffers(self.pool, MIN_BUFFER)
+        self.buffers = Buffers(self.pool, MIN_BUFFER)
         self.store = TransferStore(self._open, most_tickets=9, most_connections=9)
         self.transfer: Transfer = self.store.add(
             Ticket(
@@ -95,9 +96,7 @@ class World:
     async def _open(self, ticket: Ticket) -> Backend:
         return self.backend  # type: ignore[return-value]
 
-    async def write(
-        self, offset: int, source: operations.ByteSource, length: int | None, *, flush: bool = False
-    ) -> None:
+    async def write(self, offset: int, source: ByteSource, length: int | None, *, flush: bool = False) -> None:
         await operations.write(self.transfer, self.buffers, offset, length, source, flush=flush)
 
 
@@ -417,7 +416,7 @@ async def test_dirty_extents_without_bitmap_are_not_found(world: World) -> None:
 async def test_one_buffer_is_enough() -> None:
     world = World()
     world.pool = BufferPool(2 * MIN_BUFFER)
-    world.buffers = operations.Buffers(world.pool, MIN_BUFFER)
+    world.buffers = Buffers(world.pool, MIN_BUFFER)
     hog = await world.pool.acquire(MIN_BUFFER)
     data = os.urandom(5 * MIN_BUFFER + 1)
     await world.write(3, Source([data]), len(data))
@@ -426,7 +425,7 @@ async def test_one_buffer_is_enough() -> None:
 
 
 async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> None:
-    buffers = operations.Buffers(BufferPool(8 * MiB), 4 * MiB)
+    buffers = Buffers(BufferPool(8 * MiB), 4 * MiB)
     everybody = asyncio.Barrier(8)
 
     async def hold() -> None:

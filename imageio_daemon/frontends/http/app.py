@@ -9,10 +9,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ... import __version__
+from ...buffers import Buffers
 from ...checksum import Hashing
 from ...config import Config
 from ...errors import Error, Unavailable
-from ...operations import Buffers
 from ...storage.lane import Lanes
 from ...transferstore import TransferStore
 from ...units import KiB

@@ -4,9 +4,9 @@
 import json
 
 from ...blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, algorithms
+from ...buffers import Buffers
 from ...checksum import Hashing, checksum
 from ...errors import InvalidRequest
-from ...operations import Buffers
 from ...tickets import Access
 from ...transferstore import TransferStore
 from .headers import parse_number

@@ -9,9 +9,8 @@ import re
 import time
 from typing import Protocol
 
-from ...buffers import PAGE, Buffer
+from ...buffers import PAGE, Buffer, Buffers
 from ...errors import Error
-from ...operations import Buffers
 from ...single import Single
 from ...starting import readable_size
 from ...storage.base import Backend

@@ -4,7 +4,7 @@
 from ... import operations
 from ...errors import NotFound
 from ...extents import Extent, ExtentList
-from ...operations import ByteSink
+from ...pipeline import ByteSink
 from ...storage.base import Context
 from ...tickets import Access
 from ...transferstore import TransferStore

@@ -8,8 +8,9 @@ import json
 import secrets
 
 from ... import operations
+from ...buffers import Buffers
 from ...errors import InvalidRequest, UnsupportedEncoding
-from ...operations import Buffers, ByteSink
+from ...pipeline import ByteSink
 from ...storage.base import BackendInfo
 from ...tickets import Access, Ticket
 from ...transfers import Transfer

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from ...errors import TooLarge
-from ...operations import ByteSink
+from ...pipeline import ByteSink
 from ...transfers import Transfer
 from ...units import KiB
 from .headers import MAX_JSON, parse_json

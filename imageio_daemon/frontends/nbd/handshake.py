@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from ... import logs
+from ...buffers import Buffers
 from ...errors import Error, Forbidden, StorageError, TooManyConnections
 from ...nbdproto.constants import Reply
 from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
-from ...operations import Buffers
 from ...storage.base import Backend
 from ...storage.lane import Lanes
 from ...transfers import DENIED

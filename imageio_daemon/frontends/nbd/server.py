@@ -5,10 +5,10 @@ import asyncio
 import dataclasses
 import logging
 
+from ...buffers import Buffers
 from ...config import Config
 from ...errors import TooManyConnections
 from ...nbdproto.negotiation import Tls
-from ...operations import Buffers
 from ...storage.lane import Lanes
 from ...transferstore import TransferStore
 from ..limit import ConnectionLimit

@@ -5,12 +5,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ...buffers import Slice
+from ...buffers import Buffers, Slice
 from ...nbdproto.constants import Command, ErrorNumber
 from ...nbdproto.messages import BadMagic
 from ...nbdproto.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
 from ...nbdproto.transmission import Request, Transmission
-from ...operations import Buffers
 from ...storage.base import Backend
 from ..watchdog import Watchdog
 from .commands import Commands
