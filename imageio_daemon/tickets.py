@@ -89,6 +89,29 @@ class Ticket:
             bitmap=_bitmap(_optional(data, "bitmap", str, None)),
         )
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json() takes; what seldom is set, only when it is."""
+        data: dict[str, Any] = {
+            "uuid": self.ticket_id,
+            "url": self.url,
+            "size": self.size,
+            "ops": [access.value for access in self.ops],
+            "timeout": self.timeout,
+            "inactivity_timeout": self.inactivity_timeout,
+            "sparse": self.sparse,
+            "dirty": self.dirty,
+        }
+        if self.transfer_id:
+            data["transfer_id"] = self.transfer_id
+        if self.format != "raw":
+            data["format"] = self.format
+            data["backing_chain"] = self.backing_chain
+        if self.bitmap is not None:
+            data["bitmap"] = self.bitmap
+        if self.filename is not None:
+            data["filename"] = self.filename
+        return data
+
     @property
     def log_name(self) -> str:
         """Return a name for logs: the transfer id, or a short one that tells nothing about the ticket id."""

@@ -287,37 +287,19 @@ class Transfer:
 
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service tells it."""
-        ticket = self.ticket
+        status = self.ticket.to_json()
         with self._lock:
-            now = self._clock()
             active = bool(self.running)
-            status: dict[str, Any] = {
-                "uuid": ticket.ticket_id,
-                "url": ticket.url,
-                "size": ticket.size,
-                "ops": [access.value for access in ticket.ops],
-                "timeout": ticket.timeout,
-                "inactivity_timeout": ticket.inactivity_timeout,
+            status |= {
                 "expires": int(self.lease.expires),
                 "active": active,
                 "canceled": self._canceled,
                 "connections": len(self._connections),
-                "idle_time": 0 if active else int(now - self.lease.active),
+                "idle_time": 0 if active else int(self._clock() - self.lease.active),
                 "storage_wait": int(self._traffic.storage_wait),
-                "sparse": ticket.sparse,
-                "dirty": ticket.dirty,
             }
-            if len(ticket.ops) != len(Access):
+            if len(self.ticket.ops) != len(Access):
                 status["transferred"] = self._traffic.transferred()
-        if ticket.transfer_id:
-            status["transfer_id"] = ticket.transfer_id
-        if ticket.format != "raw":
-            status["format"] = ticket.format
-            status["backing_chain"] = ticket.backing_chain
-        if ticket.bitmap is not None:
-            status["bitmap"] = ticket.bitmap
-        if ticket.filename is not None:
-            status["filename"] = ticket.filename
         return status
 
     def _operation_ended(self, op: Operation) -> None:

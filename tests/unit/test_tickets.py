@@ -31,6 +31,20 @@ def test_unknown_keys_are_ignored() -> None:
     assert ticket(color="blue") == ticket()
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"transfer_id": "t1", "filename": "disk.img", "sparse": True, "dirty": True, "inactivity_timeout": 5},
+        {"format": "qcow2", "backing_chain": False, "bitmap": "b1"},
+    ],
+)
+def test_ticket_is_told_as_it_was_given(changes: dict[str, object]) -> None:
+    told = ticket(**changes).to_json()
+    assert {**told, **VALID, **changes} == told
+    assert ticket(**told) == ticket(**changes)
+
+
 @pytest.mark.parametrize("key", VALID)
 def test_missing_key_is_refused_by_name(key: str) -> None:
     data = {k: v for k, v in VALID.items() if k != key}
