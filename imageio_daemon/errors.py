@@ -8,6 +8,9 @@ How a class is answered stands in exactly one table for each protocol, in the fr
 import errno as _errno
 import os
 
+#: One answer for unknown, expired, cancelled and not allowed: whoever asks learns nothing.
+DENIED = "You are not allowed to access this resource"
+
 
 class Error(Exception):
     """Base of everything that is raised on purpose."""

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
 from .buffers import MAX_BUFFER, Buffers
-from .errors import Canceled
+from .errors import DENIED, Canceled
 from .extents import Extent, ExtentList, merged
 from .pipeline import ByteSink, ByteSource, Writer, send
 from .starting import readable_size, require_room
 from .storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
 from .tickets import Access
-from .transfers import DENIED, Transfer
+from .transfers import Transfer
 
 
 @asynccontextmanager

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 from . import starting
 from .buffers import Slice
-from .errors import Canceled, Error
+from .errors import DENIED, Canceled, Error
 from .storage.base import Backend, ZeroMethod
 from .tickets import Access
-from .transfers import DENIED, Transfer
+from .transfers import Transfer
 
 #: Called in a turn of the loop of its own when the operation has ended: with what it failed of, or None.
 Ended = Callable[[Exception | None], None]

@@ -19,61 +19,41 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from . import logs
-from .errors import Canceled, Error, Forbidden, InUse, OutOfRange, TooManyConnections
+from .errors import DENIED, Canceled, Forbidden, InUse, OutOfRange, TooManyConnections
 from .storage.base import Backend, Lease, Operation, ZeroMethod
 from .storage.lane import Lane
 from .tickets import Access, Ticket
 from .traffic import Traffic
+from .transferimage import OpenBackend, Predecessors, TransferImage, arrival
 
 log = logging.getLogger(__name__)
 
-OpenBackend = Callable[[Ticket], Awaitable[Backend]]
 Clock = Callable[[], float]
-
-#: One answer for unknown, expired, cancelled and not allowed: whoever asks learns nothing.
-DENIED = "You are not allowed to access this resource"
 
 
 class Transfer:
-    """One ticket's state. Thread-safe.
-
-    after: cancelled transfers of the same url. Their last writes must come before our first one, and who removes this
-    ticket wants the image left alone, so opening and ending wait for them. ending: all cancelled transfers; one of them
-    may have the same image by another name, which is known when it is open.
-    """
+    """One ticket's state. Thread-safe. before: whom opening the image, and ending, wait for."""
 
     def __init__(
-        self,
-        ticket: Ticket,
-        open_backend: OpenBackend,
-        *,
-        most_connections: int,
-        clock: Clock,
-        after: Sequence["Transfer"] = (),
-        ending: Collection["Transfer"] = (),
+        self, ticket: Ticket, open_backend: OpenBackend, before: Predecessors, *, most_connections: int, clock: Clock
     ) -> None:
         self.ticket = ticket
-        self._open_backend = open_backend
         self._most_connections = most_connections
         self._clock = clock
-        self._after = after
-        self._ending = ending
+        self._before = before
         self._lock = threading.Lock()
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
         self._connections: dict[object, Callable[[], None] | None] = {}
         self._traffic = Traffic()
-        self._backend: Backend | None = None
+        self._image = TransferImage(ticket, open_backend, before, self._lock, self._settle)
         #: The image has all bytes of the ticket, as far as is known: images only grow.
         self.covered = False
-        self._opening: concurrent.futures.Future[Backend] | None = None
-        self._identity: object = None  # of the image that is open
-        self._open_task: asyncio.Task[None] | None = None
         self._canceled = False
         #: Resolved after cancel, when nothing runs any more and the image is closed.
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -87,18 +67,16 @@ class Transfer:
 
     def require(self, access: Access | None) -> None:
         """Raise Forbidden unless the ticket allows the access now. None: any use of a living ticket."""
-        if self._canceled or self._clock() >= self.lease.expires:
+        if self._canceled or self._has_expired():
             raise Forbidden(DENIED)
         if access is not None and not self.ticket.may(access):
             raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
 
     def require_range(self, offset: int, length: int) -> None:
         """Raise OutOfRange unless the bytes are inside the ticket."""
-        if offset + length > self.ticket.size:
-            raise OutOfRange(
-                f"Requested range {offset}..{offset + length} is outside of the ticket's {self.ticket.size} bytes",
-                self.ticket.size,
-            )
+        end, size = offset + length, self.ticket.size
+        if end > size:
+            raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {size} bytes", size)
 
     def extend(self, timeout: int) -> None:
         """Let the ticket expire timeout seconds from now."""
@@ -155,8 +133,8 @@ class Transfer:
     def abandon(self, op: Operation) -> None:
         """Let what storage still does for an operation end at its next step: nobody waits for it any more."""
         op.cancel()
-        if self._backend is not None and op.in_storage:
-            self._backend.interrupt()
+        if op.in_storage:
+            self._image.interrupt()
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Note how bytes were zeroed, for the log."""
@@ -185,30 +163,37 @@ class Transfer:
         with self._lock:
             self._traffic.collect()
 
+    # The image
+
     def has_open(self, identity: object) -> bool:
         """Tell whether the transfer's image is this one, too, by whatever name; None: nobody knows."""
-        return self._backend is not None and identity is not None and self._identity == identity
+        return self._image.is_open(identity)
 
     @property
     def opened(self) -> Backend | None:
         """Return the image if it is open."""
-        return self._backend
+        return self._image.opened
 
     async def backend(self) -> Backend:
         """Return the open image; the first caller opens it. Raises StorageError; the next caller tries again."""
-        backend = self._backend
+        backend = self._image.opened
         if backend is not None:
             return backend
         with self._lock:
             if self._canceled:
                 raise Canceled(DENIED)
-            opening = self._opening
-            if opening is None:
-                opening = self._opening = concurrent.futures.Future()
-                self._open_task = self._spawn(self._open(opening))
-        waiting = asyncio.wrap_future(opening)
-        waiting.add_done_callback(_look_at)
-        return await asyncio.shield(waiting)
+            opening = self._image.open()
+        return await arrival(opening)
+
+    def release_expired(self) -> None:
+        """Let go of an image that nobody uses after the ticket's expiry, where that saves something.
+
+        A ticket that is revived opens it again. Returns at once.
+        """
+        with self._lock:
+            in_use = self._traffic.any or self._connections or self._image.on_its_way or self._canceled
+            if not in_use and self._has_expired():
+                self._image.release(wanted=lambda: not self._has_expired())
 
     # The end
 
@@ -220,31 +205,16 @@ class Transfer:
             self._canceled = True
             running = self._traffic.all()
             connections = [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
-            opening = self._open_task
             self._settle()
-            self._spawn(self._end())
-        if opening is not None:
-            opening.get_loop().call_soon_threadsafe(opening.cancel)
+            end = asyncio.get_running_loop().create_task(self._end())
+            self._tasks.add(end)
+            end.add_done_callback(self._tasks.discard)
+        self._image.stop_opening()
         for op in running:
             op.cancel()
         for on_cancel in connections:
             on_cancel()
-        if self._backend is not None:
-            self._backend.interrupt()
-
-    def release_expired(self) -> None:
-        """Let go of an image that nobody uses after the ticket's expiry, where that saves something.
-
-        A ticket that is revived opens it again. Returns at once.
-        """
-        with self._lock:
-            backend = self._backend
-            in_use = self._traffic.any or self._connections or self._opening is not None or self._canceled
-            if backend is None or in_use or self._clock() < self.lease.expires or not backend.info.reopenable:
-                return
-            self._backend = None
-            opening = self._opening = concurrent.futures.Future()
-            self._spawn(self._release(backend, opening))
+        self._image.interrupt()
 
     async def ended(self, timeout: float | None) -> None:
         """Wait until a cancelled transfer's requests have ended and its image is closed.
@@ -254,9 +224,13 @@ class Transfer:
         if not self._canceled:
             raise RuntimeError("the transfer was not cancelled")
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ended)), timeout)
+            await asyncio.wait_for(self.until_ended(), timeout)
         except TimeoutError:
             raise InUse(f"The ticket is still used by {self.running} requests") from None
+
+    def until_ended(self) -> "asyncio.Future[None]":
+        """Return what is done when the transfer has ended; whether it was cancelled already does not matter."""
+        return asyncio.shield(asyncio.wrap_future(self._ended))
 
     def when_ended(self, callback: Callable[["Transfer"], None]) -> None:
         """Call back, in any thread, when the transfer has ended."""
@@ -270,8 +244,7 @@ class Transfer:
     @property
     def in_use(self) -> bool:
         """Tell whether requests run or wait for the image, ours or those that come before."""
-        running = bool(self.running) or self._opening is not None
-        return running or not all(other.has_ended for other in self._after)
+        return bool(self.running) or self._image.on_its_way or not self._before.all_ended
 
     @property
     def has_ended(self) -> bool:
@@ -302,6 +275,9 @@ class Transfer:
                 status["transferred"] = self._traffic.transferred()
         return status
 
+    def _has_expired(self) -> bool:
+        return self._clock() >= self.lease.expires
+
     def _operation_ended(self, op: Operation) -> None:
         with self._lock:
             self._traffic.end(op)
@@ -312,93 +288,13 @@ class Transfer:
 
     def _settle(self) -> None:
         """Say that all is quiet, once: cancelled, no operation left and no open under way. Called with the lock."""
-        left = self._traffic.any or self._opening is not None
+        left = self._traffic.any or self._image.on_its_way
         if self._canceled and not left and not self._quiet.done():
             self._quiet.set_result(None)
 
-    def _spawn(self, coroutine: Any) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
-        try:
-            await self._others_ended()
-            backend = await self._open_backend(self.ticket)
-            await self._same_image_left(backend)
-        except BaseException as e:
-            with self._lock:
-                self._opening = self._open_task = None
-                self._settle()
-            opening.set_exception(Canceled(DENIED) if isinstance(e, asyncio.CancelledError) else e)
-            if not isinstance(e, Error):
-                raise
-            return
-        self._opened(backend, opening)
-
-    async def _release(self, backend: Backend, opening: "concurrent.futures.Future[Backend]") -> None:
-        try:
-            await backend.flush(Operation())
-        except Error as e:  # it must not be forgotten that flushing fails
-            log.warning("transfer %s: its image stays open: %s", self.ticket.log_name, e)
-            self._opened(backend, opening)
-            return
-        await self._close(backend)
-        log.info("expired, its image is closed", extra=logs.fields(transfer=self.ticket.log_name))
-        if self._clock() < self.lease.expires:
-            await self._open(opening)
-            return
-        with self._lock:
-            self._opening = None
-            self._settle()
-        opening.set_exception(Forbidden(DENIED))
-
-    def _opened(self, backend: Backend, opening: "concurrent.futures.Future[Backend]") -> None:
-        with self._lock:
-            self._identity = backend.info.identity
-            self._backend = backend
-            self._opening = self._open_task = None
-            self._settle()
-        opening.set_result(backend)
-
-    async def _close(self, backend: Backend) -> None:
-        try:
-            await backend.close()
-        except Error as e:
-            log.warning("transfer %s: closing the image failed: %s", self.ticket.log_name, e)
-
-    async def _others_ended(self) -> None:
-        for other in self._after:
-            await asyncio.shield(asyncio.wrap_future(other._ended))
-        self._after = ()
-
-    async def _same_image_left(self, backend: Backend) -> None:
-        """Wait until no cancelled transfer has this image open. Closes it when the wait is cancelled."""
-        identity = backend.info.identity
-        try:
-            for other in list(self._ending):
-                if other.has_open(identity):
-                    await asyncio.shield(asyncio.wrap_future(other._ended))
-        except asyncio.CancelledError:
-            await backend.close()
-            raise
-
     async def _end(self) -> None:
         await asyncio.wrap_future(self._quiet)
-        await self._others_ended()
-        backend, self._backend = self._backend, None
-        if backend is not None:
-            await self._close(backend)
-        self._log_end()
-        self._ended.set_result(None)
-
-    def _log_end(self) -> None:
+        await self._image.close()
         fields = self._traffic.fields(self.lease.active - self._created)
         log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
-
-
-def _look_at(future: "asyncio.Future[Backend]") -> None:
-    """Mark an error as seen: who waited for it may have been cancelled."""
-    if not future.cancelled():
-        future.exception()
+        self._ended.set_result(None)

@@ -6,9 +6,10 @@ import threading
 import time
 
 from . import logs
-from .errors import Forbidden, InUse, TooManyTickets
+from .errors import DENIED, Forbidden, InUse, TooManyTickets
 from .tickets import Access, Ticket
-from .transfers import DENIED, Clock, OpenBackend, Transfer
+from .transferimage import OpenBackend, Predecessors
+from .transfers import Clock, Transfer
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +40,13 @@ class TransferStore:
                 raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
             if replaced is not None:
                 self._ending.add(replaced)
+            same_url = [other for other in self._ending if other.ticket.url == ticket.url]
             transfer = self._transfers[ticket.ticket_id] = Transfer(
                 ticket,
                 self._open_backend,
+                Predecessors(same_url, self._ending),
                 most_connections=self._most_connections,
                 clock=self._clock,
-                after=[other for other in self._ending if other.ticket.url == ticket.url],
-                ending=self._ending,
             )
         transfer.when_ended(self._forget)
         if replaced is not None:

@@ -10,13 +10,12 @@ from typing import Protocol, cast
 
 from ... import logs
 from ...buffers import Buffers
-from ...errors import Error, Forbidden, StorageError, TooManyConnections
+from ...errors import DENIED, Error, Forbidden, StorageError, TooManyConnections
 from ...nbdproto.constants import Reply
 from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
 from ...storage.base import Backend
 from ...storage.lane import Lanes
-from ...transfers import DENIED
 from ...transferstore import TransferStore
 from ...transports import keep_alive
 from ...units import KiB, MiB
