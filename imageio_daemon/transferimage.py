@@ -91,7 +91,7 @@ class TransferImage:
         self._at_rest = at_rest
         #: The image if it is open. Each request reads it, and only this class changes it.
         self.opened: Backend | None = None
-        self._identity: object = None  # of the image that is open
+        self._identity: object = None  # of the image until it is closed
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._open_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -102,11 +102,18 @@ class TransferImage:
         return self._opening is not None
 
     def is_open(self, identity: object) -> bool:
-        """Tell whether the image that is open is this one; None: nobody knows."""
-        return self.opened is not None and identity is not None and self._identity == identity
+        """Tell whether the image that is open, or being closed, is this one; None: nobody knows."""
+        return identity is not None and self._identity == identity
 
     def open(self) -> "concurrent.futures.Future[Backend]":
-        """Open the image unless it is on its way, and return what will have it. Called with the lock."""
+        """Return what has the image, or will have it: it is opened unless it is, or is on its way.
+
+        Called with the lock.
+        """
+        if self.opened is not None:
+            opened: concurrent.futures.Future[Backend] = concurrent.futures.Future()
+            opened.set_result(self.opened)
+            return opened
         opening = self._opening
         if opening is None:
             opening = self._opening = concurrent.futures.Future()
@@ -116,7 +123,8 @@ class TransferImage:
     def release(self, wanted: Callable[[], bool]) -> None:
         """Let go of the image, if it is open and that saves something. Called with the lock, while nobody uses it.
 
-        wanted: asked when it is closed. If so it is opened again, otherwise who asked for it meanwhile gets Forbidden.
+        wanted: asked, with the lock, when it is closed. If so it is opened again, otherwise who asked for it meanwhile
+        gets Forbidden.
         """
         backend = self.opened
         if backend is None or not backend.info.reopenable:
@@ -185,7 +193,11 @@ class TransferImage:
             return
         await self._close(backend)
         log.info("expired, its image is closed", extra=logs.fields(transfer=self._ticket.log_name))
-        if wanted():
+        with self._lock:
+            opens = wanted()
+            if opens:
+                self._open_task = asyncio.current_task()
+        if opens:
             await self._open(opening)
             return
         self._arrived()
@@ -205,6 +217,7 @@ class TransferImage:
             await backend.close()
         except Error as e:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
+        self._identity = None
 
 
 def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":

@@ -166,7 +166,7 @@ class Transfer:
     # The image
 
     def has_open(self, identity: object) -> bool:
-        """Tell whether the transfer's image is this one, too, by whatever name; None: nobody knows."""
+        """Tell whether the transfer has this image, too, by whatever name, and not closed it; None: nobody knows."""
         return self._image.is_open(identity)
 
     @property
@@ -193,7 +193,7 @@ class Transfer:
         with self._lock:
             in_use = self._traffic.any or self._connections or self._image.on_its_way or self._canceled
             if not in_use and self._has_expired():
-                self._image.release(wanted=lambda: not self._has_expired())
+                self._image.release(wanted=lambda: not (self._canceled or self._has_expired()))
 
     # The end
 

@@ -147,6 +147,40 @@ async def test_image_is_opened_once_for_all_loops(world: World, loops: Loops) ->
     assert all(backend is backends[0] for backend in backends)
 
 
+class Late:
+    """The transfer's lock, which one thread gets only when it is let through."""
+
+    def __init__(self, lock: threading.Lock, thread: int) -> None:
+        self.reached, self.through = threading.Event(), threading.Event()
+        self._lock = lock
+        self._thread = thread
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == self._thread:
+            self.reached.set()
+            self.through.wait(SOON)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+async def test_loop_that_saw_no_image_finds_what_another_one_opened_meanwhile(
+    world: World, loops: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def thread() -> int:
+        return threading.get_ident()
+
+    late = Late(world.transfer._lock, await loops[1].run(thread()))
+    monkeypatch.setattr(world.transfer, "_lock", late)
+    second = asyncio.create_task(loops[1].run(world.transfer.backend()))
+    await asyncio.to_thread(late.reached.wait, SOON)
+    first = await world.transfer.backend()
+    late.through.set()
+    assert await second is first
+    assert world.opened == [world.ticket]
+
+
 async def test_removal_ends_what_waits_for_its_peer_on_other_loops(world: World, loops: Loops) -> None:
     sources = [Stuck() for _ in loops]
     writes = [

@@ -313,6 +313,22 @@ async def test_new_ticket_waits_for_the_same_image_by_another_name(
     await store.close()
 
 
+async def test_new_ticket_waits_until_the_same_image_by_another_name_is_closed(
+    known_image: None, store: TransferStore, transfer: Transfer, opener: Opener
+) -> None:
+    await transfer.backend()
+    held = opener.backend.hold("close")
+    store.clear()
+    await held.reached.wait()
+    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    await turns()
+    assert opener.opened == 2
+    assert not opening.done()
+    held.release()
+    await opening
+    await store.close()
+
+
 async def test_removal_while_another_ticket_has_the_image_closes_it(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
@@ -534,6 +550,35 @@ async def test_who_revives_a_transfer_while_its_image_is_closed_gets_it_opened_a
     held.release()
     await waiting
     assert opener.opened == 2
+
+
+async def test_removal_ends_the_opening_of_a_revived_transfer(
+    expired: Transfer, store: TransferStore, opener: Opener
+) -> None:
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    await held.reached.wait()
+    expired.extend(10)
+    waiting = asyncio.create_task(expired.backend())
+    opener.gate.clear()
+    held.release()
+    while opener.opened < 2:
+        await asyncio.sleep(0)
+    await store.remove("secret", 10)
+    with pytest.raises(Canceled):
+        await waiting
+
+
+async def test_removed_transfer_is_not_opened_again(expired: Transfer, store: TransferStore, opener: Opener) -> None:
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    await held.reached.wait()
+    expired.extend(10)
+    with pytest.raises(InUse):
+        await store.remove("secret", 0.01)
+    held.release()
+    await store.remove("secret", 10)
+    assert opener.opened == 1
 
 
 async def test_who_waits_for_an_expired_transfer_is_refused(expired: Transfer, opener: Opener) -> None:
