@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 MOST_ENCRYPTED = 1 * MiB
 #: Characters of a server's text that are logged.
 MAX_TEXT = 256
-#: Seconds that a connection may take to close in order.
+#: Seconds that a server gets to answer what it was sent, when its connection is to be closed: a server that leaves
+#: should, but all requests of the image wait for it. As long as clients wait for theirs.
+DRAIN_TIMEOUT = 60.0
+#: Seconds that a connection may take to close in order after that.
 CLOSE_TIMEOUT = 1.0
 #: What is received after a failure goes here, of all connections: nobody looks at it.
 _UNSEEN = memoryview(bytearray(16 * KiB))
@@ -105,9 +108,16 @@ class Connection(asyncio.BufferedProtocol):
             call.ended.set_exception(Canceled())
 
     async def close(self) -> None:
-        """Say goodbye once all replies are there, and wait for the end."""
+        """Say goodbye once all replies are there, and wait for the end.
+
+        Replies that do not come in DRAIN_TIMEOUT are given up: their requests fail with ServerGone.
+        """
         if not self.lost.done() and not self._transport.is_closing():
-            await self._drained()
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await self._drained()
+            except TimeoutError:
+                self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
             if not self._transport.is_closing():
                 self._transport.write(self._replies.begin(ClientRequest(Command.DISC)))
             self._transport.close()

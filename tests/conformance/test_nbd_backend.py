@@ -29,7 +29,7 @@ from imageio_daemon.nbdproto.constants import (
 from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.nbdurl import NbdAddress, parse
-from imageio_daemon.storage import nbd, nbdsession, nbdwarmup
+from imageio_daemon.storage import nbd, nbdconnection, nbdsession, nbdwarmup
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.nbd import NbdBackend
 from imageio_daemon.storage.nbdconnection import Connection
@@ -662,6 +662,25 @@ async def test_a_server_that_shuts_down_is_left_in_order(server: FakeNbd, open_n
     server.answer = None
     assert await read(backend, pool, 0, 10) == bytes(10)
     assert [asked.header.command for asked in server.asked] == [Command.READ, Command.DISC, Command.READ]
+
+
+async def test_a_server_that_shuts_down_and_does_not_answer_is_left_in_time(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(asked: Asked) -> bytes | None:
+        return server.failure(asked, ErrorNumber.ESHUTDOWN) if asked.header.offset else None
+
+    monkeypatch.setattr(nbdconnection, "DRAIN_TIMEOUT", 0.05)
+    server.answer = answer
+    backend = await open_nbd(server)
+    reading = asyncio.ensure_future(read(backend, pool, 0, 10))
+    await eventually_async(lambda: server.asked)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await read(backend, pool, 4096, 10)
+    server.answer = None
+    assert await read(backend, pool, 0, 10) == bytes(10)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await reading
 
 
 async def test_the_goodbye_is_the_last_word_and_waits_for_all_replies(
