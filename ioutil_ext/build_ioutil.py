@@ -42,8 +42,20 @@ SOURCES = [
     "tls.c",
     "workers.c",
     "zero.c",
+    "zero_methods.c",
 ]
-HEADERS = ["engine.h", "http.h", "internal.h", "ioutil_api.h", "lane.h", "lane_api.h", "nbd.h", "tls.h", "tls_api.h"]
+HEADERS = [
+    "engine.h",
+    "http.h",
+    "internal.h",
+    "ioutil_api.h",
+    "lane.h",
+    "lane_api.h",
+    "nbd.h",
+    "tls.h",
+    "tls_api.h",
+    "zero.h",
+]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """

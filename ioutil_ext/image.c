@@ -10,7 +10,7 @@
 
 /*
  * 128 MiB: thin iSCSI storage (LIO) that lost its connection with steps of 1 GiB is known to be well with steps of
- * 128 MiB. zero.c adapts it.
+ * 128 MiB. zero_methods.c adapts it.
  */
 #define FIRST_STEP (128 * MIB)
 
