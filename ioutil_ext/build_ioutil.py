@@ -40,6 +40,8 @@ SOURCES = [
     "size.c",
     "syscalls.c",
     "tls.c",
+    "tls_bio.c",
+    "tls_context.c",
     "workers.c",
     "zero.c",
     "zero_methods.c",
@@ -54,6 +56,7 @@ HEADERS = [
     "nbd.h",
     "tls.h",
     "tls_api.h",
+    "tls_parts.h",
     "zero.h",
 ]
 
