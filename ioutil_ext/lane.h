@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The parts of a lane, whatever its protocol: memory (lane_memory.c), the socket (lane_socket.c), operations
- * (lane_operations.c), what is told of it (lane_counts.c), threads and their turns (lane_turns.c), beginning and end
- * (lane.c). nbd.h and http.h have the protocols.
+ * The parts of a lane, whatever its protocol: memory (lane_memory.c) and what it is cut from (lane_slabs.c), the socket
+ * (lane_socket.c), operations (lane_operations.c), what is told of it (lane_counts.c), threads and their turns
+ * (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the protocols.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -19,38 +19,17 @@
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-/* The largest piece of memory, and what a piece is cut from: a huge page. */
+/* The largest piece of memory, and the slab that a piece is cut from: a huge page. */
 #define LANE_PIECE (2 * MIB)
 
 /* One request at a time, of all lanes, may have so much in one piece. */
 #define LANE_LONG (32 * MIB)
-
-#define MEMORY_CLASSES 4
-#define SLAB_PIECES 32 /* of the smallest class */
 
 /* Page-aligned memory. slab: NULL: a long one. */
 struct memory {
     struct slab *slab;
     char *data;
     size_t size;
-};
-
-/* LANE_PIECE bytes in pieces of one size, all for one device. */
-struct slab {
-    struct link link; /* in borrower->slabs, those with free pieces first, or in lanes->kept */
-    struct borrower *borrower;
-    char *data;
-    int class;
-    uint32_t free; /* a bit for each piece that nobody has */
-    struct memory pieces[SLAB_PIECES];
-};
-
-/* A file system or block device, and what requests to it have of the memory: one that hangs must not have all. */
-struct borrower {
-    struct borrower *next;
-    uint64_t device, lent; /* bytes of slabs */
-    uint32_t lanes;
-    struct link slabs[MEMORY_CLASSES];
 };
 
 struct iou_lanes {
