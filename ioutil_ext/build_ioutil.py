@@ -24,6 +24,7 @@ SOURCES = [
     "lane_counts.c",
     "lane_memory.c",
     "lane_operations.c",
+    "lane_receive.c",
     "lane_slabs.c",
     "lane_socket.c",
     "lane_turns.c",

@@ -2,8 +2,9 @@
 
 /*
  * The parts of a lane, whatever its protocol: memory (lane_memory.c) and what it is cut from (lane_slabs.c), the socket
- * (lane_socket.c), operations (lane_operations.c), what is told of it (lane_counts.c), threads and their turns
- * (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the protocols.
+ * (lane_socket.c) and receiving from it (lane_receive.c), operations (lane_operations.c), what is told of it
+ * (lane_counts.c), threads and their turns (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the
+ * protocols.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -152,9 +153,24 @@ struct iou_lane {
     uint32_t ranges_count, ranges_size;
 };
 
-/* ---- the socket; receiving is for the leader only --------------------------------------------------------------- */
+/* ---- the socket, for any thread --------------------------------------------------------------------------------- */
 
-/* -errno */
+/* Send all, whole, in one go with regard to other threads. Failure ends the connection. */
+void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
+
+/* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
+   only seldom. */
+int socket_await_room(struct iou_lane *lane);
+
+/* End the connection, because of error if it is the first one. */
+void socket_break(struct iou_lane *lane, int error);
+
+/* Wake the leader where it waits for the peer. */
+void socket_wake(struct iou_lane *lane);
+
+/* ---- receiving; for the leader only, but for the first two ------------------------------------------------------ */
+
+/* Make it what receiving needs. -errno */
 int socket_init(struct iou_lane *lane);
 
 /* Make it what it was. */
@@ -173,20 +189,13 @@ ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
  */
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error);
 
-/* Send all, whole, in one go with regard to other threads. Failure ends the connection. */
-void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
-
-/* End the connection, because of error if it is the first one. */
-void socket_break(struct iou_lane *lane, int error);
-
 /*
  * Wait until somebody wakes the leader, or the peer is gone, which ends the connection. Over TLS, who sends no more
  * does not listen either: received: all of his request is here, so an end is not in the middle of it.
  */
 void socket_watch(struct iou_lane *lane, bool received);
 
-/* Wake the leader where it waits for the peer. */
-void socket_wake(struct iou_lane *lane);
+/* ---- the lane's state ------------------------------------------------------------------------------------------- */
 
 /* Let whoever waits look at the lane's state. */
 void lane_wake(struct iou_lane *lane);
