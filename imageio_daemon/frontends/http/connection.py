@@ -18,13 +18,13 @@ from ...transfers import Transfer
 from ...units import KiB, MiB
 from ..watchdog import Watchdog
 from . import errors, fastlane
-from .express import Short
 from .framing import Body, FixedBody, Head, find_head, parse_head
 from .gate import Gate
 from .lending import Lender, Returned
 from .messages import encode
 from .owner import Owner
 from .receiver import Receiver
+from .short import Short
 from .wire import Wire
 
 log = logging.getLogger(__name__)
