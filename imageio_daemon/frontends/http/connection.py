@@ -13,13 +13,16 @@ from collections.abc import Callable
 from typing import cast
 
 from ... import logs
-from ...errors import Error, InvalidRequest, Truncated
+from ...errors import Error, Truncated
 from ...transfers import Transfer
-from ...units import KiB, MiB
+from ...units import KiB
 from ..watchdog import Watchdog
 from . import errors, fastlane
-from .framing import Body, FixedBody, Head, find_head, parse_head
+from .account import Account
+from .discard import Discard
+from .framing import FixedBody, Head, parse_head
 from .gate import Gate
+from .incoming import Incoming
 from .lending import Lender, Returned
 from .messages import encode
 from .owner import Owner
@@ -29,10 +32,6 @@ from .wire import Wire
 
 log = logging.getLogger(__name__)
 
-#: An answer to a request whose body was not read reaches a client that is still sending only if the body is taken
-#: off the socket, or the kernel sends a reset that overtakes it. A client that goes on for longer is not listening.
-DISCARD_BYTES = 64 * MiB
-DISCARD_SECONDS = 2.0
 #: Bytes read at once while no request is served: a head, and all of a request with 4 KiB of data.
 HEAD_READ = 8 * KiB
 
@@ -54,29 +53,20 @@ class Connection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._wire: Wire
-        self._handler: asyncio.Protocol | None = None
         self._state = State.IDLE
-        self._received_ahead = bytearray()
-        self._body: Body | None = None
-        self._on_body_error: Callable[[Exception], None] | None = None
-        self._body_error: Exception | None = None
-        self._receiver: Receiver | Short | None = None
-        self._short: Short | None = None
-        self._lender = Lender(owner.lending, self)
-        self._into_receiver = False
-        self._task: asyncio.Task[None] | None = None
         self._peer_sent_eof = False
         self._closing = False
-        self._short_writes = False
-        self._discarded = 0
-        self._end_timer: asyncio.TimerHandle | None = None
-        self._transfers: list[Transfer] = []
-        self._opened = self._loop.time()
-        self._requests = self._received = 0
-        self.sent = 0
         self.peer = "unix"
         self.reason = "client"
         self._watchdog = Watchdog(self._loop, owner.inactivity_timeout, self._waits_for_peer, self._timed_out)
+        self._incoming = Incoming(self._watchdog)
+        self._account = Account(self._loop)
+        # Who serves, beside C: a short request, a task of the fast lane, aiohttp's handler.
+        self._lender = Lender(owner.lending, self)
+        self._short: Short | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._handler: asyncio.Protocol | None = None
+        self._discard: Discard | None = None
 
     # The socket's side
 
@@ -98,10 +88,8 @@ class Connection(asyncio.BufferedProtocol):
         """Let go of everything; what runs for this client ends."""
         self._state = State.CLOSED
         self._watchdog.stop()
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        for transfer in self._transfers:
-            transfer.disconnect(self)
+        self._stop_discarding()
+        self._account.close()
         self._owner.forget(self)
         self._lender.lost()
         if self._task is not None:
@@ -110,16 +98,16 @@ class Connection(asyncio.BufferedProtocol):
             self._short.lost()
             self._short = None
         handler, self._handler = self._handler, None
-        self._receiver = self._on_body_error = None
+        self._incoming.lost()
         self._wire.lost()
         if handler is not None:
             handler.connection_lost(exc)
-        self._log_end()
+        fields = logs.fields(client=self.peer, **self._account.fields(), reason=self.reason)
+        log.info("connection ended", extra=fields)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read into: the memory of the handler that waits for it, if one does."""
-        target = self._receiver.target if self._receiver is not None else None
-        self._into_receiver = target is not None
+        target = self._incoming.find_target()
         if target is not None:
             return target
         # What follows a head is a body, which has its own memory as soon as the head was seen.
@@ -127,26 +115,25 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
-        if self._into_receiver and self._receiver is not None:
-            self._received += nbytes
-            self._watchdog.received(nbytes)
-            self._receiver.updated(nbytes)
+        if self._incoming.updated(nbytes):
+            self._account.received += nbytes
         else:
             self.data_received(bytes(self._owner.scratch[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
         """Pass a request's bytes on; hold back what follows it."""
-        self._received += len(data)
-        if self._state is State.SERVING and not self._received_ahead:
-            data = self._pass_body(data)
+        incoming = self._incoming
+        self._account.received += len(data)
+        if self._state is State.SERVING and not incoming.ahead:
+            data = incoming.feed(data)
         if not data:
             return
-        if self._state is State.DISCARDING:
-            self._discard(data)
+        if self._state is State.DISCARDING and self._discard is not None:
+            self._discard.feed(data)
         elif self._state is not State.CLOSED:
-            self._received_ahead += data
+            incoming.ahead += data
             self._next_request()
-            if self._received_ahead and (self._state is State.SERVING or self._wire.writing_paused):
+            if incoming.ahead and (self._state is State.SERVING or self._wire.writing_paused):
                 self.hold_reading("ahead")
 
     def eof_received(self) -> bool:
@@ -154,8 +141,8 @@ class Connection(asyncio.BufferedProtocol):
         self._peer_sent_eof = True
         if self._state is not State.SERVING or self._wire.hung_up:
             return False
-        if self._body is not None and not self._body.ended:
-            self._fail_body(Truncated("The request's body is shorter than announced"))
+        if self._incoming.inside_body:
+            self._incoming.fail(Truncated("The request's body is shorter than announced"))
         return not self._wire.tls
 
     def pause_writing(self) -> None:
@@ -168,31 +155,22 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._watchdog.writing_paused(paused=False)
-        self._wire.resume_writing()
         if self._handler is not None:
             self._handler.resume_writing()
-        if self._short_writes and self._short is not None:
-            self._short_sent(self._short)
-        if self._received_ahead:
+        self._wire.resume_writing()
+        if self._incoming.ahead:
             self._next_request()
 
     # The handlers' side
 
     def begin(self, on_body_error: Callable[[Exception], None]) -> None:
         """Note that a request is being handled; the callback ends its wait for a body that will not come."""
-        self._requests += 1
-        self._on_body_error = on_body_error
-        if self._body_error is not None:
-            on_body_error(self._body_error)
+        self._account.requests += 1
+        self._incoming.on_error(on_body_error)
 
     def use(self, transfer: Transfer) -> None:
         """Count this connection as one of the transfer's, and live by its timeout. Raises TooManyConnections."""
-        if transfer not in self._transfers:
-            transfer.connect(self)
-            for old in [old for old in self._transfers if old.canceled]:
-                old.disconnect(self)
-                self._transfers.remove(old)
-            self._transfers.append(transfer)
+        self._account.use(transfer)
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
     def waiting_for_body(self, *, waiting: bool) -> None:
@@ -202,31 +180,22 @@ class Connection(asyncio.BufferedProtocol):
     def write(self, data: bytes | memoryview) -> None:
         """Send bytes; a memoryview must stay as it is until drained() returns."""
         if not self._wire.is_closing:
-            self.sent += len(data)
+            self._account.sent += len(data)
             self._wire.transport.write(data)
 
     async def drained(self) -> None:
         """Wait until the transport holds no reference to what was written. Raises PeerGone."""
         await self._wire.drained()
 
-    def when_drained(self) -> None:
-        """Call sent() of the short request when the transport holds no reference to what was written."""
-        if self._wire.writing_paused or self._wire.is_closing:
-            self._short_writes = True  # when it is closing, connection_lost() comes instead
-        elif self._short is not None:
-            self._short_sent(self._short)
-
-    def _short_sent(self, short: Short) -> None:
-        self._short_writes = False
-        short.sent()
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call back when the transport holds no reference to what was written; never, when the client is gone."""
+        self._wire.when_drained(call)
 
     def hand_over(self, head: Head, body: bytes) -> None:
         """Serve a short request, whose body has come, by the fast lane."""
         self._short = None
-        self._requests -= 1  # it is counted once more
-        self._serve_fast(head, len(body))
-        if self._receiver is not None:
-            self._receiver.feed(body)
+        self._account.requests -= 1  # it is counted once more
+        self._serve_fast(head, len(body)).feed(body)
 
     def send_continue(self) -> None:
         """Tell the client to send its body."""
@@ -246,14 +215,15 @@ class Connection(asyncio.BufferedProtocol):
         """Note that the answer is complete; go on to the next request, or close."""
         if self._state is not State.SERVING:
             return
-        self._on_body_error = self._body_error = self._receiver = self._short = None
+        self._short = None
+        self._incoming.end()
         self.release_reading("body")
-        if close or self._body is None or not self._body.ended:
+        if close or not self._incoming.complete:
             self.close("answered")
             return
         self._state = State.IDLE
         self._watchdog.progress()
-        if self._received_ahead:
+        if self._incoming.ahead:
             # Not here: the handler that calls is still on the stack.
             self._loop.call_soon(self._next_request)
         else:
@@ -278,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._state in (State.DISCARDING, State.CLOSED):
             return
         self.reason = reason
-        unread = bool(self._received_ahead) or (self._body is not None and not self._body.ended)
+        unread = bool(self._incoming.ahead) or self._incoming.inside_body
         if unread and not self._peer_sent_eof:
             self._begin_discard()
         else:
@@ -306,26 +276,24 @@ class Connection(asyncio.BufferedProtocol):
         if self._state is not State.IDLE or self._wire.writing_paused:
             return
         try:
-            while self._received_ahead.startswith(b"\r\n"):  # RFC 9112 2.2
-                del self._received_ahead[:2]
-            length = find_head(self._received_ahead)
-            if length:
-                self._start_request(bytes(self._received_ahead[:length]))
+            head = self._incoming.next_head()
+            if head:
+                self._start_request(head)
             else:
                 self._when_idle()
         except Error as e:
-            self._body = None
+            self._incoming.body = None
             self._refuse(e, close=True)
 
     def _start_request(self, data: bytes) -> None:
         head = parse_head(data)
-        if not self._closing and self._lender.lend(head, self._received_ahead, self._wire):
-            self._received_ahead.clear()
+        incoming = self._incoming
+        if not self._closing and self._lender.lend(head, incoming.ahead, self._wire):
+            incoming.ahead.clear()
             self._state = State.LENT
             self.hold_reading("lent")
             return
-        del self._received_ahead[: len(data)]
-        self._body = head.body()
+        incoming.begin(data, head.body())
         self._state = State.SERVING
         self._watchdog.progress()
         express = self._owner.express
@@ -339,21 +307,16 @@ class Connection(asyncio.BufferedProtocol):
         elif self._owner.fast_lane and fastlane.takes(head):
             self._serve_fast(head, int(head.fields.get("content-length", "0")))
         else:
-            self._to_handler(data)
-        if self._received_ahead:
-            ahead = bytes(self._received_ahead)
-            self._received_ahead.clear()
-            self._received_ahead += self._pass_body(ahead)
-        if not self._received_ahead:
+            self._serve_by_handler(data)
+        incoming.feed_ahead()
+        if not incoming.ahead:
             self.release_reading("ahead")
         if short is not None and not short.body.ended:
             self.waiting_for_body(waiting=True)
 
     def returned(self, end: Returned) -> None:
         """Go on with the connection, which C has served."""
-        self._requests += end.requests
-        self._received += end.received
-        self.sent += end.sent
+        self._account.add(requests=end.requests, received=end.received, sent=end.sent)
         if self._state is not State.LENT:
             return  # it is lost
         self._state = State.IDLE
@@ -361,8 +324,8 @@ class Connection(asyncio.BufferedProtocol):
         if end.cut is not None:
             self.abort(end.cut if self.reason == "client" else self.reason)
             return
-        self._received_ahead += end.rest
-        self._body = FixedBody(end.unread)
+        self._incoming.ahead += end.rest
+        self._incoming.body = FixedBody(end.unread)
         self.release_reading("lent")
         if end.error is not None:
             self._refuse(end.error, close=False)
@@ -371,43 +334,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def _serve_short(self, short: Short) -> None:
         """Serve a request without a task."""
-        self._receiver = self._short = short
-        self._body = short.body
+        self._short = short
+        self._incoming.give_to(short)
         self.begin(short.fail)
         short.start()
 
-    def _pass_body(self, data: bytes) -> bytes:
-        """Pass on what belongs to the request's body and return the rest."""
-        body = self._body
-        if body is None or body.ended or self._body_error is not None:
-            return data
-        if self._receiver is not None:
-            self._watchdog.received(len(data))
-            return self._receiver.feed(data)
-        try:
-            count = body.take(data)
-        except InvalidRequest as e:
-            self._fail_body(e)
-            return b""
-        self._watchdog.received(count)
-        self._to_handler(data[:count])
-        return data[count:]
-
-    def _to_handler(self, data: bytes) -> None:
-        if self._handler is None:
-            self._handler = self._owner.make_handler()
-            self._handler.connection_made(Gate(self, self._wire.transport))
-        self._handler.data_received(data)
-
-    def _serve_fast(self, head: Head, length: int) -> None:
-        """Serve a request without aiohttp."""
-        self._receiver = Receiver(
+    def _serve_fast(self, head: Head, length: int) -> Receiver:
+        """Serve a request without aiohttp; return what takes its body."""
+        receiver = Receiver(
             length, hold=lambda: self.hold_reading("body"), release=lambda: self.release_reading("body")
         )
-        self._body = self._receiver.body
-        self.begin(self._receiver.fail)
-        self._task = self._loop.create_task(fastlane.serve(self._owner.routes, self, head, self._receiver))
+        self._incoming.give_to(receiver)
+        self.begin(receiver.fail)
+        self._task = self._loop.create_task(fastlane.serve(self._owner.routes, self, head, receiver))
         self._task.add_done_callback(self._served_fast)
+        return receiver
 
     def _served_fast(self, task: "asyncio.Task[None]") -> None:
         if self._task is task:
@@ -416,18 +357,20 @@ class Connection(asyncio.BufferedProtocol):
             log.error("request failed", exc_info=task.exception())
             self.abort("failed")
 
-    def _fail_body(self, error: Exception) -> None:
-        self._body_error = error
-        if self._on_body_error is not None:
-            self._on_body_error(error)
+    def _serve_by_handler(self, head: bytes) -> None:
+        """Serve a request by aiohttp."""
+        if self._handler is None:
+            self._handler = self._owner.make_handler()
+            self._handler.connection_made(Gate(self, self._wire.transport, self._account))
+        self._incoming.pass_to(self._handler)
+        self._handler.data_received(head)
 
     def _refuse(self, error: Exception, *, close: bool) -> None:
         """Answer a request that is not handed on."""
-        self._requests += 1
+        self._account.requests += 1
         self._state = State.SERVING
         response = errors.answer(error, self.peer)
-        unread = self._body is None or not self._body.ended
-        close = close or response.close or unread or self._closing
+        close = close or response.close or not self._incoming.complete or self._closing
         self.write(encode(response, close=close))
         self.answered(close=close)
 
@@ -443,34 +386,24 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_discard(self) -> None:
         self._state = State.DISCARDING
-        self._end_timer = self._loop.call_later(DISCARD_SECONDS, self._stop_discarding)
-        ahead = bytes(self._received_ahead)
-        self._received_ahead.clear()
+        discard = self._discard = Discard(self._incoming.body, ended=self._finish, too_much=self._give_up)
+        ahead = bytes(self._incoming.ahead)
+        self._incoming.ahead.clear()
         self._wire.release_all()
         self._wire.end_sending()
-        self._discard(ahead)
+        discard.feed(ahead)
 
-    def _discard(self, data: bytes) -> None:
-        self._discarded += len(data)
-        ended = False
-        if self._body is not None and not self._body.ended:
-            try:
-                self._body.take(data)
-                ended = self._body.ended
-            except InvalidRequest:
-                self._body = None  # nobody knows any more where it ends
-        if ended:
-            self._finish()
-        elif self._discarded > DISCARD_BYTES:
-            self._stop_discarding()
-
-    def _stop_discarding(self) -> None:
+    def _give_up(self) -> None:
         # Not close(): under TLS that goes on reading, up to 30 s, for the peer's farewell.
         self.abort(self.reason)
 
+    def _stop_discarding(self) -> None:
+        if self._discard is not None:
+            self._discard.stop()
+            self._discard = None
+
     def _finish(self) -> None:
-        if self._end_timer is not None:
-            self._end_timer.cancel()
+        self._stop_discarding()
         self._state = State.CLOSED
         self._watchdog.progress()
         self._wire.close()
@@ -488,10 +421,3 @@ class Connection(asyncio.BufferedProtocol):
             self._finish()
         else:
             self.abort("inactivity")
-
-    def _log_end(self) -> None:
-        seconds = round(self._loop.time() - self._opened, 3)
-        transfers = ",".join(transfer.ticket.log_name for transfer in self._transfers)
-        counts = {"requests": self._requests, "received": self._received, "sent": self.sent}
-        fields = logs.fields(client=self.peer, **counts, seconds=seconds, transfers=transfers, reason=self.reason)
-        log.info("connection ended", extra=fields)

@@ -5,14 +5,14 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from .account import Account
+
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
 CONNECTION = "imageio_connection"
 
 
 class Gatekeeper(Protocol):
     """What a connection decides for its handler."""
-
-    sent: int
 
     @property
     def closed(self) -> bool:
@@ -39,10 +39,11 @@ class Gatekeeper(Protocol):
 class Gate(asyncio.Transport):
     """Pass on what a handler writes to the connection's real transport."""
 
-    def __init__(self, connection: Gatekeeper, transport: asyncio.Transport) -> None:
+    def __init__(self, connection: Gatekeeper, transport: asyncio.Transport, account: Account) -> None:
         super().__init__()
         self._connection = connection
         self._transport = transport
+        self._account = account
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return what the real transport knows, or the connection."""
@@ -74,7 +75,7 @@ class Gate(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send the bytes; the transport may keep a reference to them."""
-        self._connection.sent += len(data)
+        self._account.sent += len(data)
         self._transport.write(data)
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:

@@ -27,8 +27,8 @@ _RESOURCE = "/images/{}"
 class ShortLine(Line, Protocol):
     """What a short request needs of its connection besides."""
 
-    def when_drained(self) -> None:
-        """Call sent() of the short request when the transport holds no reference to what was written."""
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call back when the transport holds no reference to what was written; never, when the client is gone."""
         ...
 
     def hand_over(self, head: Head, body: bytes) -> None:
@@ -74,9 +74,6 @@ class Short:
         """End the request: the rest of its body will not come."""
         self._abandon()
         self._ended(error)
-
-    def sent(self) -> None:
-        """Note that the transport holds no reference to the answer."""
 
     def lost(self) -> None:
         """Let go of everything: the client is gone."""
@@ -203,12 +200,6 @@ class ShortGet(_Buffered):
         """Begin to read."""
         self._single.read(self._piece)
 
-    def sent(self) -> None:
-        """Note that the transport holds no reference to the answer."""
-        self._abandon()
-        self._release()
-        self._answered(self._response.status, close=self._close)
-
     def _ended(self, error: Exception | None) -> None:
         buffer = self._buffer
         if self._sending:
@@ -225,7 +216,13 @@ class ShortGet(_Buffered):
         start = self._piece.start - len(head)
         buffer.view[start : self._piece.start] = head
         self._line.write(buffer.view[start : self._piece.stop])
-        self._line.when_drained()
+        self._line.when_drained(self._sent)
+
+    def _sent(self) -> None:
+        """Note that the transport holds no reference to the answer."""
+        self._abandon()
+        self._release()
+        self._answered(self._response.status, close=self._close)
 
 
 class ShortPatch(Short):

@@ -3,6 +3,7 @@
 
 import asyncio
 import select
+from collections.abc import Callable
 from contextlib import suppress
 
 from ...errors import PeerGone
@@ -45,6 +46,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._holds: set[str] = set()
         self._drained: asyncio.Future[None] | None = None
+        self._when_drained: Callable[[], None] | None = None
         self._lost: asyncio.Future[None] | None = None
 
     @property
@@ -129,6 +131,9 @@ class Wire:
         self.writing_paused = False
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+        call, self._when_drained = self._when_drained, None
+        if call is not None:
+            call()
 
     async def drained(self) -> None:
         """Wait until the transport holds no reference to what was written. Raises PeerGone."""
@@ -137,6 +142,13 @@ class Wire:
             await self._drained
         if self.transport.is_closing():
             raise PeerGone("the connection was lost inside an answer")
+
+    def when_drained(self, call: Callable[[], None]) -> None:
+        """Call back when drained() would return, without waiting where that is now; never, if lost() comes before."""
+        if self.writing_paused or self.is_closing:
+            self._when_drained = call
+        else:
+            call()
 
     # The end
 
@@ -163,5 +175,6 @@ class Wire:
     def lost(self) -> None:
         """Let go of the transport, which has let go of everything."""
         self.transport = _GONE
+        self._when_drained = None
         if self._lost is not None and not self._lost.done():
             self._lost.set_result(None)
