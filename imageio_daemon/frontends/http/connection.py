@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection: its socket, its timers, its limits, and the order of its requests.
 
-A Connection stands before aiohttp's request handler. It finds where each request begins and ends, hands exactly one
-request at a time on, holds the rest back, and decides when and how the connection ends; aiohttp sees a transport that
-it does not own.
+A Connection stands before all that serve its requests. It hands exactly one request at a time on, holds the rest back,
+and decides when and how the connection ends; aiohttp sees a transport that it does not own.
 """
 
 import asyncio
@@ -15,25 +14,19 @@ from typing import cast
 from ... import logs
 from ...errors import Error, Truncated
 from ...transfers import Transfer
-from ...units import KiB
 from ..watchdog import Watchdog
-from . import errors, fastlane
+from . import errors
 from .account import Account
 from .discard import Discard
 from .framing import FixedBody, Head, parse_head
-from .gate import Gate
 from .incoming import Incoming
 from .lending import Lender, Returned
 from .messages import encode
 from .owner import Owner
-from .receiver import Receiver
-from .short import Short
+from .serving import Serving
 from .wire import Wire
 
 log = logging.getLogger(__name__)
-
-#: Bytes read at once while no request is served: a head, and all of a request with 4 KiB of data.
-HEAD_READ = 8 * KiB
 
 
 class State(enum.Enum):
@@ -53,19 +46,15 @@ class Connection(asyncio.BufferedProtocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._wire: Wire
+        self._serving: Serving
         self._state = State.IDLE
-        self._peer_sent_eof = False
         self._closing = False
         self.peer = "unix"
         self.reason = "client"
         self._watchdog = Watchdog(self._loop, owner.inactivity_timeout, self._waits_for_peer, self._timed_out)
-        self._incoming = Incoming(self._watchdog)
+        self._incoming = Incoming(owner.scratch, self._watchdog)
         self._account = Account(self._loop)
-        # Who serves, beside C: a short request, a task of the fast lane, aiohttp's handler.
         self._lender = Lender(owner.lending, self)
-        self._short: Short | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._handler: asyncio.Protocol | None = None
         self._discard: Discard | None = None
 
     # The socket's side
@@ -74,6 +63,7 @@ class Connection(asyncio.BufferedProtocol):
         """Begin to serve, or refuse when there are too many."""
         transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._wire = Wire(transport)
+        self._serving = Serving(self._owner, self._wire, self._incoming, self._account)
         self.peer = self._wire.peer
         self._wire.watch_writing()
         self._watchdog.start(transport)
@@ -92,33 +82,22 @@ class Connection(asyncio.BufferedProtocol):
         self._account.close()
         self._owner.forget(self)
         self._lender.lost()
-        if self._task is not None:
-            self._task.cancel()
-        if self._short is not None:
-            self._short.lost()
-            self._short = None
-        handler, self._handler = self._handler, None
         self._incoming.lost()
         self._wire.lost()
-        if handler is not None:
-            handler.connection_lost(exc)
+        self._serving.lost(exc)
         fields = logs.fields(client=self.peer, **self._account.fields(), reason=self.reason)
         log.info("connection ended", extra=fields)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Return where the socket is read into: the memory of the handler that waits for it, if one does."""
-        target = self._incoming.find_target()
-        if target is not None:
-            return target
-        # What follows a head is a body, which has its own memory as soon as the head was seen.
-        return self._owner.scratch[:HEAD_READ] if self._state is State.IDLE else self._owner.scratch
+        return self._incoming.get_buffer(inside_request=self._state is not State.IDLE)
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take what was read."""
         if self._incoming.updated(nbytes):
             self._account.received += nbytes
         else:
-            self.data_received(bytes(self._owner.scratch[:nbytes]))
+            self.data_received(self._incoming.read(nbytes))
 
     def data_received(self, data: bytes) -> None:
         """Pass a request's bytes on; hold back what follows it."""
@@ -134,11 +113,11 @@ class Connection(asyncio.BufferedProtocol):
             incoming.ahead += data
             self._next_request()
             if incoming.ahead and (self._state is State.SERVING or self._wire.writing_paused):
-                self.hold_reading("ahead")
+                self._wire.hold("ahead")
 
     def eof_received(self) -> bool:
         """The client sends no more. One on a plain socket may still wait for its answer."""
-        self._peer_sent_eof = True
+        self._incoming.at_eof = True
         if self._state is not State.SERVING or self._wire.hung_up:
             return False
         if self._incoming.inside_body:
@@ -149,14 +128,12 @@ class Connection(asyncio.BufferedProtocol):
         """The client reads slower than we write."""
         self._wire.pause_writing()
         self._watchdog.writing_paused(paused=True)
-        if self._handler is not None:
-            self._handler.pause_writing()
+        self._serving.pause_writing()
 
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._watchdog.writing_paused(paused=False)
-        if self._handler is not None:
-            self._handler.resume_writing()
+        self._serving.resume_writing()
         self._wire.resume_writing()
         if self._incoming.ahead:
             self._next_request()
@@ -193,9 +170,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def hand_over(self, head: Head, body: bytes) -> None:
         """Serve a short request, whose body has come, by the fast lane."""
-        self._short = None
-        self._account.requests -= 1  # it is counted once more
-        self._serve_fast(head, len(body)).feed(body)
+        self._serving.hand_over(self, head, body)
 
     def send_continue(self) -> None:
         """Tell the client to send its body."""
@@ -215,9 +190,7 @@ class Connection(asyncio.BufferedProtocol):
         """Note that the answer is complete; go on to the next request, or close."""
         if self._state is not State.SERVING:
             return
-        self._short = None
-        self._incoming.end()
-        self.release_reading("body")
+        self._serving.answered()
         if close or not self._incoming.complete:
             self.close("answered")
             return
@@ -228,6 +201,11 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._next_request)
         else:
             self._when_idle()
+
+    def failed(self, error: BaseException) -> None:
+        """Note that a request ended without an answer, by a bug."""
+        log.error("request failed", exc_info=error)
+        self.abort("failed")
 
     def abort(self, reason: str) -> None:
         """Cut the connection: the answer cannot be completed."""
@@ -248,8 +226,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._state in (State.DISCARDING, State.CLOSED):
             return
         self.reason = reason
-        unread = bool(self._incoming.ahead) or self._incoming.inside_body
-        if unread and not self._peer_sent_eof:
+        if self._incoming.unwanted:
             self._begin_discard()
         else:
             self._finish()
@@ -260,14 +237,6 @@ class Connection(asyncio.BufferedProtocol):
         self._lender.refuse()
         if self._state is State.IDLE:
             self.close("shutdown")
-
-    def hold_reading(self, why: str) -> None:
-        """Read no more until every reason to hold is gone."""
-        self._wire.hold(why)
-
-    def release_reading(self, why: str) -> None:
-        """Take one reason back."""
-        self._wire.release(why)
 
     # Requests
 
@@ -287,32 +256,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def _start_request(self, data: bytes) -> None:
         head = parse_head(data)
-        incoming = self._incoming
-        if not self._closing and self._lender.lend(head, incoming.ahead, self._wire):
-            incoming.ahead.clear()
+        ahead = self._incoming.ahead
+        if not self._closing and self._lender.lend(head, ahead, self._wire):
+            ahead.clear()
             self._state = State.LENT
-            self.hold_reading("lent")
+            self._wire.hold("lent")
             return
-        incoming.begin(data, head.body())
+        del ahead[: len(data)]
         self._state = State.SERVING
         self._watchdog.progress()
-        express = self._owner.express
-        short = express.take(head, self) if express is not None else None
-        refusal = self._owner.refusal(head) if short is None else None
-        if short is not None:
-            self._serve_short(short)
-        elif refusal is not None:
+        refusal = self._serving.start(self, head, data)
+        if refusal is not None:
             self._refuse(refusal, close=not head.keep_alive)
-            return
-        elif self._owner.fast_lane and fastlane.takes(head):
-            self._serve_fast(head, int(head.fields.get("content-length", "0")))
-        else:
-            self._serve_by_handler(data)
-        incoming.feed_ahead()
-        if not incoming.ahead:
-            self.release_reading("ahead")
-        if short is not None and not short.body.ended:
-            self.waiting_for_body(waiting=True)
+        elif not ahead:
+            self._wire.release("ahead")
 
     def returned(self, end: Returned) -> None:
         """Go on with the connection, which C has served."""
@@ -326,44 +283,11 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._incoming.ahead += end.rest
         self._incoming.body = FixedBody(end.unread)
-        self.release_reading("lent")
+        self._wire.release("lent")
         if end.error is not None:
             self._refuse(end.error, close=False)
         else:
             self._next_request()
-
-    def _serve_short(self, short: Short) -> None:
-        """Serve a request without a task."""
-        self._short = short
-        self._incoming.give_to(short)
-        self.begin(short.fail)
-        short.start()
-
-    def _serve_fast(self, head: Head, length: int) -> Receiver:
-        """Serve a request without aiohttp; return what takes its body."""
-        receiver = Receiver(
-            length, hold=lambda: self.hold_reading("body"), release=lambda: self.release_reading("body")
-        )
-        self._incoming.give_to(receiver)
-        self.begin(receiver.fail)
-        self._task = self._loop.create_task(fastlane.serve(self._owner.routes, self, head, receiver))
-        self._task.add_done_callback(self._served_fast)
-        return receiver
-
-    def _served_fast(self, task: "asyncio.Task[None]") -> None:
-        if self._task is task:
-            self._task = None
-        if not task.cancelled() and task.exception() is not None:
-            log.error("request failed", exc_info=task.exception())
-            self.abort("failed")
-
-    def _serve_by_handler(self, head: bytes) -> None:
-        """Serve a request by aiohttp."""
-        if self._handler is None:
-            self._handler = self._owner.make_handler()
-            self._handler.connection_made(Gate(self, self._wire.transport, self._account))
-        self._incoming.pass_to(self._handler)
-        self._handler.data_received(head)
 
     def _refuse(self, error: Exception, *, close: bool) -> None:
         """Answer a request that is not handed on."""
@@ -376,22 +300,18 @@ class Connection(asyncio.BufferedProtocol):
 
     def _when_idle(self) -> None:
         """Nothing more is here: read on, or end."""
-        self.release_reading("ahead")
+        self._wire.release("ahead")
         if self._closing:
             self.close("shutdown")
-        elif self._peer_sent_eof:
+        elif self._incoming.at_eof:
             self.close("client")
 
     # The end
 
     def _begin_discard(self) -> None:
         self._state = State.DISCARDING
-        discard = self._discard = Discard(self._incoming.body, ended=self._finish, too_much=self._give_up)
-        ahead = bytes(self._incoming.ahead)
-        self._incoming.ahead.clear()
-        self._wire.release_all()
-        self._wire.end_sending()
-        discard.feed(ahead)
+        self._discard = Discard(self._wire, self._incoming, ended=self._finish, too_much=self._give_up)
+        self._discard.start()
 
     def _give_up(self) -> None:
         # Not close(): under TLS that goes on reading, up to 30 s, for the peer's farewell.

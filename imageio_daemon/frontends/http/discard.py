@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from ...errors import InvalidRequest
 from ...units import MiB
-from .framing import Body
+from .incoming import Incoming
+from .wire import Wire
 
 #: A client that goes on for longer is not listening.
 DISCARD_BYTES = 64 * MiB
@@ -20,15 +21,26 @@ DISCARD_SECONDS = 2.0
 class Discard:
     """Throw away what comes, until the request ends or it is too much.
 
-    body: where the request ends; None: nobody knows. ended and too_much are called when that is so.
+    ended and too_much are called when that is so.
     """
 
-    def __init__(self, body: Body | None, *, ended: Callable[[], None], too_much: Callable[[], None]) -> None:
-        self._body = body
+    def __init__(
+        self, wire: Wire, incoming: Incoming, *, ended: Callable[[], None], too_much: Callable[[], None]
+    ) -> None:
+        self._wire = wire
+        self._incoming = incoming
         self._ended = ended
         self._too_much = too_much
         self._count = 0
         self._timer = asyncio.get_running_loop().call_later(DISCARD_SECONDS, too_much)
+
+    def start(self) -> None:
+        """Begin with what is here already."""
+        ahead = bytes(self._incoming.ahead)
+        self._incoming.ahead.clear()
+        self._wire.release_all()
+        self._wire.end_sending()
+        self.feed(ahead)
 
     def feed(self, data: bytes) -> None:
         """Take bytes that the socket brought."""
@@ -43,11 +55,12 @@ class Discard:
         self._timer.cancel()
 
     def _ends_with(self, data: bytes) -> bool:
-        if self._body is None or self._body.ended:
+        body = self._incoming.body
+        if body is None or body.ended:
             return False
         try:
-            self._body.take(data)
+            body.take(data)
         except InvalidRequest:
-            self._body = None  # nobody knows any more where it ends
+            self._incoming.body = None  # nobody knows any more where it ends
             return False
-        return self._body.ended
+        return body.ended

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from .account import Account
+from .wire import Wire
 
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
 CONNECTION = "imageio_connection"
@@ -27,22 +28,15 @@ class Gatekeeper(Protocol):
         """Close the connection in order."""
         ...
 
-    def hold_reading(self, why: str) -> None:
-        """Read no more until every reason to hold is gone."""
-        ...
-
-    def release_reading(self, why: str) -> None:
-        """Take one reason back."""
-        ...
-
 
 class Gate(asyncio.Transport):
     """Pass on what a handler writes to the connection's real transport."""
 
-    def __init__(self, connection: Gatekeeper, transport: asyncio.Transport, account: Account) -> None:
+    def __init__(self, connection: Gatekeeper, wire: Wire, account: Account) -> None:
         super().__init__()
         self._connection = connection
-        self._transport = transport
+        self._wire = wire
+        self._transport = wire.transport
         self._account = account
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -67,11 +61,11 @@ class Gate(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Hold the client back: the handler has more than it can use now."""
-        self._connection.hold_reading("handler")
+        self._wire.hold("handler")
 
     def resume_reading(self) -> None:
         """Let the client go on."""
-        self._connection.release_reading("handler")
+        self._wire.release("handler")
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Send the bytes; the transport may keep a reference to them."""

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ...errors import InvalidRequest
+from ...units import KiB
 from ..watchdog import Watchdog
 from .framing import Body, find_head
+
+#: Bytes read at once while no request is served: a head, and all of a request with 4 KiB of data.
+HEAD_READ = 8 * KiB
 
 
 class Taker(Protocol):
@@ -33,13 +37,19 @@ class Taker(Protocol):
 
 
 class Incoming:
-    """Keep what one connection received ahead, and bring the body of the request that runs."""
+    """Keep what one connection received ahead, and bring the body of the request that runs.
 
-    def __init__(self, watchdog: Watchdog) -> None:
+    scratch: where the socket is read into when nobody waits for the bytes; used only until read().
+    """
+
+    def __init__(self, scratch: memoryview, watchdog: Watchdog) -> None:
         #: Bytes that are nobody's yet: behind the request that runs, or the beginning of the next one.
         self.ahead = bytearray()
         #: Of the last request whose head was seen; None: there was none, or nobody knows where the next one begins.
         self.body: Body | None = None
+        #: The client sends no more.
+        self.at_eof = False
+        self._scratch = scratch
         self._watchdog = watchdog
         self._taker: Taker | None = None
         self._handler: asyncio.Protocol | None = None
@@ -57,11 +67,6 @@ class Incoming:
         while self.ahead.startswith(b"\r\n"):  # RFC 9112 2.2
             del self.ahead[:2]
         return bytes(self.ahead[: find_head(self.ahead)])
-
-    def begin(self, head: bytes, body: Body) -> None:
-        """Take the head off what was received: its request runs from now on."""
-        del self.ahead[: len(head)]
-        self.body = body
 
     def give_to(self, taker: Taker) -> None:
         """Let the body go to somebody who takes it off the socket."""
@@ -90,21 +95,33 @@ class Incoming:
         """Tell whether some of a request's body has not come yet."""
         return self.body is not None and not self.body.ended
 
+    @property
+    def unwanted(self) -> bool:
+        """Tell whether a client that may still be sending has sent, or announced, what nobody has taken."""
+        return (bool(self.ahead) or self.inside_body) and not self.at_eof
+
     # Bytes
 
-    def find_target(self) -> memoryview | None:
-        """Return where the next bytes belong; None: nobody waits for them."""
+    def get_buffer(self, *, inside_request: bool) -> memoryview:
+        """Return where the socket is read into: the memory of whoever waits for it, if somebody does."""
         target = self._taker.target if self._taker is not None else None
         self._into_target = target is not None
-        return target
+        if target is not None:
+            return target
+        # What follows a head is a body, which has its own memory as soon as the head was seen.
+        return self._scratch if inside_request else self._scratch[:HEAD_READ]
 
     def updated(self, count: int) -> bool:
-        """Note that the socket was read; False: not into what find_target() said last, as that was None."""
+        """Note that the socket was read; False: nobody waited for that, and read() returns it."""
         if not self._into_target or self._taker is None:
             return False
         self._watchdog.received(count)
         self._taker.updated(count)
         return True
+
+    def read(self, count: int) -> bytes:
+        """Return what was read while nobody waited for it."""
+        return bytes(self._scratch[:count])
 
     def feed(self, data: bytes) -> bytes:
         """Pass on what belongs to the request's body and return the rest."""
