@@ -47,8 +47,9 @@ int socket_init(struct iou_lane *lane) {
     }
     struct timeval moment = {.tv_usec = RECEIVE_MOMENT_US};
     int flags = fcntl(lane->fd, F_GETFL);
-    if (flags == -1 || fcntl(lane->fd, F_SETFL, flags & ~O_NONBLOCK) == -1 ||
-        setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof(moment)) == -1)
+    /* The flag is last: after a failure the owner's descriptor must not wait. */
+    if (flags == -1 || setsockopt(lane->fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof(moment)) == -1 ||
+        fcntl(lane->fd, F_SETFL, flags & ~O_NONBLOCK) == -1)
         return -errno;
     return 0;
 }

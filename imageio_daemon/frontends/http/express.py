@@ -59,7 +59,10 @@ class Express:
         self._buffers = buffers
 
     def take(self, head: Head, line: ShortLine) -> Short | None:
-        """Return the request at work, or None: somebody else shall serve it. Then nothing has happened."""
+        """Return the request at work, or None: somebody else shall serve it.
+
+        Then nothing has happened, but that the connection may count as one of the transfer's.
+        """
         target = plain_target(head)
         if target is None:
             return None
@@ -80,11 +83,9 @@ class Express:
     def _attach(self, name: str, line: ShortLine, access: Access) -> Found | None:
         """Return what the request is about, if the image is open. Raises Forbidden, TooManyConnections."""
         transfer = self._store.authorize(name, access)
+        line.use(transfer)  # first: an image that somebody is connected to is not let go of
         backend = transfer.opened
-        if backend is None:
-            return None
-        line.use(transfer)
-        return transfer, backend
+        return None if backend is None else (transfer, backend)
 
     def _put(self, head: Head, line: ShortLine, name: str, length: int, *, flush: bool) -> Short | None:
         offset = parse_content_range(head.fields.get("content-range"))

@@ -70,12 +70,15 @@ class Lending:
     def start(
         self, line: LentLine, wire: Wire, name: str, access: Access, received: bytes
     ) -> tuple[HttpLane, Transfer] | None:
-        """Lend a connection for an image. None, or Error or OSError: it is not lent, and nothing has happened."""
+        """Lend a connection for an image. None, or Error or OSError: it is not lent.
+
+        Then nothing has happened, but that the connection may count as one of the transfer's.
+        """
         transfer = self._store.authorize(name, access)
+        line.use(transfer)  # first: an image that somebody is connected to is not let go of
         backend = transfer.opened
         if backend is None or not self._lanes.takes(backend, received):
             return None
-        line.use(transfer)
         lane = self._lanes.make(transfer.lease, HttpLane)
         transfer.add_lane(lane)  # first: a transfer that is cancelled now ends what the lane begins
         try:
