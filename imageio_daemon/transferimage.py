@@ -217,7 +217,8 @@ class TransferImage:
             await backend.close()
         except Error as e:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
-        self._identity = None
+        finally:
+            self._identity = None
 
 
 def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":

@@ -11,8 +11,8 @@ the engine, buffers, limits, hashing):
 - What belongs to a request (its operation, its buffers, its connection, their timers) lives on the loop that it came
   to. Another thread may ask it to end, and read its counters, no more.
 - A loop may see late that a transfer was cancelled by another one. begin() is where it finds out: whoever uses the
-  image holds an operation, and the image is closed only when there is none. What may be asked without one
-  (Backend.info, generation) has to be safe after the end.
+  image holds an operation, and it is closed when there is none. Only Backend.info and generation need none.
+- After its ticket's expiry an image is let go of when no connection is counted either. Count it, then take the image.
 """
 
 import asyncio

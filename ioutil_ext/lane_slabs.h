@@ -13,6 +13,9 @@ char *slab_map(size_t size);
 /* How long the piece is that has so many bytes, at most LANE_PIECE. */
 size_t slab_piece(size_t size);
 
+/* Give what nobody uses back to the system. With the lock of lanes, or when nobody else has them any more. */
+void slab_free_kept(struct iou_lanes *lanes);
+
 /* Below, the lock of lanes is held. A lane comes to a device and leaves it. NULL: no memory. */
 struct borrower *slab_join(struct iou_lanes *lanes, uint64_t device);
 void slab_part(struct iou_lanes *lanes, struct borrower *borrower);
@@ -20,8 +23,5 @@ void slab_part(struct iou_lanes *lanes, struct borrower *borrower);
 /* Take a piece of at least size bytes. -EAGAIN: there is none before another one is given back; -ENOMEM. */
 int slab_take(struct iou_lanes *lanes, struct borrower *borrower, size_t size, struct memory **memory);
 void slab_put(struct iou_lanes *lanes, struct memory *memory);
-
-/* Give what nobody uses back to the system. */
-void slab_free_kept(struct iou_lanes *lanes);
 
 #endif

@@ -26,6 +26,7 @@ MAX_TEXT = 256
 DRAIN_TIMEOUT = 60.0
 #: Seconds that a connection may take to close in order after that.
 CLOSE_TIMEOUT = 1.0
+_CHANGES = frozenset((Command.WRITE, Command.WRITE_ZEROES, Command.TRIM))
 #: What is received after a failure goes here, of all connections: nobody looks at it.
 _UNSEEN = memoryview(bytearray(16 * KiB))
 
@@ -75,6 +76,8 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: NbdAddress, agreed: Agreed, transport: asyncio.Transport, *, paused: bool) -> None:
         #: What was negotiated.
         self.agreed = agreed
+        #: The server may still do what it was asked to change, after what it is asked from now on.
+        self.gave_up_changes = False
         self._address = address
         self._transport = transport
         self._replies = ClientReplies(agreed, self._reply_ended)
@@ -117,7 +120,7 @@ class Connection(asyncio.BufferedProtocol):
                 async with asyncio.timeout(DRAIN_TIMEOUT):
                     await self._drained()
             except TimeoutError:
-                self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
+                self._give_up()
             if not self._transport.is_closing():
                 self._transport.write(self._replies.begin(ClientRequest(Command.DISC)))
             self._transport.close()
@@ -127,6 +130,12 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             self._transport.abort()
             await self.lost
+
+    def _give_up(self) -> None:
+        waiting = self._replies.waiting.values()
+        self.gave_up_changes = any(request.command in _CHANGES for request in waiting)
+        log.warning("NBD server %s leaves %d requests unanswered", self._address, len(waiting))
+        self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
 
     def abort(self, reason: Exception) -> None:
         """End the connection now: what it is believed to say is of no use any more."""

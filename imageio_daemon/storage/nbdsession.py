@@ -98,8 +98,9 @@ class Session:
 
     @property
     def lost_changes(self) -> bool:
-        """Tell whether changes were answered that no flush has covered."""
-        return self._changed > self._flushed and self.agreed.can(ExportFlag.SEND_FLUSH)
+        """Tell whether no flush has covered all changes that were answered, or some were given up unanswered."""
+        unflushed = self._changed > self._flushed and self.agreed.can(ExportFlag.SEND_FLUSH)
+        return unflushed or any(connection.gave_up_changes for connection in self._connections)
 
     def data_pieces(self, offset: int, length: int, most: int) -> Iterator[Piece]:
         """Cut a range for requests with data."""

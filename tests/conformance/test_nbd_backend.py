@@ -683,6 +683,31 @@ async def test_a_server_that_shuts_down_and_does_not_answer_is_left_in_time(
         await reading
 
 
+async def test_a_change_that_a_leaving_server_does_not_answer_fails_every_flush(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be done after all, over what is written by then."""
+
+    async def answer(asked: Asked) -> bytes | None:
+        return None if asked.header.command == Command.WRITE else server.failure(asked, ErrorNumber.ESHUTDOWN)
+
+    monkeypatch.setattr(nbdconnection, "DRAIN_TIMEOUT", 0.05)
+    server.answer = answer
+    backend = await open_nbd(server)
+    buffer = await pool.acquire(4096)
+    writing = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, 4096), 0))
+    await eventually_async(lambda: server.asked)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await read(backend, pool, 4096, 10)
+    server.answer = None
+    assert await read(backend, pool, 4096, 10) == bytes(10)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await writing
+    buffer.release()
+    with pytest.raises(ServerGone, match="before all changes were flushed"):
+        await backend.flush(Operation())
+
+
 async def test_the_goodbye_is_the_last_word_and_waits_for_all_replies(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:

@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
             data = incoming.feed(data)
         if not data:
             return
-        if self._state is State.DISCARDING and self._discard is not None:
+        if self._discard is not None:
             self._discard.feed(data)
         elif self._state is not State.CLOSED:
             incoming.ahead += data
@@ -314,6 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         self._discard.start()
 
     def _give_up(self) -> None:
+        self._stop_discarding()
         # Not close(): under TLS that goes on reading, up to 30 s, for the peer's farewell.
         self.abort(self.reason)
 
