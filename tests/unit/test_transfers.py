@@ -300,11 +300,15 @@ def known_image(opener: Opener) -> None:
     opener.memory.identity = (65024, 17)
 
 
+def open_by_another_name(store: TransferStore) -> asyncio.Task[Backend]:
+    return asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+
+
 async def test_new_ticket_waits_for_the_same_image_by_another_name(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
     store.clear()
-    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    opening = open_by_another_name(store)
     await turns()
     assert opener.opened == 2
     assert not opening.done()
@@ -320,7 +324,7 @@ async def test_new_ticket_waits_until_the_same_image_by_another_name_is_closed(
     held = opener.backend.hold("close")
     store.clear()
     await held.reached.wait()
-    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    opening = open_by_another_name(store)
     await turns()
     assert opener.opened == 2
     assert not opening.done()
@@ -333,7 +337,7 @@ async def test_removal_while_another_ticket_has_the_image_closes_it(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
     store.clear()
-    opening = asyncio.create_task(store.add(replace(ticket(), url="file:///link")).backend())
+    opening = open_by_another_name(store)
     await turns()
     await store.remove("secret", 60)
     with pytest.raises(Canceled):
