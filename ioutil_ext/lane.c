@@ -22,6 +22,7 @@ static int check(const iou_handle *handle, const iou_lane_options *options) {
 /* All but what its kind knows. */
 static void free_lane(struct iou_lane *lane) {
     memory_part(lane);
+    turns_free(lane);
     if (lane->wake_fd != -1)
         close(lane->wake_fd);
     if (lane->event_fd != -1)
@@ -54,6 +55,7 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     pthread_cond_init(&lane->counts_fetched, NULL);
     link_init(&lane->threads);
     link_init(&lane->idle);
+    link_init(&lane->spare);
     lane->wake_fd = lane->event_fd = -1;
     if (options->rest_length)
         memcpy(lane->staging, options->rest, options->rest_length);

@@ -2,9 +2,8 @@
 
 /*
  * The parts of a lane, whatever its protocol: memory (lane_memory.c) and what it is cut from (lane_slabs.c), the socket
- * (lane_socket.c) and receiving from it (lane_receive.c), operations (lane_operations.c), what is told of it
- * (lane_counts.c), threads and their turns (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the
- * protocols.
+ * (lane_socket.c) and receiving from it (lane_receive.c), operations (lane_operations.c), who
+ * waits for memory (lane_waiters.c), what is told of it (lane_counts.c), threads and their turns (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the protocols.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -37,15 +36,14 @@ struct iou_lanes {
     struct iou_engine *engine;
     uint32_t born; /* fork generation; a lane may outlive the engine */
     pthread_mutex_t lock;
-    pthread_cond_t freed;
     struct borrower *borrowers;
     uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
     bool long_taken;
     struct link kept; /* slabs that nobody uses; the last one used is first: it is in the caches */
     uint64_t kept_size;
-    uint32_t waiting;
-    uint32_t count; /* of lanes */
+    struct link waiters; /* threads that wait for memory, the first one first; lane_memory.c */
+    uint32_t count;      /* of lanes */
     atomic_uint_fast32_t threads;
 };
 
@@ -95,7 +93,7 @@ struct lane_kind {
 };
 
 struct lane_thread {
-    struct link link; /* in lane->threads */
+    struct link link; /* in lane->threads, or in lane->spare */
     struct link idle; /* in lane->idle */
     struct iou_lane *lane;
     struct guest guest;
@@ -106,7 +104,7 @@ struct lane_thread {
 struct iou_lane {
     struct iou_lanes *lanes;
     struct borrower *borrower;
-    uint64_t lent; /* bytes of pieces; under the lock of lanes */
+    uint64_t lent;       /* bytes of pieces; under the lock of lanes */
     struct iou_engine *engine;
     iou_handle *handle; /* holds a reference */
     iou_control *control;
@@ -135,8 +133,9 @@ struct iou_lane {
     uint32_t staged_start, staged_end, refused;
     uint64_t look_ns; /* for how long the next header is looked for before the leader sleeps */
 
-    pthread_mutex_t lock; /* of all below; a leaf but for the engine's */
+    pthread_mutex_t lock; /* of all below; the engine's, those of counts, lanes and claims are taken after it */
     struct link threads, idle;
+    struct link spare; /* what threads leave behind: one may still be woken that has gone */
     uint32_t threads_count;
     struct lane_thread *leader;
     struct lane_thread *_Atomic watcher;
@@ -230,6 +229,9 @@ bool turn_end(struct lane_thread *thread);
 
 /* See to it that somebody watches the leader. */
 void turn_ensure_watcher(struct iou_lane *lane);
+
+/* No thread is left. */
+void turns_free(struct iou_lane *lane);
 
 /* ---- what is told ----------------------------------------------------------------------------------------------- */
 

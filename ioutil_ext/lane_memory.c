@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "lane_slabs.h"
+#include "lane_waiters.h"
 
 /*
  * One READ of NBD at a time may have more, if its reply may not be cut: it has memory of its own, which is all that
@@ -40,7 +41,7 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     lanes->limit = memory - lanes->long_limit;
     link_init(&lanes->kept);
     pthread_mutex_init(&lanes->lock, NULL);
-    monotonic_cond_init(&lanes->freed);
+    link_init(&lanes->waiters);
     *result = lanes;
     return 0;
 }
@@ -55,7 +56,6 @@ int iou_lanes_free(iou_lanes *lanes) {
         return -EBUSY;
     slab_free_kept(lanes);
     pthread_mutex_destroy(&lanes->lock);
-    pthread_cond_destroy(&lanes->freed);
     free(lanes);
     return 0;
 }
@@ -124,31 +124,50 @@ static void free_long(struct memory *memory) {
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
-/* Wait for others to give back, but no longer than the request may go on. The lock is held. */
-static void await_freed(struct iou_lane *lane) {
-    struct iou_lanes *lanes = lane->lanes;
-    uint64_t expires = __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
-    struct timespec deadline = {.tv_sec = (time_t)(expires / 1000000000u), .tv_nsec = (long)(expires % 1000000000u)};
-    lanes->waiting++;
-    if (lane->kind->finishes)
-        pthread_cond_wait(&lanes->freed, &lanes->lock);
-    else
-        pthread_cond_timedwait(&lanes->freed, &lanes->lock, &deadline);
-    lanes->waiting--;
+/* A request that waits. */
+struct claimant {
+    struct waiter waiter;
+    struct iou_lane *lane;
+    size_t size;
+    struct memory *memory; /* NULL: none comes */
+};
+
+/* -EAGAIN: there is none for now. The lock is held. */
+static int take(struct iou_lane *lane, size_t size, struct memory **memory) {
+    return size > LANE_PIECE ? take_long(lane->lanes, size, memory) : take_piece(lane, size, memory);
+}
+
+/* Let those who wait have what they can, in the order in which they came; nobody waits longer than his lane. The lock
+   is held. */
+static void serve(struct iou_lanes *lanes, struct link *served) {
+    link_init(served);
+    for (struct link *node = lanes->waiters.next, *next; node != &lanes->waiters; node = next) {
+        struct claimant *claimant = container_of(node, struct claimant, waiter.link);
+        next = node->next;
+        if (lane_cuts(claimant->lane) || take(claimant->lane, claimant->size, &claimant->memory) != -EAGAIN)
+            waiter_serve(&claimant->waiter, served);
+    }
+}
+
+/* Wait for others to give back, but no longer than the request may go on. The lock is held; it is released. */
+static struct memory *await_memory(struct iou_lane *lane, size_t size) {
+    struct claimant claimant = {.lane = lane, .size = size};
+    waiter_join(&claimant.waiter, &lane->lanes->waiters);
+    pthread_mutex_unlock(&lane->lanes->lock);
+    while (!waiter_sleep(&claimant.waiter,
+                         lane->kind->finishes ? UINT64_MAX : __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED)))
+        memory_wake(lane->lanes); /* unless the lease was renewed, this one is woken, too */
+    return claimant.memory;
 }
 
 struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait) {
     struct iou_lanes *lanes = lane->lanes;
     struct memory *memory = NULL;
-    bool is_long = size > LANE_PIECE;
+    if (size > LANE_PIECE && size > lanes->long_limit)
+        return NULL;
     pthread_mutex_lock(&lanes->lock);
-    if (!is_long || size <= lanes->long_limit)
-        while (!lane_cuts(lane)) {
-            int error = is_long ? take_long(lanes, size, &memory) : take_piece(lane, size, &memory);
-            if (error != -EAGAIN || !wait)
-                break;
-            await_freed(lane);
-        }
+    if (!lane_cuts(lane) && take(lane, size, &memory) == -EAGAIN && wait)
+        return await_memory(lane, size);
     pthread_mutex_unlock(&lanes->lock);
     return memory;
 }
@@ -156,6 +175,7 @@ struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait) {
 void memory_put(struct iou_lane *lane, struct memory *memory) {
     struct iou_lanes *lanes = lane->lanes;
     bool is_long = !memory->slab;
+    struct link served;
     if (is_long)
         free_long(memory);
     pthread_mutex_lock(&lanes->lock);
@@ -163,13 +183,15 @@ void memory_put(struct iou_lane *lane, struct memory *memory) {
         lanes->long_taken = false;
     else
         put_piece(lane, memory);
-    if (lanes->waiting)
-        pthread_cond_broadcast(&lanes->freed);
+    serve(lanes, &served);
     pthread_mutex_unlock(&lanes->lock);
+    waiters_wake(&served);
 }
 
 void memory_wake(struct iou_lanes *lanes) {
+    struct link served;
     pthread_mutex_lock(&lanes->lock);
-    pthread_cond_broadcast(&lanes->freed);
+    serve(lanes, &served);
     pthread_mutex_unlock(&lanes->lock);
+    waiters_wake(&served);
 }

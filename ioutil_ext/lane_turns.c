@@ -48,16 +48,30 @@ static int create(struct lane_thread *thread) {
     return error;
 }
 
-/* NULL: none can be had. */
-static struct lane_thread *add_thread(struct iou_lane *lane) {
-    if (lane->threads_count && (lane->threads_count == MAX_THREADS || lane->lanes->threads >= MAX_ALL_THREADS))
-        return NULL;
-    struct lane_thread *thread = calloc(1, sizeof(*thread));
+/* What a thread is known by. One that is used again may have been woken for the thread before: it looks why. */
+static struct lane_thread *new_thread(struct iou_lane *lane) {
+    struct lane_thread *thread;
+    if (!link_empty(&lane->spare)) {
+        thread = container_of(lane->spare.next, struct lane_thread, link);
+        link_remove(&thread->link);
+        return thread;
+    }
+    thread = calloc(1, sizeof(*thread));
     if (!thread)
         return NULL;
     thread->lane = lane;
     link_init(&thread->idle);
     sem_init(&thread->wake, 0, 0);
+    return thread;
+}
+
+/* NULL: none can be had. */
+static struct lane_thread *add_thread(struct iou_lane *lane) {
+    if (lane->threads_count && (lane->threads_count == MAX_THREADS || lane->lanes->threads >= MAX_ALL_THREADS))
+        return NULL;
+    struct lane_thread *thread = new_thread(lane);
+    if (!thread)
+        return NULL;
     link_append(&lane->threads, &thread->link);
     lane->threads_count++;
     lane->lanes->threads++;
@@ -69,8 +83,7 @@ static struct lane_thread *add_thread(struct iou_lane *lane) {
     lane->lanes->threads--;
     lane->threads_count--;
     link_remove(&thread->link);
-    sem_destroy(&thread->wake);
-    free(thread);
+    link_append(&lane->spare, &thread->link);
     return NULL;
 }
 
@@ -149,17 +162,16 @@ static bool rest(struct lane_thread *thread) {
 
 /* ---- turns ------------------------------------------------------------------------------------------------------ */
 
+/* A thread is woken without the lock, which it takes at once. */
 bool turn_hand_over(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     pthread_mutex_lock(&lane->lock);
-    struct lane_thread *next = pick_idle(lane);
-    if (next)
-        sem_post(&next->wake);
-    else
-        next = add_thread(lane);
+    struct lane_thread *idle = pick_idle(lane), *next = idle ? idle : add_thread(lane);
     if (next)
         lane->leader = next;
     pthread_mutex_unlock(&lane->lock);
+    if (idle)
+        sem_post(&idle->wake);
     return next;
 }
 
@@ -167,14 +179,12 @@ void turn_ensure_watcher(struct iou_lane *lane) {
     if (lane->watcher && !lane->watcher_asleep)
         return;
     pthread_mutex_lock(&lane->lock);
-    struct lane_thread *watcher = lane->watcher ? lane->watcher : pick_idle(lane);
-    if (watcher)
-        sem_post(&watcher->wake);
-    else
-        watcher = add_thread(lane); /* without one, requests wait for each other */
-    lane->watcher = watcher;
-    lane->watcher_asleep = false; /* it is on its way */
+    struct lane_thread *idle = lane->watcher ? lane->watcher : pick_idle(lane);
+    lane->watcher = idle ? idle : add_thread(lane); /* without one, requests wait for each other */
+    lane->watcher_asleep = false;                   /* it is on its way */
     pthread_mutex_unlock(&lane->lock);
+    if (idle)
+        sem_post(&idle->wake);
 }
 
 void turn_begin(struct lane_thread *thread) {
@@ -205,8 +215,7 @@ static void leave(struct lane_thread *thread) {
     }
     guest_leave(lane->engine, &thread->guest); /* the engine may be freed now */
     link_remove(&thread->link);
-    sem_destroy(&thread->wake);
-    free(thread);
+    link_append(&lane->spare, &thread->link);
     lane->lanes->threads--;
     if (last) {
         lane->ended = true;
@@ -235,6 +244,15 @@ static void *thread_main(void *argument) {
     leave(thread);
     pthread_mutex_unlock(&lane->lock);
     return NULL;
+}
+
+void turns_free(struct iou_lane *lane) {
+    while (!link_empty(&lane->spare)) {
+        struct lane_thread *thread = container_of(lane->spare.next, struct lane_thread, link);
+        link_remove(&thread->link);
+        sem_destroy(&thread->wake);
+        free(thread);
+    }
 }
 
 int turn_first(struct iou_lane *lane) {
