@@ -2,8 +2,9 @@
 
 /*
  * The parts of a lane, whatever its protocol: memory (lane_memory.c) and what it is cut from (lane_slabs.c), the socket
- * (lane_socket.c) and receiving from it (lane_receive.c), operations (lane_operations.c), who
- * waits for memory (lane_waiters.c), what is told of it (lane_counts.c), threads and their turns (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the protocols.
+ * (lane_socket.c) and receiving from it (lane_receive.c), operations (lane_operations.c) and how many of them a device
+ * has at a time (lane_depth.c), who waits for these (lane_waiters.c), what is told of it (lane_counts.c), threads and
+ * their turns (lane_turns.c), beginning and end (lane.c). nbd.h and http.h have the protocols.
  */
 
 #ifndef IOUTIL_LANE_H
@@ -104,6 +105,7 @@ struct lane_thread {
 struct iou_lane {
     struct iou_lanes *lanes;
     struct borrower *borrower;
+    struct depth *depth; /* of the borrower: lane_depth.h */
     uint64_t lent;       /* bytes of pieces; under the lock of lanes */
     struct iou_engine *engine;
     iou_handle *handle; /* holds a reference */

@@ -66,8 +66,10 @@ int memory_join(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     pthread_mutex_lock(&lanes->lock);
     lane->borrower = slab_join(lanes, lane->handle->image->device);
-    if (lane->borrower)
+    if (lane->borrower) {
+        lane->depth = slab_depth(lane->borrower);
         lanes->count++;
+    }
     pthread_mutex_unlock(&lanes->lock);
     return lane->borrower ? 0 : -ENOMEM;
 }

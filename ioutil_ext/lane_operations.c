@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-#include "lane.h"
+#include "lane_depth.h"
 
 /*
  * An operation is quick if its kind has lately not slept in storage, mostly: then the leader does it itself. What only
@@ -64,11 +64,17 @@ int operation_run(struct lane_thread *thread, struct op *op) {
     op->result.error = -op_check(op);
     if (op->result.error)
         return op->result.error; /* does not happen: requests were checked */
+    struct depth_use use = {.length = op->length};
+    bool counts = depth_counts(lane, op);
     thread->storage_since = now_ns();
+    if (counts)
+        depth_enter(lane->depth, &use);
     long sleeps = count_sleeps();
     guest_run(lane->engine, &thread->guest, op);
     note_sleep(lane, op->kind, count_sleeps() != sleeps);
     thread->storage_since = 0;
+    if (counts)
+        depth_leave(lane->depth, &use);
     if (op->result.done && is_counted(lane, op->kind))
         counts_add(lane, op->offset, op->offset + op->result.done);
     if (op->kind == IOU_ZERO && !op->result.error)

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "lane_depth.h"
 #include "lane_slabs.h"
 
 #define MEMORY_CLASSES 4
@@ -39,6 +40,7 @@ struct borrower {
     uint64_t device, lent; /* bytes of slabs */
     uint32_t lanes;
     struct link slabs[MEMORY_CLASSES];
+    struct depth depth;
 };
 
 /* ---- mappings --------------------------------------------------------------------------------------------------- */
@@ -152,6 +154,7 @@ static struct borrower *find_borrower(struct iou_lanes *lanes, uint64_t device) 
         borrower->device = device;
         for (int class = 0; class < MEMORY_CLASSES; class++)
             link_init(&borrower->slabs[class]);
+        depth_init(&borrower->depth);
         borrower->next = lanes->borrowers;
         lanes->borrowers = borrower;
     }
@@ -172,7 +175,12 @@ void slab_part(struct iou_lanes *lanes, struct borrower *borrower) {
     while (*where != borrower)
         where = &(*where)->next;
     *where = borrower->next;
+    depth_destroy(&borrower->depth);
     free(borrower);
+}
+
+struct depth *slab_depth(struct borrower *borrower) {
+    return &borrower->depth;
 }
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */

@@ -20,6 +20,8 @@ void slab_free_kept(struct iou_lanes *lanes);
 struct borrower *slab_join(struct iou_lanes *lanes, uint64_t device);
 void slab_part(struct iou_lanes *lanes, struct borrower *borrower);
 
+struct depth *slab_depth(struct borrower *borrower);
+
 /* Take a piece of at least size bytes. -EAGAIN: there is none before another one is given back; -ENOMEM. */
 int slab_take(struct iou_lanes *lanes, struct borrower *borrower, size_t size, struct memory **memory);
 void slab_put(struct iou_lanes *lanes, struct memory *memory);
