@@ -6,7 +6,7 @@ C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests
 
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
-.PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd clean
+.PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd bench-beside clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -68,6 +68,10 @@ bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, q
 bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.nbd $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=its work tree; ONLY=regex: some cases), 25 minutes
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.beside $(if $(ONLY),--only "$(ONLY)") $(ARGS) $(BEFORE)
 
 clean: ## Remove everything that was built
 	rm -rf .venv .venv-oldest .cache build dist *.egg-info ioutil_ext/_ioutil.c ioutil_ext/_ioutil.*.so

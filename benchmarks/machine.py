@@ -26,9 +26,14 @@ def describe(directory: Path) -> dict[str, str]:
         "Python": platform.python_version(),
         "OpenSSL": ssl.OPENSSL_VERSION,
         **{name: importlib.metadata.version(name) for name in ("uvloop", "aiohttp")},
-        "imageio-daemon": _output("git", "-C", str(PROJECT), "describe", "--always", "--dirty") or "not a checkout",
+        "imageio-daemon": commit(PROJECT),
         "ovirt-imageio": _version(OVIRT_IMAGEIO),
     }
+
+
+def commit(checkout: Path) -> str:
+    """Return which version of this project a work tree has."""
+    return _output("git", "-C", str(checkout), "describe", "--always", "--dirty") or "not a checkout"
 
 
 def busy() -> str | None:

@@ -29,7 +29,7 @@ from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import drop_cache, table, turned
 from benchmarks.nbdcases import NAMES, OF_SHORT, Case, Images, Server, all_cases, run
-from benchmarks.servers import OURS_NBD, running
+from benchmarks.servers import OURS_NBD, Program, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
@@ -62,10 +62,10 @@ class Result:
 
 
 @contextmanager
-def ours(path: Path, directory: Path) -> Iterator[Server]:
-    with running(OURS_NBD, Certificates.make(directory), directory / "run") as server:
+def ours(path: Path, directory: Path, program: Program = OURS_NBD) -> Iterator[Server]:
+    with running(program, Certificates.make(directory), directory / "run") as server:
         ticket = server.add_ticket(path, path.stat().st_size, sparse=True)
-        yield Server(NAMES[0], f"nbd+unix:///{ticket}?socket={directory}/run/nbd", server.pid)
+        yield Server(program.name, f"nbd+unix:///{ticket}?socket={directory}/run/nbd", server.pid)
 
 
 @contextmanager
@@ -106,15 +106,31 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
                 case.run(server, images, seconds / 4)
         for number in range(rounds):
             for server in turned(servers, number):
-                if case.image == "zeroed":
-                    refill(path, images.size)
-                with path.open("r+b") as file:
-                    drop_cache(file.fileno())
-                before = server.cpu
-                rate = case.run(server, images, seconds)
+                rate, cpu = play(case, server, images, seconds)
                 result.rates[server.name].append(rate)
-                result.cpu[server.name].append(server.cpu - before)
+                result.cpu[server.name].append(cpu)
     return result
+
+
+def play(case: Case, server: Server, images: Images, seconds: float) -> tuple[float, float]:
+    """Run one round of a case, and return its rate and the server's processor seconds."""
+    path: Path = getattr(images, case.image)
+    if case.image == "zeroed":
+        refill(path, images.size)
+    with path.open("r+b") as file:
+        drop_cache(file.fileno())
+    before = server.cpu
+    rate = case.run(server, images, seconds)
+    return rate, server.cpu - before
+
+
+def make_source(directory: Path, size: int) -> Path:
+    """Make the file that is copied into images."""
+    source = directory / "source"
+    with source.open("wb") as file:
+        for _ in range(size // MiB):
+            file.write(os.urandom(MiB))
+    return source
 
 
 def refill(path: Path, size: int) -> None:
@@ -184,10 +200,7 @@ def _run(options: argparse.Namespace) -> None:
             Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nbd-bench-", dir=where)))
             for where in (options.directory, "/dev/shm")
         )
-        source = memory / "source"
-        with source.open("wb") as file:
-            for _ in range(size // MiB):
-                file.write(os.urandom(MiB))
+        source = make_source(memory, size)
         description = machine.describe(directory) | versions()
         for storage, where in (("disk", directory), ("tmpfs", memory)):
             images = Images.make(where, source, size)

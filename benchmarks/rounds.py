@@ -58,14 +58,10 @@ class Measured:
         return self.median(OURS.name, metric) / theirs if theirs else 0.0
 
     def rate(self, one: Round) -> float:
-        """Return bytes per second of a stream until it is on stable storage, else requests per second."""
-        if self.case.streams:
-            return one.requests * self.case.size / (one.seconds + one.flush_seconds)
-        return one.requests / one.seconds
+        return rate(self.case, one)
 
     def cpu(self, one: Round) -> float:
-        """Return the server's processor seconds per GiB of a stream, else per 1000 requests."""
-        return one.server_cpu / one.requests * (GiB / self.case.size if self.case.streams else 1000)
+        return cpu(self.case, one)
 
     def to_json(self) -> dict[str, object]:
         """Return every figure of every round, with the medians and ratios."""
@@ -83,6 +79,18 @@ class Measured:
             "ratios": {name: self.ratio(metric) for name, metric in metrics.items()},
             "rounds": {program: [dataclasses.asdict(one) for one in rounds] for program, rounds in self.rounds.items()},
         }
+
+
+def rate(case: Case, one: Round) -> float:
+    """Return bytes per second of a stream until it is on stable storage, else requests per second."""
+    if case.streams:
+        return one.requests * case.size / (one.seconds + one.flush_seconds)
+    return one.requests / one.seconds
+
+
+def cpu(case: Case, one: Round) -> float:
+    """Return the server's processor seconds per GiB of a stream, else per 1000 requests."""
+    return one.server_cpu / one.requests * (GiB / case.size if case.streams else 1000)
 
 
 def memory(one: Round) -> float:
@@ -103,12 +111,13 @@ def measure(case: Case, images: Images, certificates: Certificates, rounds: int,
         tickets = {server.name: server.add_ticket(image, images.size) for server in servers}
         for _ in range(rounds):
             for server in servers:
-                results[server.name].append(_round(case, server, tickets[server.name], images.size, seconds))
+                results[server.name].append(play(case, server, tickets[server.name], images.size, seconds))
         disk_rate = images.disk_rate(case, seconds) if case.streams else None
     return Measured(case, results, disk_rate)
 
 
-def _round(case: Case, server: Server, ticket: str, length: int, seconds: float) -> Round:
+def play(case: Case, server: Server, ticket: str, length: int, seconds: float) -> Round:
+    """Put one round of a case's load on a server, on the first length bytes of the ticket's image."""
     server.reset_peak_memory()
     arguments = (server.address(case.transport), ticket, case.operation, case.size, case.connections, seconds, length)
     try:

@@ -67,6 +67,7 @@ class Program:
     configuration: str
     ready: str
     port: str
+    checkout: Path = PROJECT  # where it is started
 
 
 OURS = Program(
@@ -86,6 +87,14 @@ THEIRS = Program(
 PROGRAMS = (OURS, THEIRS)
 #: Ours with its NBD service.
 OURS_NBD = replace(OURS, configuration=CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n")
+
+
+def before(checkout: Path) -> Program:
+    """Return the server of another checkout of this project, built there by scripts/setup; with NBD."""
+    python = checkout / ".venv/bin/python"
+    if not python.exists():
+        raise BenchmarkError(f"{checkout} is not built: run its scripts/setup")
+    return replace(OURS_NBD, name="before", command=(str(python), "-m", "imageio_daemon"), checkout=checkout)
 
 
 @dataclass(frozen=True)
@@ -176,7 +185,11 @@ def running(program: Program, certificates: Certificates, directory: Path) -> It
     (directory / "conf.d/benchmark.conf").write_text(text)
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*program.command, "-c", str(directory)], cwd=PROJECT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            [*program.command, "-c", str(directory)],
+            cwd=program.checkout,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     server = Server(program, directory, process)
     try:
