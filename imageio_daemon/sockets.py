@@ -83,13 +83,13 @@ def _bind_unix(sock: socket.socket, address: str, mode: int) -> None:
     if address.startswith("\0"):
         sock.bind(address)
         return
-    # Nobody may connect before the mode is right.
-    before = os.umask(0o177)
+    # It is made with its mode (unix(7)): nobody connects before that is right. A chmod(2) would look the name up again,
+    # which somebody could have made a link to another file.
+    before = os.umask(0o777 & ~mode)
     try:
         sock.bind(address)
     finally:
         os.umask(before)
-    os.chmod(address, mode)
 
 
 def _listening(sock: socket.socket) -> None:

@@ -5,6 +5,7 @@ import secrets
 import socket
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,38 @@ def test_sockets_are_closed_on_exec() -> None:
         assert not sock.get_inheritable()
 
 
-def test_path_socket_has_its_mode(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666, 0o777])
+def test_path_socket_has_its_mode(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "sock"
-    with listen_unix(str(path), 0o660):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    with listen_unix(str(path), mode):
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_mode_of_a_path_socket_is_not_given_to_what_a_link_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may write into the directory puts a link in the place of the socket as soon as it is there."""
+    victim = tmp_path / "victim"
+    victim.touch(0o600)
+
+    class Raced(socket.socket):
+        def bind(self, address: Any) -> None:
+            super().bind(address)
+            os.unlink(address)
+            os.symlink(victim, address)
+
+    monkeypatch.setattr(socket, "socket", Raced)
+    listen_unix(str(tmp_path / "sock"), 0o666).close()
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o600
+
+
+def test_making_a_path_socket_leaves_the_umask_as_it_was(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        listen_unix(str(tmp_path / "sock"), 0o666).close()
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
 
 
 def test_stale_path_socket_is_replaced(tmp_path: Path) -> None:
