@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <openssl/err.h>
+#include <openssl/x509v3.h>
 
 #include "tls_parts.h"
 
@@ -37,6 +38,7 @@ static bool set_up(struct iou_tls *tls, const char *host) {
     }
     SSL_set_connect_state(tls->ssl);
     X509_VERIFY_PARAM *checked = SSL_get0_param(tls->ssl);
+    X509_VERIFY_PARAM_set_hostflags(checked, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS); /* im*.example.com: RFC 9525 6.3 */
     if (X509_VERIFY_PARAM_set1_ip_asc(checked, host))
         return true; /* SNI has no addresses (RFC 6066 3) */
     ERR_clear_error();
@@ -44,6 +46,8 @@ static bool set_up(struct iou_tls *tls, const char *host) {
 }
 
 int iou_tls_new(iou_tls_context *context, int fd, const char *host, iou_tls **result) {
+    if (host && !*host)
+        return -EINVAL; /* any name would do: SSL_set1_host(3) */
     struct iou_tls *tls = calloc(1, sizeof(*tls));
     if (!tls)
         return -ENOMEM;

@@ -34,7 +34,10 @@ typedef struct {
 int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, char *reason);
 void iou_tls_context_free(iou_tls_context *context);
 
-/* fd stays the caller's, open until the connection is freed. host: of a server, checked; NULL: it is a client. */
+/*
+ * fd stays the caller's, open until the connection is freed. host: of a server, checked; NULL: it is a client. -EINVAL:
+ * an empty one; -ENOMEM.
+ */
 int iou_tls_new(iou_tls_context *context, int fd, const char *host, iou_tls **result);
 void iou_tls_free(iou_tls *tls);
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from imageio_daemon.tlssocket import TlsContext
 from imageio_daemon.units import MiB
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
-from tests.support.tls import secured, server_context
+from tests.support.tls import issue_to_itself, secured, server_context
 
 #: Longer than no time, for a peer that does nothing.
 SHORT = 0.05
@@ -154,6 +155,40 @@ def test_insecure_trusts_anyone_by_any_name(certificates: Certificates) -> None:
         thread.start()
         ours.shake_hands()
         thread.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "reason"),
+    [
+        ("im*.example.com", "images.example.com", "hostname mismatch"),
+        ("*es.example.com", "images.example.com", "hostname mismatch"),
+        ("i*s.example.com", "images.example.com", "hostname mismatch"),
+        ("*.example.com", "one.images.example.com", "hostname mismatch"),
+        ("*.example.com", "images.example.com", None),
+    ],
+)
+def test_wildcard_stands_for_one_whole_label(tmp_path: Path, name: str, host: str, reason: str | None) -> None:
+    """RFC 9525, section 6.3."""
+    certificate, key = issue_to_itself(tmp_path, name)
+    here, there = socket.socketpair()
+    server = TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), cert_file=str(certificate), key_file=str(key))
+    client = TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ca_file=str(certificate))
+    thread = threading.Thread(target=_serve_in_vain, args=(secured(there, server),))
+    thread.start()
+    with secured(here, client, host) as ours:
+        if reason is None:
+            ours.shake_hands()
+        else:
+            with pytest.raises(OSError, match=reason):
+                ours.shake_hands()
+    thread.join()
+
+
+def test_host_without_a_name_is_refused(client: TlsContext) -> None:
+    """OpenSSL believes any server then: SSL_set1_host(3)."""
+    here, there = socket.socketpair()
+    with here, there, pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+        client.wrap(here, "")
 
 
 def _rejected(ends: Ends) -> str | None:

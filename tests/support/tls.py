@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS of ours: contexts and connections."""
 
+import datetime
 import socket
 import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from imageio_daemon.client.securesocket import SecureSocket
 from imageio_daemon.tlssocket import TlsContext
@@ -21,3 +27,23 @@ def secured(sock: socket.socket, context: TlsContext, host: str | None = None) -
     """Return TLS upon a socket, to be used as one that waits."""
     sock.settimeout(SOON)
     return SecureSocket(sock, context, host)
+
+
+def issue_to_itself(directory: Path, name: str) -> tuple[Path, Path]:
+    """Write a certificate that vouches for itself, of any name whatever, and its key; return their files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, private = directory / "certificate.pem", directory / "key.pem"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate, private

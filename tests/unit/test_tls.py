@@ -14,7 +14,8 @@ import trustme
 from imageio_daemon.client.securesocket import SecureSocket
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.sections import Tls
-from imageio_daemon.tls import ServerTls
+from imageio_daemon.tls import ServerTls, client_context
+from tests.support.tls import issue_to_itself
 
 
 class Certificates:
@@ -174,3 +175,21 @@ def test_failed_renewal_keeps_the_old_certificate(
     server.renew()
     assert "cannot renew" in caplog.text
     handshake(server, certificates.client())
+
+
+def test_server_whose_wildcard_stands_for_a_part_of_a_label_is_not_believed(tmp_path: Path) -> None:
+    """As servers of `https:` and `nbds:` tickets are: RFC 9525, section 6.3."""
+    certificate, key = issue_to_itself(tmp_path, "im*.example.com")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    ours, theirs = socket.socketpair()
+    thread = threading.Thread(target=_shake_in_vain, args=(server, theirs))
+    thread.start()
+    with ours, pytest.raises(ssl.SSLCertVerificationError, match="mismatch"):
+        client_context(str(certificate)).wrap_socket(ours, server_hostname="images.example.com")
+    thread.join()
+
+
+def _shake_in_vain(server: ssl.SSLContext, sock: socket.socket) -> None:
+    with sock, pytest.raises(OSError, match=r"."):
+        server.wrap_socket(sock, server_side=True)
