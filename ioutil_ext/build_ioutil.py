@@ -78,6 +78,11 @@ PREAMBLE = """
 #include "lane_api.h"
 """
 
+# Against an overlooked mistake: lengths are checked once more, stacks are guarded, and addresses of other libraries'
+# functions are found when the module is loaded and cannot be changed later. -U: some Pythons ask for a lower level.
+HARDENING = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-fstack-clash-protection"]
+LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"]
+
 ffibuilder = FFI()
 for name in ("ioutil_api.h", "tls_api.h", "lane_api.h"):
     ffibuilder.cdef((HERE / name).read_text())
@@ -95,9 +100,10 @@ ffibuilder.set_source(
         "-std=gnu11",
         "-pthread",
         "-fvisibility=hidden",
+        *HARDENING,
     ],
     libraries=["ssl", "crypto"],
-    extra_link_args=["-pthread"],
+    extra_link_args=["-pthread", *LINK_HARDENING],
 )
 
 if __name__ == "__main__":
