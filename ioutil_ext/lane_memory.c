@@ -109,6 +109,7 @@ static int take_long(struct iou_lanes *lanes, size_t size, struct memory **memor
     struct memory *taken = malloc(sizeof(*taken));
     if (!taken)
         return -ENOMEM;
+    size = round_up(size, LANE_PIECE); /* munmap(2) ends at a page, which may be long */
     *taken = (struct memory){NULL, slab_map(size), size};
     if (!taken->data) {
         free(taken);

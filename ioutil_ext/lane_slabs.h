@@ -7,7 +7,7 @@
 
 #include "lane.h"
 
-/* Memory of huge pages, if the system has some. NULL: none. */
+/* Memory of huge pages, if the system has some; size: a multiple of LANE_PIECE. NULL: none. */
 char *slab_map(size_t size);
 
 /* How long the piece is that has so many bytes, at most LANE_PIECE. */

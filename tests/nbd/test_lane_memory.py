@@ -2,6 +2,7 @@
 """Memory of lanes: little is enough, and nobody has all of it."""
 
 import asyncio
+import mmap
 import os
 import tempfile
 import time
@@ -20,6 +21,11 @@ from tests.nbd.world import SIZE, MiB, World
 from tests.support.images import pattern
 
 READ, WRITE = Command.READ, Command.WRITE
+
+
+def address_space() -> int:
+    """Return how many bytes this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
 def test_too_little_memory_is_refused() -> None:
@@ -66,6 +72,16 @@ async def test_longest_read_is_answered(lane_world: MakeWorld, flags: int) -> No
         world.put(os.urandom(MAX_PAYLOAD + MiB))
         client = await world.go()
         assert (await client.request(READ, 5, MAX_PAYLOAD, flags)).data == world.content[5 : 5 + MAX_PAYLOAD]
+
+
+async def test_long_read_leaves_no_address_space(lane_world: MakeWorld) -> None:
+    async with lane_world() as world:
+        client = await world.go()
+        sizes = []
+        for _ in range(16):
+            await client.request(READ, 0, 3 * MiB + 1, CommandFlag.DF)
+            sizes.append(address_space())
+        assert sizes[-1] - sizes[3] < 8 * MiB  # the first ones start threads
 
 
 async def test_longest_read_is_answered_while_others_read(lane_world: MakeWorld) -> None:
