@@ -79,9 +79,16 @@ class Transfer:
             raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {size} bytes", size)
 
     def extend(self, timeout: int) -> None:
-        """Let the ticket expire timeout seconds from now."""
+        """Let the ticket expire timeout seconds from now.
+
+        0 ends it: requests that run go on, but their end does not renew it. Only another extension revives it.
+        """
         with self._lock:
-            self.lease.expires = self._clock() + timeout
+            now = self._clock()
+            if timeout:
+                self.lease.expires = now + timeout
+            else:
+                self.lease.end(now)
 
     # Connections
 
@@ -281,9 +288,7 @@ class Transfer:
     def _operation_ended(self, op: Operation) -> None:
         with self._lock:
             self._traffic.end(op)
-            self.lease.active = self._clock()
-            if not self._canceled:
-                self.lease.expires = max(self.lease.expires, self.lease.active + self.ticket.timeout)
+            self.lease.renew(self._clock())
             self._settle()
 
     def _settle(self) -> None:

@@ -24,11 +24,14 @@ enum {
     IOU_LANE_REPORTS = 16            /* that a lane keeps */
 };
 
+/* The lowest bit of a lease's `expires`: the ticket was ended by hand, and the end of a request does not renew it. */
+enum { IOU_LEASE_ENDED = 1 };
+
 /* Until when a ticket lives, and since when nobody has used it: ns of CLOCK_MONOTONIC. */
 typedef struct {
     uint64_t timeout; /* each request that ends renews the ticket for so long */
-    uint64_t expires;
-    uint64_t active; /* when the last request ended */
+    uint64_t expires; /* one word with IOU_LEASE_ENDED, so that no renewal comes between the two */
+    uint64_t active;  /* when the last request ended */
 } iou_lease;
 
 typedef struct {

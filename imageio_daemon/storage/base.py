@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from ioutil_ext import ffi
+from ioutil_ext import ffi, lib
 
 from ..buffers import MAX_BUFFER, Slice
 from ..errors import Canceled
@@ -123,7 +123,8 @@ class Operation:
 class Lease:
     """Hold until when a ticket lives, and when it was used last: for C, too, which renews it while it serves requests.
 
-    Seconds, on the clock of C where that is used: time.monotonic(). `shared` is what C reads and writes.
+    Seconds, on the clock of C where that is used: time.monotonic(). `shared` is what C reads and writes. What Python
+    changes it changes under the transfer's lock; C renews at any time.
     """
 
     __slots__ = ("shared",)
@@ -141,7 +142,17 @@ class Lease:
 
     @expires.setter
     def expires(self, when: float) -> None:
-        self.shared.expires = _nanoseconds(when)
+        self.shared.expires = _nanoseconds(when) & ~lib.IOU_LEASE_ENDED
+
+    def end(self, now: float) -> None:
+        """Let the ticket expire now. No request that ends later renews it, whenever it began."""
+        self.shared.expires = _nanoseconds(now) | lib.IOU_LEASE_ENDED
+
+    def renew(self, now: float) -> None:
+        """Note that a request has ended: the ticket lives on from now, unless it was ended or lives longer anyway."""
+        self.active = now
+        if not self.shared.expires & lib.IOU_LEASE_ENDED:
+            self.expires = max(self.expires, now + self.shared.timeout / 1e9)
 
     @property
     def active(self) -> float:

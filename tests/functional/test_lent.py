@@ -174,6 +174,21 @@ def test_request_renews_the_ticket(own: Daemon, image: Image, service_name: str)
         assert own.status(image.ticket)["expires"] > time.monotonic() + 200
 
 
+def test_running_upload_does_not_renew_a_ticket_that_was_ended(own: Daemon, image: Image, service_name: str) -> None:
+    content = pattern(5 * MiB, seed=1)
+    request = encode_request("PUT", image.url, None, content)
+    with own.connect(service_name) as connection:
+        lend(connection, image)
+        connection.send(request[: 2 * MiB])
+        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        own.extend(image.ticket, 0)
+        connection.send(request[2 * MiB :])
+        assert connection.receive().status == 200
+        assert own.status(image.ticket)["expires"] <= time.monotonic()
+        assert connection.get(image.url, FIRST).status == 403
+    assert image.read(0, 5 * MiB) == content
+
+
 def test_expired_ticket_is_refused(own: Daemon, image: Image, service_name: str) -> None:
     with own.connect(service_name) as connection:
         lend(connection, image)

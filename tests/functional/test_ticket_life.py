@@ -72,8 +72,26 @@ def test_renewal_never_shortens_an_extension(client: Connection, image: Image, d
     assert daemon.status(image.ticket)["expires"] > now() + 8000
 
 
+def wait_expired(daemon: Daemon, ticket_id: str) -> None:
+    eventually(lambda: daemon.status(ticket_id)["expires"] < now(), "the ticket has expired")
+
+
 @pytest.mark.every_kind
 def test_expiry_does_not_cut_a_running_request_which_renews_at_its_end(
+    client: Connection, image: Image, daemon: Daemon
+) -> None:
+    with slow_upload(client, image.url, sent=65536):
+        wait_active(daemon, image.ticket)
+        daemon.extend(image.ticket, 1)
+        wait_expired(daemon, image.ticket)
+        client.send(pattern(MiB, seed=9)[65536:])
+    assert client.receive().status == 200
+    assert image.content() == pattern(MiB, seed=9)
+    assert client.get(image.url).status == 200
+
+
+@pytest.mark.every_kind
+def test_a_running_request_does_not_renew_a_ticket_that_was_ended_by_hand(
     client: Connection, image: Image, daemon: Daemon
 ) -> None:
     with slow_upload(client, image.url, sent=65536):
@@ -81,8 +99,18 @@ def test_expiry_does_not_cut_a_running_request_which_renews_at_its_end(
         daemon.extend(image.ticket, 0)
         client.send(pattern(MiB, seed=9)[65536:])
     assert client.receive().status == 200
-    assert image.content() == pattern(MiB, seed=9)
+    wait_active(daemon, image.ticket, active=False)
+    assert daemon.status(image.ticket)["expires"] <= now()
+    assert client.get(image.url).status == 403
+
+
+def test_a_ticket_that_was_ended_by_hand_is_renewed_by_requests_after_its_extension(
+    client: Connection, image: Image, daemon: Daemon
+) -> None:
+    daemon.extend(image.ticket, 0)
+    daemon.extend(image.ticket, 20)
     assert client.get(image.url).status == 200
+    eventually(lambda: daemon.status(image.ticket)["expires"] > now() + 250, "the ticket is renewed")
 
 
 # Progress

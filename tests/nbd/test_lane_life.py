@@ -148,6 +148,13 @@ async def test_request_does_not_shorten_what_is_left(world: World) -> None:
     assert world.disk.lease.expires > time.monotonic() + 4900
 
 
+async def test_request_does_not_renew_a_ticket_that_was_ended_meanwhile(world: World) -> None:
+    client = await world.go()
+    world.disk.lease.end(time.monotonic() + 20)  # in a while, so that the request is one that has begun before
+    assert (await client.request(READ, 0, 4096)).error == 0
+    assert world.disk.lease.expires < time.monotonic() + 21
+
+
 async def test_ticket_may_be_extended_while_its_connection_is_idle(world: World) -> None:
     client = await world.go()
     world.disk.lease.expires = 0

@@ -102,6 +102,27 @@ async def test_completed_request_renews_the_ticket(store: TransferStore, transfe
     assert store.authorize("secret", Access.READ) is transfer
 
 
+async def test_completed_request_does_not_renew_a_ticket_that_was_ended(
+    store: TransferStore, transfer: Transfer, clock: Clock
+) -> None:
+    with transfer.track(Access.WRITE):
+        transfer.extend(0)
+        clock.now += 1
+    with pytest.raises(Forbidden):
+        store.authorize("secret", Access.READ)
+    assert transfer.status()["expires"] == 1000
+
+
+async def test_extended_ticket_is_renewed_again_after_it_was_ended(
+    store: TransferStore, transfer: Transfer, clock: Clock
+) -> None:
+    transfer.extend(0)
+    transfer.extend(10)
+    with transfer.track(Access.WRITE):
+        pass
+    assert transfer.status()["expires"] == 1300
+
+
 async def test_range_outside_of_the_ticket_tells_its_size(transfer: Transfer) -> None:
     with pytest.raises(OutOfRange) as e:
         transfer.require_range(50, 51)
