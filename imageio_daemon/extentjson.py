@@ -42,7 +42,9 @@ class ExtentReader:
             raise self._failure
         if end:
             for item in self._decode(text[:end].strip()):
-                yield from self._inside(self._extent(item))
+                extent = self._extent(item)
+                if extent.end > self._offset and extent.start < self._end:
+                    yield self._inside(extent)
 
     def end(self) -> None:
         """Take the end of the answer. Raises the failure unless all was there."""
@@ -64,15 +66,16 @@ class ExtentReader:
         if not isinstance(item, dict) or self._told not in item:
             raise self._failure
         start, length = item.get("start"), item.get("length")
-        flags = [item.get(name, False) for name in ("zero", "hole", "dirty")]
-        if type(start) is not int or type(length) is not int or not all(isinstance(flag, bool) for flag in flags):
+        zero, hole, dirty = item.get("zero", False), item.get("hole", False), item.get("dirty", False)
+        if type(start) is not int or type(length) is not int:
+            raise self._failure
+        if type(zero) is not bool or type(hole) is not bool or type(dirty) is not bool:
             raise self._failure
         if start != self._position or not 0 < length <= MAX_OFFSET - start:
             raise self._failure
         self._position += length
-        return Extent(start, length, *flags)
+        return Extent(start, length, zero, hole, dirty)
 
-    def _inside(self, extent: Extent) -> Iterator[Extent]:
+    def _inside(self, extent: Extent) -> Extent:
         start, end = max(extent.start, self._offset), min(extent.end, self._end)
-        if start < end:
-            yield extent._replace(start=start, length=end - start)
+        return extent if end - start == extent.length else extent._replace(start=start, length=end - start)

@@ -7,6 +7,8 @@ MAX_HOST = 253
 
 def is_host(name: str) -> bool:
     """Tell whether a name, or an address, can be looked up, and compared with that of a certificate."""
+    if len(name) > MAX_HOST + 1:  # each character is a byte or more; and to encode long ones takes long
+        return False
     try:
         encoded = name.encode("idna")  # a label has 1 to 63 bytes
     except UnicodeError:

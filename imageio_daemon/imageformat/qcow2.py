@@ -61,8 +61,13 @@ def parse(read: Read) -> Header:
 def _extensions(read: Read, offset: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Yield type and content of those that name something. Raises ValueError."""
     seen = set()
+    start, header = offset, read(offset, end - offset)  # at once: there may be thousands of empty extensions
+
+    def inside(place: int, size: int) -> bytes:
+        return header[place - start : place - start + size]
+
     while offset + _EXTENSION.size <= end:
-        kind, length = unpack(_EXTENSION, read, offset)
+        kind, length = unpack(_EXTENSION, inside, offset)
         offset += _EXTENSION.size
         if kind == _END:
             return
@@ -72,7 +77,7 @@ def _extensions(read: Read, offset: int, end: int) -> Iterator[tuple[int, bytes]
             if kind in seen or length > MAX_NAME:
                 raise ValueError("a name in the header is there twice or too long")
             seen.add(kind)
-            yield kind, read_exactly(read, offset, length)
+            yield kind, read_exactly(inside, offset, length)
         offset += -(-length // 8) * 8
     if offset >= MAX_HEADER:
         raise ValueError("the header extensions do not end")

@@ -4,7 +4,7 @@
 from struct import Struct
 from uuid import UUID
 
-from .header import Header, Read, require_magic, unpack
+from .header import Header, Read, read_exactly, require_magic, unpack
 
 MAGIC = b"vhdxfile"
 #: There are two copies; either may be the valid one after a crash, so both have to be in order.
@@ -39,8 +39,7 @@ def _find(read: Read, offset: int, magic: bytes, head: Struct, entry: Struct, wa
     found_magic, count = unpack(head, read, offset)
     if found_magic != magic or count > MAX_ENTRIES:
         raise ValueError("a table of the header is invalid")
-    for number in range(count):
-        guid, place, *_ = unpack(entry, read, offset + head.size + number * entry.size)
+    for guid, place, *_ in entry.iter_unpack(read_exactly(read, offset + head.size, count * entry.size)):
         if guid == wanted:
             return int(place)
     raise ValueError("the header lacks a part")

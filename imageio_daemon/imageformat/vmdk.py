@@ -4,7 +4,6 @@
 The other kinds are lists of files, each of which may be such a list again.
 """
 
-import re
 from struct import Struct
 
 from .header import Header, Read, require_magic, unpack
@@ -17,7 +16,8 @@ _HEAD = Struct("<12xQ8xQQ")
 _USUAL_DESCRIPTOR = 1
 _DESCRIPTOR_SIZE = 20
 
-_PARENT = re.compile(rb"^\s*parentFileNameHint\s*=", re.MULTILINE | re.IGNORECASE)
+#: In lower case. qemu looks for it anywhere in the descriptor.
+_PARENT = b"parentfilenamehint"
 
 
 def parse(read: Read) -> Header:
@@ -29,6 +29,6 @@ def parse(read: Read) -> Header:
     if size > _DESCRIPTOR_SIZE or offset > 2**32:
         raise ValueError("the descriptor is larger than it may be")
     for place in {_USUAL_DESCRIPTOR, offset}:
-        if _PARENT.search(read(place * SECTOR, _DESCRIPTOR_SIZE * SECTOR)):
+        if _PARENT in read(place * SECTOR, _DESCRIPTOR_SIZE * SECTOR).lower():
             raise ValueError("the image needs a parent")
     return Header()

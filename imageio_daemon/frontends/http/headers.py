@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from ...errors import InvalidRequest, OutOfRange
+from ...tickets import MAX_ID
 from ...units import KiB
 
 #: Digits of a number. The largest offset, 2**63 - 1, has 19; a number with a few more is a range that no image has.
@@ -22,6 +23,10 @@ MAX_DIGITS = 39
 MAX_JSON = 64 * KiB
 #: Query parameters looked at. No resource knows more than two.
 MAX_QUERY = 32
+#: Segments of a path that are taken apart. No resource has more than four.
+MAX_SEGMENTS = 8
+#: Longest piece of a path or a query that is decoded: a ticket id, all of it escaped. A longer one names nothing.
+MAX_ESCAPED = 3 * MAX_ID
 
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
@@ -48,17 +53,23 @@ def parse_target(target: str) -> tuple[list[str], dict[str, str]]:
             raise InvalidRequest("Invalid request target")
         target = "/" + rest.partition("/")[2]
     path, _, query = target.partition("?")
-    pairs = query.split("&") if query else []
+    pairs = query.split("&", MAX_QUERY) if query else []
     if len(pairs) > MAX_QUERY:
         raise InvalidRequest(f"Invalid query: more than {MAX_QUERY} parameters")
     parameters = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        parameters[unquote_plus(key)] = unquote_plus(value)
-    return [_segment(segment) for segment in path[1:].split("/")], parameters
+        parameters[_parameter(key)] = _parameter(value)
+    return [_segment(segment) for segment in path[1:].split("/", MAX_SEGMENTS)], parameters
+
+
+def _parameter(text: str) -> str:
+    return text if len(text) > MAX_ESCAPED else unquote_plus(text)
 
 
 def _segment(text: str) -> str:
+    if len(text) > MAX_ESCAPED:
+        return text
     try:
         return unquote_to_bytes(text).decode()
     except UnicodeError:

@@ -49,6 +49,8 @@ class Incoming:
         self.body: Body | None = None
         #: The client sends no more.
         self.at_eof = False
+        #: Of what is ahead: a head that comes in pieces is not looked through from its beginning for each of them.
+        self._searched = 0
         self._scratch = scratch
         self._watchdog = watchdog
         self._taker: Taker | None = None
@@ -66,7 +68,9 @@ class Incoming:
         """
         while self.ahead.startswith(b"\r\n"):  # RFC 9112 2.2
             del self.ahead[:2]
-        return bytes(self.ahead[: find_head(self.ahead)])
+        length = find_head(self.ahead, self._searched)
+        self._searched = 0 if length else len(self.ahead)
+        return bytes(self.ahead[:length])
 
     def give_to(self, taker: Taker) -> None:
         """Let the body go to somebody who takes it off the socket."""
