@@ -48,12 +48,13 @@ void iou_tls_free(iou_tls *tls);
 int iou_tls_handshake(iou_tls *tls);
 
 /*
- * Receive at most size bytes, and no less than are there. 0: the peer has said farewell, or ended. IOU_TLS_WANTS_...,
- * errors as iou_tls_handshake().
+ * Receive at most size bytes, and no less than are there, if they come in a reasonable number of records. 0: the peer
+ * has said farewell, or ended. IOU_TLS_WANTS_..., errors as iou_tls_handshake(). A peer that sends many records without
+ * data is given up: -EPROTO, here and in its handshake.
  */
 int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size);
 
-/* Whether there is something to read of which the socket does not tell: bytes, the end or an error. */
+/* Whether there is something to read of which the socket does not tell: bytes, records, the end or an error. */
 bool iou_tls_pending(iou_tls *tls);
 
 /*

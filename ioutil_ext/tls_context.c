@@ -58,6 +58,7 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
     SSL_CTX_set_read_ahead(ssl, 1);
     SSL_CTX_set_default_read_buffer_len(ssl, RECEIVE_SIZE);
     SSL_CTX_set_default_passwd_cb(ssl, no_passphrase);
+    SSL_CTX_set_msg_callback(ssl, tls_count_record);
     return SSL_CTX_set_min_proto_version(ssl, policy->minimum_version) &&
            (!policy->ciphers || SSL_CTX_set_cipher_list(ssl, policy->ciphers)) &&
            SSL_CTX_set_session_id_context(ssl, SESSIONS, sizeof(SESSIONS) - 1);

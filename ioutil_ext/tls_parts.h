@@ -19,6 +19,9 @@ struct iou_tls_context {
     atomic_uint references;
 };
 
+/* Called by OpenSSL for each record and message, of either direction (SSL_CTX_set_msg_callback(3)). */
+void tls_count_record(int sent, int version, int type, const void *data, size_t size, SSL *ssl, void *connection);
+
 /* Tell why something failed, and forget the errors of this thread that OpenSSL has kept. */
 void tls_set_reason(char *reason, const char *text);
 

@@ -4,16 +4,20 @@
 import signal
 import socket
 import ssl
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, encode_request
-from tests.support.images import MakeImage, MiB, make_image, pattern
+from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
+from tests.support.tlsflood import FloodingClient, flooding
+
+VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 
 def context_for(certificates: Certificates, **limits: ssl.TLSVersion) -> ssl.SSLContext:
@@ -167,3 +171,74 @@ def test_a_transfer_survives_a_hangup_storm(daemon: Daemon, new_image: MakeImage
             daemon.send_signal(signal.SIGHUP)
             assert connection.put(image.url, pattern(MiB, seed=number)).status == 200
     assert image.content() == pattern(MiB, seed=19)
+
+
+# Records that bring no data
+
+
+@pytest.fixture
+def quiet(make_daemon: MakeDaemon) -> Daemon:
+    """A daemon that lends connections to C: it does not while requests are logged."""
+    return make_daemon(log={"level": "info"})
+
+
+@pytest.fixture(params=VERSIONS, ids=str)
+def flood(quiet: Daemon, request: pytest.FixtureRequest) -> Iterator[FloodingClient]:
+    client = FloodingClient.connect(("127.0.0.1", quiet.port), request.param)
+    yield client
+    client.close()
+
+
+def seconds_of_control(daemon: Daemon, requests: int) -> list[float]:
+    """Return how long requests of the control service took, the longest last."""
+    taken = []
+    for _ in range(requests):
+        started = time.monotonic()
+        assert daemon.control("GET", "/tickets/").status == 200
+        taken.append(time.monotonic() - started)
+    return sorted(taken)
+
+
+def test_control_service_answers_while_sixteen_connections_flood(quiet: Daemon) -> None:
+    with flooding(quiet.port, 16):
+        taken = seconds_of_control(quiet, 300)
+    assert taken[-4] < 0.1, "the 99th percentile"
+    assert quiet.control("GET", "/tickets/").status == 200
+
+
+def test_peer_that_floods_before_its_request_is_cut(flood: FloodingClient) -> None:
+    flood.send_all(flood.idle_records(200))
+    assert flood.is_cut()
+
+
+def test_peer_that_floods_in_its_head_is_cut(flood: FloodingClient) -> None:
+    flood.send_all(flood.data_record(b"GET /info/ HTTP/1.1\r\nHost:") + flood.idle_records(200))
+    assert flood.is_cut()
+
+
+def lend(quiet: Daemon, image: Image, client: FloodingClient) -> None:
+    """Send plain requests on a connection until C serves it."""
+    for number in range(3):
+        content_range = {"Content-Range": f"bytes {number * 512}-{number * 512 + 511}/*"}
+        client.send_all(client.data_record(encode_request("PUT", image.url, content_range, bytes(512))))
+        eventually(lambda: bool(quiet.status(image.ticket)["transferred"]), "a request is answered")
+
+
+def test_peer_that_floods_a_lane_is_cut(quiet: Daemon, flood: FloodingClient, tmp_path: Path) -> None:
+    image = make_image(quiet, tmp_path)(ops=["write"])
+    lend(quiet, image, flood)
+    eventually(lambda: quiet.status(image.ticket)["transferred"] == 3 * 512, "all requests are answered")
+    flood.send_all(flood.idle_records(200))
+    assert flood.is_cut()
+    eventually(lambda: quiet.status(image.ticket)["connections"] == 0, "the connection is gone")
+
+
+def test_peer_that_floods_in_a_body_that_c_receives_is_cut(
+    quiet: Daemon, flood: FloodingClient, tmp_path: Path
+) -> None:
+    image = make_image(quiet, tmp_path)(ops=["write"], size=2 * MiB)
+    lend(quiet, image, flood)
+    head = encode_request("PUT", image.url, {"Content-Length": str(MiB)}, b"")
+    flood.send_all(flood.data_record(head + bytes(1000)) + flood.idle_records(200))
+    assert flood.is_cut()
+    eventually(lambda: quiet.status(image.ticket)["connections"] == 0, "the connection is gone")

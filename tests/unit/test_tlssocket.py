@@ -17,6 +17,7 @@ from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
 from tests.support.tls import secured, server_context
+from tests.support.tlsflood import FloodingClient
 
 
 @pytest.fixture
@@ -108,6 +109,80 @@ def test_garbage_is_an_error_with_its_reason(pair: Pair) -> None:
         with pytest.raises(OSError, match=r"[a-z]+ [a-z]+") as caught:
             pair.ours.recv(1)
     assert caught.value.errno == errno.EPROTO
+
+
+# Records without data
+
+
+@pytest.fixture(params=[ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def flood(request: pytest.FixtureRequest, server: TlsContext) -> Iterator[tuple[SecureSocket, FloodingClient]]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        plain = socket.create_connection(listening.getsockname(), SOON)
+        accepted, _ = listening.accept()
+    ours = secured(accepted, server)
+    thread = threading.Thread(target=ours.shake_hands)
+    thread.start()
+    client = FloodingClient(plain, request.param)
+    thread.join()
+    yield ours, client
+    client.close()
+    ours.close()
+
+
+def test_peer_that_sends_many_records_without_data_is_given_up(flood: tuple[SecureSocket, FloodingClient]) -> None:
+    ours, client = flood
+    client.sock.sendall(client.idle_records(200))
+    for _ in range(2):
+        with pytest.raises(OSError, match="too many records without data") as caught:
+            ours.recv(1)
+        assert caught.value.errno == errno.EPROTO
+
+
+def test_records_without_data_are_counted_over_many_calls(flood: tuple[SecureSocket, FloodingClient]) -> None:
+    ours, client = flood
+
+    def trickle() -> None:
+        for _ in range(200):
+            record = client.idle_records(1)
+            client.sock.sendall(record)
+            _wait_for(ours, len(record))
+            assert ours.tls.readinto(memoryview(bytearray(16))) == WANTS_INPUT
+
+    with pytest.raises(OSError, match="too many records without data"):
+        trickle()
+
+
+def test_new_keys_for_each_request_are_no_flood(flood: tuple[SecureSocket, FloodingClient]) -> None:
+    ours, client = flood
+    for _ in range(200):
+        client.sock.sendall(client.idle_records(1) + client.data_record(bytes(300)))
+        assert _receive(ours, 300) == bytes(300)
+
+
+def test_records_of_one_call_are_bounded_and_the_rest_is_pending(flood: tuple[SecureSocket, FloodingClient]) -> None:
+    ours, client = flood
+    records = b"".join(client.data_record(b"x") for _ in range(1000))
+    client.sock.sendall(records)
+    _wait_for(ours, len(records))
+    memory = memoryview(bytearray(MiB))
+    counts: list[int] = []
+    while sum(counts) < 1000:
+        counts.append(ours.tls.readinto(memory))
+        assert ours.tls.pending or sum(counts) == 1000
+    assert max(counts) <= 256
+
+
+def test_handshake_in_a_thousand_records_is_given_up(server: TlsContext) -> None:
+    outgoing = ssl.MemoryBIO()
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    hello = outgoing.read()[5:]
+    ours, theirs = socket.socketpair()
+    with theirs, secured(ours, server) as tls:
+        theirs.sendall(b"".join(b"\x16\x03\x01\0\1" + hello[at : at + 1] for at in range(len(hello))))
+        with pytest.raises(OSError, match="too many records without data"):
+            tls.shake_hands()
 
 
 # Sending
@@ -249,7 +324,7 @@ def _connect(context: ssl.SSLContext, sock: socket.socket) -> None:
         sock.close()
 
 
-def _receive(sock: ssl.SSLSocket, size: int) -> bytes:
+def _receive(sock: ssl.SSLSocket | SecureSocket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         data += sock.recv(MiB)
