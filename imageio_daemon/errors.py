@@ -52,7 +52,7 @@ class MethodNotAllowed(Error):
     """The resource exists and does not know the method."""
 
     def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(f"Method {method} is not allowed here")
+        super().__init__(f"Method {method[:40]} is not allowed here")
         self.allowed = allowed
 
 

@@ -115,6 +115,20 @@ def test_every_algorithm_of_the_list_works(client: Connection, image: Image) -> 
         assert answer.json()["checksum"] == checksum(image.content(), name)
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [("md6", "'md6'"), ("%0d%0aX:%20y%00", r"'\r\nX: y\x00'"), ("a" * 500, f"'{'a' * 40}'"), ("", "''")],
+)
+def test_an_unknown_algorithm_is_named_with_the_known_ones(
+    client: Connection, image: Image, asked: str, shown: str
+) -> None:
+    answer = client.get(f"{image.url}/checksum?algorithm={asked}")
+    assert answer.status == 400
+    assert answer.text.startswith(f"Unknown algorithm {shown}, known: ")
+    known = client.get(f"{image.url}/checksum/algorithms").json()["algorithms"]
+    assert answer.text.endswith(f"known: {', '.join(known)}\n")
+
+
 @pytest.mark.parametrize("path", ["checksum", "checksum/algorithms"])
 def test_other_methods_are_not_allowed(client: Connection, image: Image, path: str) -> None:
     answer = client.put(f"{image.url}/{path}", b"")

@@ -67,6 +67,24 @@ def test_a_method_that_is_not_allowed_is_told_the_others(
     assert {"GET"} <= told <= set(allowed.split(",")) | {"HEAD"}
 
 
+@pytest.mark.parametrize(
+    "path", ["/images/", "/images//extents", "/images/x", "/images/x/", "/images/x/y/z", "{url}", "/info/"]
+)
+@pytest.mark.parametrize("method", ["BREW", "POST", "DELETE"])
+def test_a_method_that_nothing_knows_is_not_allowed_anywhere(
+    client: Connection, image: Image, method: str, path: str
+) -> None:
+    answer = client.request(method, path.format(url=image.url))
+    assert answer.status == 405
+    assert "Allow" in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/images/", "/images//extents"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "PATCH"])
+def test_an_empty_id_is_refused_for_what_it_is(client: Connection, method: str, path: str) -> None:
+    assert client.request(method, path, None, b"" if method in ("PUT", "PATCH") else None).status == 400
+
+
 @pytest.mark.parametrize("method", ["GET", "PUT", "OPTIONS"])
 def test_all_reasons_for_no_access_look_the_same(
     daemon: Daemon, connect: Connect, new_image: MakeImage, method: str

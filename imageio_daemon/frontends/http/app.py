@@ -148,7 +148,7 @@ class HttpServer:
         try:
             path, _ = parse_target(head.target)
             if head.method not in METHODS:
-                self.routes.check_method(path, head.method)
+                self.routes.handler(path, head.method)
         except Error as e:
             return e
         return None

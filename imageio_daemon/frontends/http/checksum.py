@@ -14,6 +14,9 @@ from .images import READ_METHODS, attach
 from .messages import JSON, Request, Response, preflight
 from .routes import Resource
 
+#: Characters of an unknown name that are repeated in the refusal.
+MAX_SHOWN = 40
+
 
 class Checksums:
     """Serve the checksums of images."""
@@ -36,7 +39,8 @@ class Checksums:
         """Compute the checksum."""
         algorithm = request.query.get("algorithm", DEFAULT_ALGORITHM)
         if algorithm not in self._algorithms:
-            raise InvalidRequest("Invalid algorithm: see /images/{id}/checksum/algorithms")
+            known = ", ".join(self._algorithms)
+            raise InvalidRequest(f"Unknown algorithm {algorithm[:MAX_SHOWN]!r}, known: {known}")
         block_size = _block_size(request.query.get("block_size"))
         transfer = attach(self._store, request, Access.READ)
         digest = await checksum(transfer, self._buffers, self._hashing, algorithm, block_size)

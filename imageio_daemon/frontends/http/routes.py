@@ -37,24 +37,37 @@ class Match(NamedTuple):
 
 
 class Routes:
-    """Find resources by path. `{}` in a pattern stands for one segment, the request's name, that is not empty."""
+    """Find resources by path. `{}` in a pattern stands for one segment, the request's name."""
 
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         self._resources = [(pattern, pattern[1:].split("/"), resource) for pattern, resource in resources.items()]
+        self._roots = frozenset(parts[0] for _, parts, _ in self._resources)
+        self._methods = frozenset(method for resource in resources.values() for method in resource.methods)
 
-    def find(self, path: list[str]) -> Match:
-        """Return the resource of a path. Raises NotFound, InvalidRequest."""
+    def find(self, path: list[str]) -> Match | None:
+        """Return the resource of a path; the name is empty where the path has none."""
         for pattern, parts, resource in self._resources:
             if len(parts) == len(path) and all(p in ("{}", s) for p, s in zip(parts, path, strict=True)):
-                names = [s for p, s in zip(parts, path, strict=True) if p == "{}"]
-                if "" in names:
-                    raise InvalidRequest("The ticket id in the path is empty")
-                return Match(pattern, resource, "".join(names))
-        raise NotFound("No such resource")
+                return Match(pattern, resource, "".join(s for p, s in zip(parts, path, strict=True) if p == "{}"))
+        return None
 
-    def check_method(self, path: list[str], method: str) -> None:
-        """Raise NotFound, InvalidRequest or MethodNotAllowed unless somebody answers."""
-        _handler(self.find(path).resource, method)
+    def handler(self, path: list[str], method: str) -> Handler:
+        """Return who answers. Raises NotFound, InvalidRequest, MethodNotAllowed.
+
+        A method that no resource knows is not allowed anywhere below what there is, whatever else is wrong.
+        """
+        found = self.find(path)
+        known = method in self._methods
+        if found is None:
+            if not known and path[0] in self._roots:
+                raise MethodNotAllowed(method, ())
+            raise NotFound("No such resource")
+        if known and not found.name and "{}" in found.pattern:
+            raise InvalidRequest("The ticket id in the path is empty")
+        handler = found.resource.methods.get(method)
+        if handler is None:
+            raise MethodNotAllowed(method, found.resource.allow)
+        return handler
 
     async def serve(self, request: Request, answer: Answer) -> None:
         """Answer a request, completely; errors are answers too."""
@@ -68,14 +81,13 @@ class Routes:
 
     async def answer(self, request: Request) -> Response:
         """Return the answer to a request, of which a stream is still to be sent."""
-        cors = None
+        if found := self.find(request.path):
+            request.resource, _, request.name = found
         try:
-            request.resource, resource, request.name = self.find(request.path)
-            cors = resource.cors
-            response = await _handler(resource, request.method)(request)
+            response = await self.handler(request.path, request.method)(request)
         except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
-            response = errors.answer(e, request.client.peer)
-        return _with_cors(response, request, cors)
+            return self.failed(request, e)
+        return _with_cors(response, request, found)
 
     async def _send(self, request: Request, response: Response, stream: Stream, answer: Answer) -> Response:
         """Send a stream; return the answer that the client got, or would have got if it had not begun before."""
@@ -95,9 +107,8 @@ class Routes:
         return response
 
     def failed(self, request: Request, error: Exception) -> Response:
-        """Return the answer to a request whose stream failed."""
-        cors = self.find(request.path).resource.cors
-        return _with_cors(errors.answer(error, request.client.peer), request, cors)
+        """Return the answer to a request that failed."""
+        return _with_cors(errors.answer(error, request.client.peer), request, self.find(request.path))
 
 
 def requests_are_logged() -> bool:
@@ -118,14 +129,7 @@ def _closes(request: Request, response: Response) -> bool:
     return response.close or request.client.must_close or not request.body.ended
 
 
-def _handler(resource: Resource, method: str) -> Handler:
-    handler = resource.methods.get(method)
-    if handler is None:
-        raise MethodNotAllowed(method, resource.allow)
-    return handler
-
-
-def _with_cors(response: Response, request: Request, cors: tuple[str, ...] | None) -> Response:
-    if cors is not None:
-        response.headers.update(cors_headers(request.headers, ",".join(cors)))
+def _with_cors(response: Response, request: Request, found: Match | None) -> Response:
+    if found is not None and found.resource.cors is not None:
+        response.headers.update(cors_headers(request.headers, ",".join(found.resource.cors)))
     return response
