@@ -18,6 +18,8 @@ MAX_ID = 255
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
+#: Largest size. Tools say 2**64 and more for "no limit"; what has more digits than 128 bits is no number of bytes.
+MAX_SIZE = 10**39 - 1
 #: Longest name of a bitmap, in bytes: the limit of qcow2.
 MAX_BITMAP = 1023
 
@@ -42,7 +44,8 @@ class Access(Enum):
 class Ticket:
     """Authorise a transfer of one image.
 
-    `size` in bytes: nothing at or past it may be touched. `timeout` in seconds: how long it lives without use.
+    `size` in bytes: nothing at or past it may be touched. `declared_size`: what was said instead, if that is more than
+    an image can have: there is no limit but the image then. `timeout` in seconds: how long it lives without use.
     `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
     `format`: of a file; `backing_chain`: with the files below it, not its top layer alone.
     `bitmap`: that of it which tells what is dirty.
@@ -54,13 +57,14 @@ class Ticket:
     ops: tuple[Access, ...]
     timeout: int
     inactivity_timeout: int
-    transfer_id: str = ""
+    transfer_id: str | None = None
     filename: str | None = None
     sparse: bool = False
     dirty: bool = False
     format: str = "raw"
     backing_chain: bool = True
     bitmap: str | None = None
+    declared_size: int | None = None
 
     @classmethod
     def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
@@ -71,16 +75,18 @@ class Ticket:
         if not isinstance(data, dict):
             raise InvalidRequest("Invalid ticket: expected a JSON object")
         url = _url(_required(data, "url", str))
+        size = _number(_required(data, "size", int), "size", 0, MAX_SIZE)
         return cls(
             ticket_id=_text(_required(data, "uuid", str), "uuid", MAX_ID, empty=False),
             url=url,
-            size=_number(_required(data, "size", int), "size", 0),
+            size=min(size, MAX_OFFSET),
+            declared_size=size if size > MAX_OFFSET else None,
             ops=_ops(_required(data, "ops", list)),
             timeout=_number(_required(data, "timeout", int), "timeout", 0),
             inactivity_timeout=_number(
                 _optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
             ),
-            transfer_id=_text(_optional(data, "transfer_id", str, ""), "transfer_id", MAX_TRANSFER_ID),
+            transfer_id=_transfer_id(_optional(data, "transfer_id", str, None)),
             filename=_filename(_optional(data, "filename", str, None)),
             sparse=_optional(data, "sparse", bool, False),
             dirty=_optional(data, "dirty", bool, False),
@@ -90,19 +96,23 @@ class Ticket:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what from_json() takes; what seldom is set, only when it is."""
+        """Return what from_json() takes; what seldom is set, only when it is.
+
+        A ticket without a transfer id has its name in logs there: existing programs read the key. An empty one is left
+        out, as they expect.
+        """
         data: dict[str, Any] = {
             "uuid": self.ticket_id,
             "url": self.url,
-            "size": self.size,
+            "size": self.size if self.declared_size is None else self.declared_size,
             "ops": [access.value for access in self.ops],
             "timeout": self.timeout,
             "inactivity_timeout": self.inactivity_timeout,
             "sparse": self.sparse,
             "dirty": self.dirty,
         }
-        if self.transfer_id:
-            data["transfer_id"] = self.transfer_id
+        if self.transfer_id != "":
+            data["transfer_id"] = self.log_name
         if self.format != "raw":
             data["format"] = self.format
             data["backing_chain"] = self.backing_chain
@@ -172,9 +182,9 @@ def _typed(value: object, key: str, kind: type[_T]) -> _T:
     return value
 
 
-def _number(value: int, key: str, least: int) -> int:
-    if not least <= value <= MAX_OFFSET:
-        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {MAX_OFFSET}")
+def _number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
+    if not least <= value <= most:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {most}")
     return value
 
 
@@ -217,6 +227,10 @@ def _bitmap(value: str | None) -> str | None:
     if value is not None and (not value or _CONTROL.search(value)):
         raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
     return None if value is None else _text(value, "bitmap", MAX_BITMAP)
+
+
+def _transfer_id(value: str | None) -> str | None:
+    return None if value is None else _text(value, "transfer_id", MAX_TRANSFER_ID)
 
 
 def _filename(value: str | None) -> str | None:

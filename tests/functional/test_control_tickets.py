@@ -48,6 +48,9 @@ def test_put_ignores_unknown_keys(daemon: Daemon) -> None:
         {"timeout": 0},
         {"size": 0},
         {"size": 8 * 1024**4},
+        {"size": 2**63},
+        {"size": 2**64},
+        {"size": 10**39 - 1},
         {"transfer_id": ""},
         {"transfer_id": "backup-17"},
         {"filename": "disk.raw"},
@@ -80,7 +83,8 @@ def test_put_without_a_required_key_names_it(daemon: Daemon, key: str) -> None:
         {"size": 4096.0},
         {"size": True},
         {"size": None},
-        {"size": 2**64},
+        {"size": 10**39},
+        {"size": 10**4299},
         {"timeout": -1},
         {"timeout": 1.5},
         {"timeout": True},
@@ -229,6 +233,17 @@ def test_get_leaves_out_what_was_not_given(daemon: Daemon) -> None:
     assert "transfer_id" not in status
 
 
+def test_without_a_transfer_id_get_tells_the_name_of_the_log(daemon: Daemon) -> None:
+    start = daemon.log.end()
+    status = daemon.status(daemon.add_ticket("/images/disk", 4096))
+    daemon.log.wait_for(rf"ticket added transfer={status['transfer_id']} ", start=start)
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64])
+def test_get_tells_a_size_that_no_image_has(daemon: Daemon, size: int) -> None:
+    assert daemon.status(daemon.add_ticket("/images/disk", size))["size"] == size
+
+
 def test_get_of_a_ticket_with_both_operations_has_no_transferred(daemon: Daemon) -> None:
     assert "transferred" not in daemon.status(daemon.add_ticket("/images/disk", 4096, ops=["read", "write"]))
 
@@ -313,6 +328,12 @@ def test_one_connection_serves_many_requests(daemon: Daemon) -> None:
 @pytest.mark.parametrize("path", ["/", "/tickets", "/images/x", "/tickets/a/b", "/info/"])
 def test_other_paths_are_not_found(daemon: Daemon, path: str) -> None:
     assert daemon.control("GET", path).status == 404
+
+
+@pytest.mark.parametrize("path", ["/tickets", "/tickets/", "/tickets/a", "/tickets/a/b"])
+@pytest.mark.parametrize("method", ["BREW", "POST", "HEAD"])
+def test_a_method_that_nothing_knows_is_not_allowed_anywhere(daemon: Daemon, method: str, path: str) -> None:
+    assert daemon.control(method, path).status == 405
 
 
 @pytest.mark.parametrize(("path", "allowed"), [("/tickets/x", {"GET", "PUT", "PATCH", "DELETE"}), ("/tickets/", set())])

@@ -122,6 +122,18 @@ def test_all_lanes_give_the_same_answers_and_images(
     check_equal(answers, images)
 
 
+@pytest.mark.parametrize("name", ["all fast", "there and back", "range past the end", "whole image"])
+def test_all_lanes_serve_a_ticket_without_a_limit(
+    lanes: list[Daemon], service_name: str, tmp_path: Path, name: str
+) -> None:
+    images = [make_image(daemon, tmp_path)(pattern(MiB), ticket_size=2**64) for daemon in lanes]
+    answers = [
+        converse(daemon, service_name, image, streams(image.url)[name] * 3)
+        for daemon, image in zip(lanes, images, strict=True)
+    ]
+    check_equal(answers, images)
+
+
 def check_equal(answers: list[list[object]], images: list[Image]) -> None:
     assert answers[0] == answers[1] == answers[2]
     assert images[0].content() == images[1].content() == images[2].content()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.tickets import Access
+from imageio_daemon.units import MAX_OFFSET
 from tests.nbd.client import Client
 from tests.nbd.conftest import MakeWorld
 from tests.nbd.world import KiB, MiB, World
@@ -142,6 +144,18 @@ async def test_status_is_asked_again_after_a_write(disk: Disk) -> None:
     ((length, status),) = (await disk.client.request(STATUS, 0, SIZE, REQ_ONE)).extents
     assert status == 0 or (await disk.client.request(READ, 0, length)).data == bytes(length)
     assert status == 0
+
+
+@pytest.mark.parametrize("ops", [(Access.READ,), (Access.WRITE,)])
+async def test_an_export_without_a_limit_is_as_large_as_the_image(
+    world: World, tmp_path: Path, ops: tuple[Access, ...]
+) -> None:
+    path = sparse_file(tmp_path)
+    world.add("unlimited", size=MAX_OFFSET, declared_size=2**64, path=path, ops=ops)
+    client = await world.go("unlimited")
+    assert client.export.size == 4 * MiB
+    assert (await client.request(READ, 4 * MiB - 512, 512)).data == bytes(512)
+    assert (await client.request(READ, 4 * MiB, 512)).error == ErrorNumber.EINVAL
 
 
 async def test_what_another_process_has_written_into_a_hole_is_told_at_once(world: World, tmp_path: Path) -> None:

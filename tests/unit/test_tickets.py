@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import InvalidRequest
-from imageio_daemon.tickets import MAX_FILENAME, MAX_ID, MAX_URL, Access, Ticket, timeout_from_json
+from imageio_daemon.tickets import MAX_FILENAME, MAX_ID, MAX_SIZE, MAX_URL, Access, Ticket, timeout_from_json
+from imageio_daemon.units import MAX_OFFSET
 
 VALID: dict[str, Any] = {
     "uuid": "c0ffee-secret",
@@ -42,7 +43,7 @@ def test_unknown_keys_are_ignored() -> None:
 def test_ticket_is_told_as_it_was_given(changes: dict[str, object]) -> None:
     told = ticket(**changes).to_json()
     assert {**told, **VALID, **changes} == told
-    assert ticket(**told) == ticket(**changes)
+    assert ticket(**told).to_json() == told
 
 
 @pytest.mark.parametrize("key", VALID)
@@ -85,8 +86,9 @@ def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
     ("key", "value"),
     [
         ("size", -1),
-        ("size", 2**63),
+        ("size", MAX_SIZE + 1),
         ("timeout", -1),
+        ("timeout", 2**63),
         ("inactivity_timeout", 0),
         ("inactivity_timeout", -5),
         ("ops", ["read", "erase"]),
@@ -111,6 +113,27 @@ def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
 def test_bad_value_is_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidRequest):
         ticket(**{key: value})
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64, MAX_SIZE])
+def test_a_size_that_no_image_has_is_told_as_it_was_declared(size: int) -> None:
+    made = ticket(size=size)
+    assert (made.size, made.to_json()["size"]) == (MAX_OFFSET, size)
+
+
+def test_the_largest_size_of_an_image_is_a_limit() -> None:
+    made = ticket(size=MAX_OFFSET)
+    assert (made.size, made.declared_size) == (MAX_OFFSET, None)
+
+
+def test_without_transfer_id_the_name_in_logs_is_told() -> None:
+    fields = {key: value for key, value in VALID.items() if key != "transfer_id"}
+    made = Ticket.from_json(fields, inactivity_timeout=60)
+    assert made.to_json()["transfer_id"] == made.log_name
+
+
+def test_an_empty_transfer_id_is_not_told() -> None:
+    assert "transfer_id" not in ticket(transfer_id="").to_json()
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 5])

@@ -421,6 +421,7 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "sparse": False,
         "dirty": False,
         "transferred": 0,
+        "transfer_id": "f13af9c4c25d",
     }
 
 

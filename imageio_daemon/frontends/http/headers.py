@@ -214,6 +214,8 @@ def _switch(data: dict[Any, Any], key: str) -> bool:
 
 def _natural(value: object, key: str) -> int:
     # bool is a subclass of int, but true is no offset.
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise InvalidRequest(f"Invalid request: {key!r} must be an integer, not negative")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**MAX_DIGITS:
+        raise InvalidRequest(
+            f"Invalid request: {key!r} must be an integer of at most {MAX_DIGITS} digits, not negative"
+        )
     return value

@@ -61,8 +61,10 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
     info = await operations.info(transfer)
     ticket = transfer.ticket
     read_only = not ticket.may(Access.WRITE)
-    # A file that may grow is as large as the ticket allows: what it has not got yet reads as zeros.
-    size = ticket.size if info.can_grow and not read_only else min(ticket.size, info.size)
+    # A file that may grow is as large as the ticket allows: what it has not got yet reads as zeros. A ticket without a
+    # limit does not tell how large that is.
+    grows = info.can_grow and not read_only and ticket.declared_size is None
+    size = ticket.size if grows else min(ticket.size, info.size)
     return transfer, Export(name, size, read_only=read_only, description=ticket.filename or "")
 
 
