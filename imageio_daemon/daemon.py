@@ -15,6 +15,7 @@ from . import logs, privileges, systemd, tls
 from .buffers import BufferPool, Buffers
 from .checksum import Hashing
 from .config import Config
+from .errors import StorageError
 from .frontends.http.app import control_server, images_server
 from .frontends.limit import ConnectionLimit
 from .frontends.nbd.server import nbd_servers
@@ -85,6 +86,7 @@ class Daemon:
         self._hashing = Hashing()
         self._store = TransferStore(
             self._open_backend,
+            self._identify,
             most_tickets=self._config.daemon.max_tickets,
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
         )
@@ -207,6 +209,17 @@ class Daemon:
             most = self._config.daemon.max_connections
             return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)
         return await FileBackend.open(self._engine, ticket.path, writable=writable)
+
+    async def _identify(self, ticket: Ticket) -> object:
+        if not ticket.path.startswith("/"):
+            return None  # another server has it
+        try:
+            backend = await FileBackend.open(self._engine, ticket.path, writable=False)
+        except StorageError:
+            return None  # nobody has it
+        identity = backend.info.identity
+        await backend.close()
+        return identity
 
     # While it runs
 

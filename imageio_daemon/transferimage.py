@@ -8,8 +8,8 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from . import logs
 from .errors import DENIED, Canceled, Error, Forbidden
@@ -19,79 +19,35 @@ from .tickets import Ticket
 log = logging.getLogger(__name__)
 
 OpenBackend = Callable[[Ticket], Awaitable[Backend]]
-
-
-class Predecessor(Protocol):
-    """A cancelled transfer, as those see it that come after it. It may be about to be cancelled."""
-
-    @property
-    def has_ended(self) -> bool:
-        """Tell whether it was cancelled, and nothing of it is left."""
-        ...
-
-    def has_open(self, identity: object) -> bool:
-        """Tell whether its image is this one, too, by whatever name; None: nobody knows."""
-        ...
-
-    def until_ended(self) -> Awaitable[None]:
-        """Return what is done when it has ended."""
-        ...
-
-
-class Predecessors:
-    """Whom a transfer waits for: others must have left its image before it is opened, and before it counts as ended.
-
-    after: cancelled transfers of the same url. Their last writes must come before our first one, and who removes this
-    ticket wants the image left alone, so opening and ending wait for them. ending: all cancelled transfers; one of them
-    may have the same image by another name, which is known when it is open.
-    """
-
-    def __init__(self, after: Sequence[Predecessor], ending: Collection[Predecessor]) -> None:
-        self._after = after
-        self._ending = ending
-
-    @property
-    def all_ended(self) -> bool:
-        """Tell whether those of the same url have ended."""
-        return all(other.has_ended for other in self._after)
-
-    async def until_ended(self) -> None:
-        """Wait until those of the same url have ended."""
-        for other in self._after:
-            await other.until_ended()
-        self._after = ()
-
-    async def until_left(self, identity: object) -> None:
-        """Wait until none has this image open."""
-        for other in list(self._ending):
-            if other.has_open(identity):
-                await other.until_ended()
+#: Return which image a ticket names now, as BackendInfo.identity does, without keeping it open; None: nobody knows.
+Identify = Callable[[Ticket], Awaitable[object]]
 
 
 class TransferImage:
     """The image of one transfer, open or not. Thread-safe.
 
     lock: the transfer's. It guards what is here, too, so that the transfer sees and changes both in one step. Where
-    that matters, the transfer holds it when it calls. at_rest: called with the lock when the image was opened or let go
-    of, or that failed.
+    that matters, the transfer holds it when it calls. until_free: wait until no cancelled transfer uses the image of
+    this identity. at_rest: called with the lock when the image was opened or let go of, or that failed.
     """
 
     def __init__(
         self,
         ticket: Ticket,
         open_backend: OpenBackend,
-        before: Predecessors,
+        until_free: Callable[[object], Awaitable[None]],
         lock: threading.Lock,
         at_rest: Callable[[], None],
     ) -> None:
         self._ticket = ticket
         self._open_backend = open_backend
-        self._before = before
+        self._until_free = until_free
         self._lock = lock
         self._at_rest = at_rest
         #: The image if it is open. Each request reads it, and only this class changes it.
         self.opened: Backend | None = None
-        self._identity: object = None  # of the image until it is closed
+        #: Which image it is, or was when it was open the last time; None: nobody knows.
+        self.identity: object = None
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._open_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -100,10 +56,6 @@ class TransferImage:
     def on_its_way(self) -> bool:
         """Tell whether the image is being opened, or let go of."""
         return self._opening is not None
-
-    def is_open(self, identity: object) -> bool:
-        """Tell whether the image that is open, or being closed, is this one; None: nobody knows."""
-        return identity is not None and self._identity == identity
 
     def open(self) -> "concurrent.futures.Future[Backend]":
         """Return what has the image, or will have it: it is opened unless it is, or is on its way.
@@ -146,8 +98,7 @@ class TransferImage:
             backend.interrupt()
 
     async def close(self) -> None:
-        """Close the image for ever, when those before have ended. Nobody uses it, and it is not on its way."""
-        await self._before.until_ended()
+        """Close the image for ever. Nobody uses it, and it is not on its way."""
         backend, self.opened = self.opened, None
         if backend is not None:
             await self._close(backend)
@@ -160,7 +111,7 @@ class TransferImage:
 
     async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
         try:
-            await self._before.until_ended()
+            await self._until_free(None)
             backend = await self._open_backend(self._ticket)
             await self._others_left(backend)
         except BaseException as e:
@@ -173,10 +124,10 @@ class TransferImage:
         opening.set_result(backend)
 
     async def _others_left(self, backend: Backend) -> None:
-        """Wait until nobody before has this image open. Closes it when the wait is cancelled."""
-        identity = backend.info.identity
+        """Wait until it is free by all its names. Closes it when the wait is cancelled."""
+        self.identity = backend.info.identity
         try:
-            await self._before.until_left(identity)
+            await self._until_free(self.identity)
         except asyncio.CancelledError:
             await backend.close()
             raise
@@ -206,9 +157,7 @@ class TransferImage:
     def _arrived(self, backend: Backend | None = None) -> None:
         """Note that the image is not on its way any more: open, or None: not."""
         with self._lock:
-            if backend is not None:
-                self._identity = backend.info.identity
-                self.opened = backend
+            self.opened = backend
             self._opening = self._open_task = None
             self._at_rest()
 
@@ -217,8 +166,6 @@ class TransferImage:
             await backend.close()
         except Error as e:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
-        finally:
-            self._identity = None
 
 
 def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":

@@ -24,12 +24,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import logs
-from .errors import DENIED, Canceled, Forbidden, InUse, OutOfRange, TooManyConnections
+from .ending import EndingTransfers
+from .errors import DENIED, Canceled, Forbidden, OutOfRange, TooManyConnections
 from .storage.base import Backend, Lease, Operation, ZeroMethod
 from .storage.lane import Lane
 from .tickets import Access, Ticket
 from .traffic import Traffic
-from .transferimage import OpenBackend, Predecessors, TransferImage, arrival
+from .transferimage import Identify, OpenBackend, TransferImage, arrival
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +38,36 @@ Clock = Callable[[], float]
 
 
 class Transfer:
-    """One ticket's state. Thread-safe. before: whom opening the image, and ending, wait for."""
+    """One ticket's state. Thread-safe. ending: whom opening the image, and ending, wait for."""
 
     def __init__(
-        self, ticket: Ticket, open_backend: OpenBackend, before: Predecessors, *, most_connections: int, clock: Clock
+        self,
+        ticket: Ticket,
+        open_backend: OpenBackend,
+        identify: Identify,
+        ending: EndingTransfers,
+        *,
+        most_connections: int,
+        clock: Clock,
     ) -> None:
         self.ticket = ticket
+        self._identify = identify
+        self._ending = ending
         self._most_connections = most_connections
         self._clock = clock
-        self._before = before
         self._lock = threading.Lock()
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
         self._connections: dict[object, Callable[[], None] | None] = {}
         self._traffic = Traffic()
-        self._image = TransferImage(ticket, open_backend, before, self._lock, self._settle)
+        self._image = TransferImage(ticket, open_backend, self._until_free, self._lock, self._settle)
         #: The image has all bytes of the ticket, as far as is known: images only grow.
         self.covered = False
         self._canceled = False
-        #: Resolved after cancel, when nothing runs any more and the image is closed.
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # After cancel: nothing runs any more; the image is closed, too; and no other cancelled transfer uses it.
         self._quiet: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._left: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -172,10 +182,6 @@ class Transfer:
 
     # The image
 
-    def has_open(self, identity: object) -> bool:
-        """Tell whether the transfer has this image, too, by whatever name, and not closed it; None: nobody knows."""
-        return self._image.is_open(identity)
-
     @property
     def opened(self) -> Backend | None:
         """Return the image if it is open."""
@@ -223,25 +229,27 @@ class Transfer:
             on_cancel()
         self._image.interrupt()
 
-    async def ended(self, timeout: float | None) -> None:
-        """Wait until a cancelled transfer's requests have ended and its image is closed.
-
-        timeout in seconds; None waits for ever. Raises InUse when it passes.
-        """
-        if not self._canceled:
-            raise RuntimeError("the transfer was not cancelled")
-        try:
-            await asyncio.wait_for(self.until_ended(), timeout)
-        except TimeoutError:
-            raise InUse(f"The ticket is still used by {self.running} requests") from None
+    def until_left(self) -> "asyncio.Future[None]":
+        """Return what is done when the transfer was cancelled, nothing of it runs, and its image is closed."""
+        return asyncio.shield(asyncio.wrap_future(self._left))
 
     def until_ended(self) -> "asyncio.Future[None]":
-        """Return what is done when the transfer has ended; whether it was cancelled already does not matter."""
+        """Return what is done when besides no other cancelled transfer uses the image, by whatever name."""
         return asyncio.shield(asyncio.wrap_future(self._ended))
 
     def when_ended(self, callback: Callable[["Transfer"], None]) -> None:
         """Call back, in any thread, when the transfer has ended."""
         self._ended.add_done_callback(lambda _: callback(self))
+
+    @property
+    def has_left(self) -> bool:
+        """Tell whether the transfer was cancelled, nothing of it runs, and its image is closed."""
+        return self._left.done()
+
+    @property
+    def identity(self) -> object:
+        """Return which image is open, or was when one was; None: nobody knows, or there was none."""
+        return self._image.identity
 
     @property
     def running(self) -> int:
@@ -250,12 +258,13 @@ class Transfer:
 
     @property
     def in_use(self) -> bool:
-        """Tell whether requests run or wait for the image, ours or those that come before."""
-        return bool(self.running) or self._image.on_its_way or not self._before.all_ended
+        """Tell whether requests run or wait for the image, ours or those of others that were cancelled."""
+        others = self._ending.users(self.ticket.url, self.identity, but=self)
+        return bool(self.running or self._image.on_its_way or others)
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the transfer was cancelled, and nothing of it is left."""
+        """Tell whether the transfer was cancelled, and its image is left alone; see until_ended()."""
         return self._ended.done()
 
     @property
@@ -302,4 +311,12 @@ class Transfer:
         await self._image.close()
         fields = self._traffic.fields(self.lease.active - self._created)
         log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
+        self._left.set_result(None)
+        identity = self.identity
+        if identity is None and self._ending.any_identified:
+            identity = await self._identify(self.ticket)
+        await self._until_free(identity)
         self._ended.set_result(None)
+
+    async def _until_free(self, identity: object) -> None:
+        await self._ending.until_free(self.ticket.url, identity, but=self)

@@ -1,56 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
 """All transfers of the daemon, by ticket id. Shared by the event loops; the rules stand in transfers.py."""
 
+import asyncio
 import logging
 import threading
 import time
 
 from . import logs
+from .ending import EndingTransfers
 from .errors import DENIED, Forbidden, InUse, TooManyTickets
 from .tickets import Access, Ticket
-from .transferimage import OpenBackend, Predecessors
+from .transferimage import Identify, OpenBackend
 from .transfers import Clock, Transfer
 
 log = logging.getLogger(__name__)
 
 #: Seconds that closing an image may take when a removal does not wait for requests. On storage that works: some ms.
 CLOSE_TIMEOUT = 5.0
+#: Tickets, and those that were replaced or removed and have not ended, for each ticket of the limit: who replaces
+#: tickets again and again while storage hangs must not take all memory.
+ENDING_FACTOR = 2
+
+
+async def _unknown(_: Ticket) -> None:
+    """Identify no image."""
 
 
 class TransferStore:
     """All transfers by ticket id. Thread-safe."""
 
     def __init__(
-        self, open_backend: OpenBackend, *, most_tickets: int, most_connections: int, clock: Clock = time.monotonic
+        self,
+        open_backend: OpenBackend,
+        identify: Identify = _unknown,
+        *,
+        most_tickets: int,
+        most_connections: int,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._open_backend = open_backend
+        self._identify = identify
         self._most_tickets = most_tickets
         self._most_connections = most_connections
         self._clock = clock
         self._lock = threading.Lock()
         self._transfers: dict[str, Transfer] = {}
-        #: Cancelled, and not ended yet.
-        self._ending: set[Transfer] = set()
+        self._ending = EndingTransfers()
 
     def add(self, ticket: Ticket) -> Transfer:
         """Add a ticket. One of the same id is replaced: its running requests are cancelled. Raises TooManyTickets."""
         with self._lock:
             replaced = self._transfers.get(ticket.ticket_id)
-            if replaced is None and len(self._transfers) >= self._most_tickets:
-                raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
+            self._require_room(replaced)
             if replaced is not None:
-                self._ending.add(replaced)
-            same_url = [other for other in self._ending if other.ticket.url == ticket.url]
+                self._ends(replaced)
             transfer = self._transfers[ticket.ticket_id] = Transfer(
                 ticket,
                 self._open_backend,
-                Predecessors(same_url, self._ending),
+                self._identify,
+                self._ending,
                 most_connections=self._most_connections,
                 clock=self._clock,
             )
         transfer.when_ended(self._forget)
         if replaced is not None:
-            replaced.cancel()
+            self._cancel(replaced)
         log.info(
             "ticket added",
             extra=logs.fields(
@@ -82,21 +96,21 @@ class TransferStore:
     async def remove(self, ticket_id: str, timeout: float) -> None:
         """Cancel and remove a ticket; one that does not exist is no error.
 
-        Waits at most timeout seconds for its requests, then raises InUse, and the ticket stays, cancelled. 0: does not
+        Afterwards nothing runs that a ticket of this id has ever begun, nor anything of another cancelled ticket on its
+        image. Waits for that, at most timeout seconds, then raises InUse, and the ticket stays, cancelled. 0: does not
         wait.
         """
         with self._lock:
             transfer = self._transfers.get(ticket_id)
-            if transfer is None:
-                return
-            if not transfer.has_ended:
-                self._ending.add(transfer)
-        transfer.cancel()
-        if timeout == 0 and transfer.in_use:
+            if transfer is not None:
+                self._ends(transfer)
+        if transfer is not None:
+            self._cancel(transfer)
+        if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
-        await transfer.ended(timeout or CLOSE_TIMEOUT)
+        await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
         with self._lock:
-            if self._transfers.get(ticket_id) is transfer:
+            if transfer is not None and self._transfers.get(ticket_id) is transfer:
                 del self._transfers[ticket_id]
 
     def clear(self) -> None:
@@ -104,9 +118,10 @@ class TransferStore:
         with self._lock:
             transfers = list(self._transfers.values())
             self._transfers.clear()
-            self._ending.update(transfers)
+            for transfer in transfers:
+                self._ends(transfer)
         for transfer in transfers:
-            transfer.cancel()
+            self._cancel(transfer)
 
     def release_expired(self) -> None:
         """Let go of what expired tickets hold and nobody uses; see Transfer."""
@@ -116,9 +131,37 @@ class TransferStore:
     async def close(self) -> None:
         """Cancel all and wait until everything has ended, for the shutdown."""
         self.clear()
-        for transfer in list(self._ending):
-            await transfer.ended(None)
+        for transfer in self._ending.all():
+            await transfer.until_ended()
+
+    def _require_room(self, replaced: Transfer | None) -> None:
+        """Raise TooManyTickets when one more is too many. Called with the lock."""
+        if replaced is None and len(self._transfers) >= self._most_tickets:
+            raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
+        most = ENDING_FACTOR * self._most_tickets
+        if len(self._transfers) + len(self._ending) >= most:
+            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
+
+    def _ends(self, transfer: Transfer) -> None:
+        """Note that a transfer is being cancelled. Called with the lock."""
+        if not transfer.has_ended:
+            self._ending.add(transfer)
+
+    def _cancel(self, transfer: Transfer) -> None:
+        """Cancel a transfer that others wait for already, so that none comes in between."""
+        transfer.cancel()
+        with self._lock:
+            self._ends(transfer)
+
+    async def _until_ended(self, ticket_id: str, timeout: float) -> None:
+        """Wait until no cancelled transfer of a ticket is left. Raises InUse."""
+        try:
+            async with asyncio.timeout(timeout):
+                while left := self._ending.of_ticket(ticket_id):
+                    await left[0].until_ended()
+        except TimeoutError:
+            raise InUse("The ticket is still used: what runs on its image has not ended") from None
 
     def _forget(self, transfer: Transfer) -> None:
         with self._lock:
-            self._ending.discard(transfer)
+            self._ending.remove(transfer)

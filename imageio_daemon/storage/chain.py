@@ -29,10 +29,14 @@ _PROTOCOL = re.compile(r"[^/]*:")
 
 @dataclass
 class Chain:
-    """What to tell qemu. `node`: the image as a block device of qemu's, ready for JSON. `direct`: O_DIRECT works."""
+    """What to tell qemu. `node`: the image as a block device of qemu's, ready for JSON. `direct`: O_DIRECT works.
+
+    `identity`: which file or device the image itself is, as of BackendInfo.
+    """
 
     node: dict[str, Any] = field(default_factory=dict)
     direct: bool = True
+    identity: object = None
 
 
 def inspect(path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str]) -> Chain:
@@ -62,6 +66,8 @@ class _Inspector:
         real = os.path.realpath(path)
         with _Opened(real, self._image) as opened:
             self._see(opened)
+            if depth == 0:
+                self.chain.identity = opened.identity
             try:
                 header = PARSERS[image_format](opened.read)
             except ValueError as e:
@@ -116,7 +122,7 @@ class _Opened:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
             raise StorageError(e.errno or errno.EIO, what, "open", f"({self.path})") from None
-        self.identity = (0, status.st_rdev) if self.is_block else (status.st_dev, status.st_ino)
+        self.identity = (status.st_rdev, 0) if self.is_block else (status.st_dev, status.st_ino)
 
     def __enter__(self) -> "_Opened":
         return self

@@ -180,6 +180,6 @@ def _describe(info: Any) -> BackendInfo:
         can_fast_zero=bool(info.can_punch_hole or (is_file and info.can_zero_range)),
         can_fast_allocate=bool(is_file and allocates),
         has_dirty=False,
-        identity=(info.type, info.device, info.inode),
+        identity=(info.device, info.inode),  # no inode of a file is 0
         reads_zero=bool(info.reads_zero),
     )

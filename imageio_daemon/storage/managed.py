@@ -30,6 +30,7 @@ class ManagedBackend(NbdBackend):
     """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
 
     _server: QemuNbd
+    _identity: object
 
     @classmethod
     async def start(
@@ -48,13 +49,15 @@ class ManagedBackend(NbdBackend):
             await server.stop()
             raise
         backend._server = server
+        backend._identity = found.identity
         return backend
 
     @property
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
         # A failed flush has to fail for ever, so that must not be forgotten.
-        return replace(super().info, reopenable=self._link.flush_failure is None)
+        reopenable = self._link.flush_failure is None
+        return replace(super().info, reopenable=reopenable, identity=self._identity)
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""

@@ -11,6 +11,8 @@ from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import ServerGone, StorageError
 from imageio_daemon.nbdproto.constants import ExportFlag
 from imageio_daemon.storage.base import Operation
+from imageio_daemon.storage.engine import Engine
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.managed import Image, ManagedBackend
 from imageio_daemon.storage.nbdhandshake import Options
 from imageio_daemon.tickets import Access, Ticket
@@ -79,6 +81,18 @@ async def test_a_failed_flush_is_not_forgotten(image: Image, servers: Path) -> N
     with pytest.raises(StorageError):
         await backend.flush(Operation())
     await backend.close()
+
+
+async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path, tmp_path: Path) -> None:
+    engine = Engine(1)
+    (tmp_path / "link").symlink_to(image.path)
+    raw = await FileBackend.open(engine, str(tmp_path / "link"), writable=False)
+    backend = await start(image, servers)
+    assert backend.info.identity == raw.info.identity
+    await backend.close()
+    await raw.close()
+    await engine.release_loop()
+    assert engine.stop(10) == []
 
 
 async def test_it_can_all_that_clients_ask_for(image: Image, servers: Path) -> None:

@@ -4,7 +4,7 @@
 import fcntl
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -128,6 +128,63 @@ def test_removal_answers_409_in_time_and_succeeds_later(own: Daemon, image: Imag
         eventually(lambda: own.control("DELETE", f"/tickets/{image.ticket}").status == 204, "the ticket is removed")
         assert not own.has_open(image.path)
         assert connection.status_or_end() in (403, None)
+
+
+def remove_all(own: Daemon, image: Image, elsewhere: MakeImage) -> str:
+    assert own.control("DELETE", "/tickets/").status == 204
+    return image.ticket
+
+
+def replace_twice(own: Daemon, image: Image, elsewhere: MakeImage) -> str:
+    for _ in range(2):
+        elsewhere(uuid=image.ticket)
+    return image.ticket
+
+
+def remove_in_vain(own: Daemon, image: Image, elsewhere: MakeImage) -> str:
+    assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
+    return image.ticket
+
+
+def link_hard(own: Daemon, image: Image, elsewhere: MakeImage) -> str:
+    return of_another_name(own, image, "hard")
+
+
+def link_softly(own: Daemon, image: Image, elsewhere: MakeImage) -> str:
+    return of_another_name(own, image, "soft")
+
+
+def of_another_name(own: Daemon, image: Image, name: str) -> str:
+    """Return a ticket, not used yet, of the image by another name; that of the image itself is cancelled."""
+    assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
+    return own.add_ticket(image.path.with_name(name), MiB)
+
+
+WAYS = (remove_all, replace_twice, remove_in_vain, link_hard, link_softly)
+
+
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_removal_tells_the_truth_whatever_came_before(
+    filesystem: Path, tmp_path: Path, make_daemon: MakeDaemon, way: Callable[..., str], lane: str
+) -> None:
+    own = make_daemon(control={"remove_timeout": 1}, **LANES[lane])
+    image, content = make_image(own, filesystem)(), pattern(MiB, seed=1)
+    image.path.with_name("hard").hardlink_to(image.path)
+    image.path.with_name("soft").symlink_to(image.path)
+    with own.connect("unix") as connection:
+        for _ in range(2):  # C takes over
+            assert connection.get(image.url, {"Range": "bytes=0-0"}).status == 206
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, content))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
+            removed = way(own, image, make_image(own, tmp_path))
+            assert own.control("DELETE", f"/tickets/{removed}").status == 409
+        eventually(lambda: own.control("DELETE", f"/tickets/{removed}").status == 204, "the ticket is removed")
+        seen = image.content()
+        assert not own.has_open(image.path)
+    assert image.content() == seen
+    own.stop()
 
 
 def test_a_ticket_whose_image_waits_to_be_opened_is_removed_at_once(filesystem: Path, make_daemon: MakeDaemon) -> None:

@@ -138,7 +138,7 @@ async def test_cancelling_the_transfer_ends_it(hashing: Hashing) -> None:
     world.transfer.cancel()
     with pytest.raises(Canceled):
         await running
-    await world.transfer.ended(10)
+    await asyncio.wait_for(world.transfer.until_ended(), 10)
     assert world.pool.lent == 0
 
 

@@ -105,7 +105,7 @@ async def test_a_read_lasts_until_it_is_abandoned(world: World) -> None:
 async def test_cancelling_the_transfer_ends_an_operation_that_was_not_started(world: World) -> None:
     world.begin()
     world.transfer.cancel()
-    await world.transfer.ended(10)
+    await asyncio.wait_for(world.transfer.until_ended(), 10)
     assert [type(error) for error in world.ends] == [Canceled]
 
 
@@ -114,7 +114,7 @@ async def test_cancelling_the_transfer_ends_an_operation_that_storage_holds(worl
     world.begin().write(world.slice(), flush=True)
     await held.reached.wait()
     world.transfer.cancel()
-    await world.transfer.ended(10)
+    await asyncio.wait_for(world.transfer.until_ended(), 10)
     assert [type(error) for error in world.ends] == [Canceled]
 
 
@@ -122,7 +122,7 @@ async def test_cancelling_the_transfer_is_told_while_read_bytes_are_sent(world: 
     world.begin(Access.READ).read(world.slice())
     await world.ended.wait()
     world.transfer.cancel()
-    await world.transfer.ended(10)
+    await asyncio.wait_for(world.transfer.until_ended(), 10)
     assert [type(error) for error in world.ends] == [type(None), Canceled]
 
 
@@ -133,7 +133,7 @@ async def test_nothing_is_told_after_it_was_abandoned(world: World) -> None:
     await held.reached.wait()
     writing.abandon()
     world.transfer.cancel()
-    await world.transfer.ended(10)
+    await asyncio.wait_for(world.transfer.until_ended(), 10)
     assert world.ends == []
 
 

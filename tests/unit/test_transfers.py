@@ -40,6 +40,10 @@ class Opener:
         self.error: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.images: dict[str, object] = {}  # by url
+
+    async def identify(self, ticket: Ticket) -> object:
+        return self.images.get(ticket.url)
 
     async def __call__(self, ticket: Ticket) -> Backend:
         self.opened += 1
@@ -61,7 +65,7 @@ def opener() -> Opener:
 
 @pytest.fixture
 def store(clock: Clock, opener: Opener) -> TransferStore:
-    return TransferStore(opener, most_tickets=3, most_connections=2, clock=clock)
+    return TransferStore(opener, opener.identify, most_tickets=3, most_connections=2, clock=clock)
 
 
 def ticket(ticket_id: str = "secret", ops: tuple[Access, ...] = (Access.WRITE,), timeout: int = 300) -> Ticket:
@@ -267,11 +271,6 @@ async def test_cancelled_transfer_starts_no_request(store: TransferStore, transf
         await transfer.backend()
 
 
-async def test_waiting_for_the_end_of_a_living_transfer_is_a_bug(transfer: Transfer) -> None:
-    with pytest.raises(RuntimeError):
-        await transfer.ended(1)
-
-
 async def test_image_that_fails_to_close_is_let_go(store: TransferStore, transfer: Transfer, opener: Opener) -> None:
     await transfer.backend()
     opener.backend.fail("close", StorageError(5, "close", "close"))
@@ -354,18 +353,19 @@ async def test_new_ticket_waits_until_the_same_image_by_another_name_is_closed(
     await store.close()
 
 
-async def test_removal_while_another_ticket_has_the_image_closes_it(
+async def test_removal_while_another_ticket_has_the_image_closes_it_and_waits_for_the_other(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
     store.clear()
     opening = open_by_another_name(store)
     await turns()
-    await store.remove("secret", 60)
+    with pytest.raises(InUse):
+        await store.remove("secret", 0.01)
     with pytest.raises(Canceled):
         await opening
     assert opener.memory.closed
     unfinished.release()
-    await store.close()
+    await store.remove("secret", 60)
 
 
 async def test_new_ticket_of_another_image_does_not_wait(store: TransferStore, unfinished: Operation) -> None:
@@ -381,6 +381,101 @@ async def test_removal_waits_for_the_requests_of_a_replaced_ticket(store: Transf
             await store.remove("secret", timeout)
     unfinished.release()
     await store.remove("secret", 60)
+
+
+async def require_in_use(store: TransferStore, ticket_id: str = "secret") -> None:
+    """Fail unless the removal of a ticket waits, or does not wait, in vain."""
+    for timeout in (0, 0.001):
+        with pytest.raises(InUse):
+            await store.remove(ticket_id, timeout)
+
+
+async def test_removal_waits_for_the_requests_of_a_ticket_that_was_cleared(
+    store: TransferStore, unfinished: Operation
+) -> None:
+    store.clear()
+    await require_in_use(store)
+    unfinished.release()
+    await store.remove("secret", 60)
+
+
+async def test_removal_waits_for_the_requests_of_a_ticket_that_was_replaced_by_others_of_other_images(
+    store: TransferStore, unfinished: Operation
+) -> None:
+    for name in ("one", "two"):
+        store.add(replace(ticket(), url=f"file:///{name}"))
+    await require_in_use(store)
+    unfinished.release()
+    await store.remove("secret", 60)
+
+
+async def test_each_of_several_removals_waits(store: TransferStore, transfer: Transfer, unfinished: Operation) -> None:
+    removing = [asyncio.create_task(store.remove("secret", 60)) for _ in range(3)]
+    await turns()
+    assert not any(task.done() for task in removing)
+    unfinished.release()
+    await asyncio.gather(*removing)
+    assert store.get("secret") is None
+
+
+async def test_removal_waits_for_another_removed_ticket_of_the_same_image_by_another_name(
+    known_image: None, store: TransferStore, unfinished: Operation
+) -> None:
+    await store.add(replace(ticket("other"), url="file:///link")).backend()
+    with pytest.raises(InUse):
+        await store.remove("secret", 0)
+    await require_in_use(store, "other")
+    unfinished.release()
+    await store.remove("other", 60)
+
+
+async def test_removal_waits_for_the_same_image_by_another_name_when_its_own_was_never_open(
+    known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
+) -> None:
+    for name in ("link", "another"):
+        store.add(replace(ticket(name), url=f"file:///{name}"))
+    opener.images["file:///link"] = opener.memory.identity
+    store.clear()
+    await store.remove("another", 60)
+    with pytest.raises(InUse):
+        await store.remove("link", 0.01)
+    unfinished.release()
+    await store.remove("link", 60)
+
+
+async def test_removal_does_not_wait_for_a_living_ticket_of_the_same_image(
+    known_image: None, store: TransferStore, transfer: Transfer
+) -> None:
+    other = store.add(replace(ticket("other"), url="file:///link"))
+    await other.backend()
+    with other.track(Access.WRITE):
+        await transfer.backend()
+        await store.remove("secret", 60)
+
+
+async def test_transfers_that_have_ended_are_forgotten(
+    known_image: None, store: TransferStore, unfinished: Operation
+) -> None:
+    for _ in range(2):
+        store.add(replace(ticket(), url="file:///other"))
+    store.clear()
+    assert len(store._ending) == 3
+    unfinished.release()
+    await store.close()
+    assert (len(store._ending), store._ending._found, store._ending.any_identified) == (0, {}, False)
+
+
+async def test_tickets_that_do_not_end_are_limited(store: TransferStore, unfinished: Operation) -> None:
+    for _ in range(5):
+        store.add(ticket())
+    with pytest.raises(TooManyTickets, match="have not ended"):
+        store.add(ticket())
+    store.clear()
+    with pytest.raises(TooManyTickets, match="have not ended"):
+        store.add(ticket("another"))
+    unfinished.release()
+    await store.close()
+    store.add(ticket())
 
 
 async def test_new_ticket_waits_for_the_requests_of_cleared_ones(
