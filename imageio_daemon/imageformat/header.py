@@ -17,10 +17,15 @@ class Backing(NamedTuple):
 
 
 class Header(NamedTuple):
-    """Name the other files of an image. `data_file`: where its data is, if not in the image itself."""
+    """Name the other files of an image, and what of it can be zeroed in its metadata alone.
+
+    data_file: where its data is, if not in the image itself. zero_unit: bytes; ranges of whole ones are zeroed without
+    touching data, whatever they hold. None: not in this format, or nobody knows.
+    """
 
     backing: Backing | None = None
     data_file: str | None = None
+    zero_unit: int | None = None
 
 
 def unpack(form: Struct, read: Read, offset: int) -> tuple[Any, ...]:

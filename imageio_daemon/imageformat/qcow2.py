@@ -55,7 +55,16 @@ def parse(read: Read) -> Header:
         data_file = _text(extensions.get(_DATA_FILE, b""))
         if not data_file:
             raise ValueError("the data is in another file, which is not named")
-    return Header(backing, data_file)
+    return Header(backing, data_file, _zero_unit(version, 1 << cluster_bits, data_file))
+
+
+def _zero_unit(version: int, cluster: int, data_file: str | None) -> int | None:
+    """Return the bytes of a cluster if the table of clusters can mark it as zeros.
+
+    Version 2 has no such mark. A file of its own for the data may have to be zeroed, too, and that file system may be
+    slow, or punch a hole first and then find out that it cannot allocate.
+    """
+    return cluster if version >= 3 and data_file is None else None
 
 
 def _extensions(read: Read, offset: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -31,12 +31,13 @@ _PROTOCOL = re.compile(r"[^/]*:")
 class Chain:
     """What to tell qemu. `node`: the image as a block device of qemu's, ready for JSON. `direct`: O_DIRECT works.
 
-    `identity`: which file or device the image itself is, as of BackendInfo.
+    `identity`: which file or device the image itself is, as of BackendInfo. `zero_unit`: its own; see Header.
     """
 
     node: dict[str, Any] = field(default_factory=dict)
     direct: bool = True
     identity: object = None
+    zero_unit: int | None = None
 
 
 def inspect(path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str]) -> Chain:
@@ -74,6 +75,8 @@ class _Inspector:
                 raise self._refused(f"{path}: {e}") from None
             node: dict[str, Any] = {"driver": image_format, "file": opened.node}
             self.chain.direct &= opened.takes_direct()
+        if depth == 0:
+            self.chain.zero_unit = header.zero_unit
         if header.data_file is not None:
             with _Opened(self._named(path, header.data_file), self._image) as data:
                 self._see(data)

@@ -44,7 +44,9 @@ class ManagedBackend(NbdBackend):
             found, image.path, run_dir=run_dir, writable=writable, connections=connections, bitmap=image.bitmap
         )
         try:
-            backend = await cls.open(server.address, options, connections=connections, writable=writable)
+            backend = await cls.open(
+                server.address, options, connections=connections, writable=writable, zero_unit=found.zero_unit
+            )
         except BaseException:
             await server.stop()
             raise

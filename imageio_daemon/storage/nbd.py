@@ -10,6 +10,7 @@ from typing import Self
 from ..buffers import Slice
 from ..errors import NotFast, NotFound, OutOfRange, StorageError
 from ..extents import ExtentList, ExtentStream
+from ..nbdproto.client import Agreed
 from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
 from ..units import MiB
@@ -41,15 +42,27 @@ class NbdBackend:
     connects again; but changes that were answered and not flushed may be lost then, so flushing fails for ever.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, zero_unit: int | None) -> None:
         self._link = link
+        self._zero_unit = zero_unit
         self._warm_up: WarmUp | None = None
         self._home = Home()
         self._exclusion = Exclusion()
 
     @classmethod
-    async def open(cls, address: NbdAddress, options: Options, *, connections: int, writable: bool) -> Self:
-        """Connect. Raises ServerGone, StorageError: it may not be written, or its size is none that can be served."""
+    async def open(
+        cls,
+        address: NbdAddress,
+        options: Options,
+        *,
+        connections: int,
+        writable: bool,
+        zero_unit: int | None = None,
+    ) -> Self:
+        """Connect. zero_unit: in bytes, ranges of whole ones are sure to be zeroed without data I/O; None: none is.
+
+        Raises ServerGone, StorageError: it may not be written, or its size is none that can be served.
+        """
         session = await Session.open(address, options, connections)
         agreed = session.agreed
         failure = None
@@ -61,7 +74,7 @@ class NbdBackend:
         if failure is not None:
             await session.close()
             raise failure
-        backend = cls(Link(address, options, connections, session))
+        backend = cls(Link(address, options, connections, session), zero_unit)
         if address.socket:
             backend._warm_up = WarmUp(session)
         return backend
@@ -74,8 +87,8 @@ class NbdBackend:
             size=agreed.size,
             block_size=agreed.sizes.minimum,
             can_grow=False,
-            can_fast_zero=agreed.can(ExportFlag.SEND_FAST_ZERO),
-            can_fast_allocate=agreed.can(ExportFlag.SEND_FAST_ZERO),
+            can_fast_zero=self._can_zero_fast(agreed),
+            can_fast_allocate=self._can_zero_fast(agreed),
             has_dirty=bool(agreed.bitmaps),
             write_piece=WRITE_PIECE,
             writes=WRITES,
@@ -175,7 +188,7 @@ class NbdBackend:
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
         session = await self._begin(op, offset, length)
         blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
-        if flags & CommandFlag.FAST_ZERO and (blocks.edges or not session.agreed.can(ExportFlag.SEND_FAST_ZERO)):
+        if flags & CommandFlag.FAST_ZERO and (blocks.edges or not self._is_fast(session, offset, length)):
             raise NotFast
         fua_flag = _fua(session) if fua else 0
         async with self._writing(session, blocks), self._link.failing_flushes(fua_flag):
@@ -223,6 +236,22 @@ class NbdBackend:
         return await session.status(op, offset, length, context, flags)
 
     # What they share
+
+    def _can_zero_fast(self, agreed: Agreed) -> bool:
+        return self._zero_unit is not None and agreed.can(ExportFlag.SEND_FAST_ZERO)
+
+    def _is_fast(self, session: Session, offset: int, length: int) -> bool:
+        """Tell whether a range is sure to be zeroed without data I/O: nothing is sent if it is not.
+
+        A server that refuses SHOULD NOT change anything (proto.md, NBD_CMD_FLAG_FAST_ZERO), and may have done so.
+        qemu-nbd 7.2 zeroes the whole clusters of a range before it refuses a part of one; on ext2 it punches a hole in
+        a raw file before it finds out that it cannot allocate.
+        """
+        agreed, end = session.agreed, offset + length
+        if self._zero_unit is None or not self._can_zero_fast(agreed):
+            return False
+        whole = offset % self._zero_unit == 0 and (end % self._zero_unit == 0 or end == agreed.size)
+        return whole and all(piece.length == length for piece in session.bare_pieces(offset, length))
 
     @staticmethod
     def _whole_blocks(

@@ -5,10 +5,10 @@ import asyncio
 import logging
 from collections import deque
 
-from ..errors import Canceled, NotFast, ServerGone, StorageError
+from ..errors import Canceled, ServerGone, StorageError
 from ..nbdproto.client import Agreed, Violation
 from ..nbdproto.clientreplies import ClientReplies, ClientRequest
-from ..nbdproto.constants import Command, ErrorNumber
+from ..nbdproto.constants import Command
 from ..nbdproto.messages import BadMagic
 from ..nbdurl import NbdAddress
 from ..units import KiB, MiB
@@ -58,11 +58,12 @@ class Call(ClientRequest):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def check(self) -> None:
-        """Raise what the reply says went wrong: NotFast, StorageError."""
+        """Raise StorageError: what the reply says went wrong.
+
+        ENOTSUP, which is said of fast zeroing only, too: the server may have changed something before.
+        """
         if not self.error:
             return
-        if self.error == ErrorNumber.ENOTSUP:  # said of fast zeroing only
-            raise NotFast
         detail = f"offset={self.offset} length={self.length}"
         raise StorageError(self.error, f"NBD {self.command.name}", f"the server says {self.text[:MAX_TEXT]!r}", detail)
 

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from imageio_daemon.buffers import BufferPool
-from imageio_daemon.errors import Canceled, NotFast, NotFound, OutOfRange, ServerGone, StorageError
+from imageio_daemon.errors import Canceled, NotFound, OutOfRange, ServerGone, StorageError
 from imageio_daemon.extents import Extent
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
@@ -327,30 +327,12 @@ async def test_a_size_that_is_no_whole_blocks_is_refused(server: FakeNbd, open_n
 # What servers can do
 
 
-async def test_fast_zeroing_is_passed_on(server: FakeNbd, open_nbd: Open) -> None:
-    backend = await open_nbd(server)
-    await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
-    assert server.asked[0].header.flags == CommandFlag.FAST_ZERO | CommandFlag.NO_HOLE
-    answering(server, Command.WRITE_ZEROES, ErrorNumber.ENOTSUP)
-    with pytest.raises(NotFast):
-        await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
-
-
 async def test_not_supported_is_a_fault_where_nothing_fast_was_asked_for(server: FakeNbd, open_nbd: Open) -> None:
     backend = await open_nbd(server)
     answering(server, Command.WRITE_ZEROES, ErrorNumber.ENOTSUP)
     with pytest.raises(StorageError) as caught:
         await backend.zero(Operation(), 0, 4096, allocate=True)
     assert caught.value.errno == errno.EINVAL
-
-
-async def test_fast_zeroing_is_refused_without_asking(server: FakeNbd, open_nbd: Open) -> None:
-    server.flags &= ~ExportFlag.SEND_FAST_ZERO
-    backend = await open_nbd(server)
-    assert not backend.info.can_fast_zero
-    with pytest.raises(NotFast):
-        await backend.zero(Operation(), 0, 4096, allocate=True, fast_only=True)
-    assert not server.asked
 
 
 async def test_zeros_are_written_where_the_server_cannot_zero(server: FakeNbd, open_nbd: Open) -> None:

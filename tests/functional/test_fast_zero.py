@@ -47,6 +47,24 @@ def test_fast_zero_is_done_or_refused_with_nothing_changed(
     assert client.get(image.url).body == bytes(MiB)
 
 
+@pytest.mark.every_kind
+@pytest.mark.parametrize(("offset", "size"), [(0, MiB - 512), (512, MiB - 512), (65536, 131072), (100, 7), (0, MiB)])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_a_fast_zero_that_is_refused_leaves_every_byte_as_it_was(
+    client: Connection, new_image: MakeImage, sparse: bool, offset: int, size: int
+) -> None:
+    image = new_image(pattern(MiB), sparse=sparse)
+    fast = options(client, image)[0]
+    answer = client.patch(image.url, {"op": "zero", "offset": offset, "size": size, "fast": True})
+    expected = bytearray(pattern(MiB))
+    if answer.status == 200:
+        assert fast, "it was fast, and OPTIONS said it would not be"
+        expected[offset : offset + size] = bytes(size)
+    else:
+        assert (answer.status, answer.closes) == (422, False)
+    assert client.get(image.url).body == expected
+
+
 @needs(Trait.PATH, Trait.OWN)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_fast_zero_works_where_storage_has_it(

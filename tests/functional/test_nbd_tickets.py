@@ -144,7 +144,7 @@ def test_options_tell_what_the_server_can_do(client: Connection, add_ticket: Add
     with nbdkit("memory", "8M") as server:
         options = client.request("OPTIONS", add_ticket(server, 2 * SIZE)).json()
     assert options["zero_state"] == "unknown"
-    assert options["fast_zero"] is True
+    assert options["fast_zero"] is False
     assert options["max_readers"] == options["max_writers"] == 8
 
 

@@ -226,6 +226,18 @@ def test_an_error_after_some_steps_tells_what_was_done(huge: HugeImage) -> None:
     assert result.done == control.done == sum(call.length for call in calls[:-1])
 
 
+@pytest.mark.parametrize(("flags", "call"), [(0, "punch_hole"), (lib.IOU_ALLOCATE, "zero_range")])
+def test_a_fast_zero_that_is_refused_midway_does_not_say_that_nothing_was_changed(
+    placeholders: dict[str, Path], flags: int, call: str
+) -> None:
+    huge = HugeImage(placeholders["file"], 1024 * MiB, is_block=False)
+    faults: dict[str, int | list[int]] = dict.fromkeys(("punch_hole", "zero_range", "fallocate"), errno.EOPNOTSUPP)
+    with huge.installed(), opened_huge(huge, **{**faults, call: [0, errno.EOPNOTSUPP]}) as image:
+        result = image.attempt(lib.IOU_ZERO, 0, huge.total, flags | lib.IOU_FAST_ONLY)
+    assert result.error == errno.EIO
+    assert result.done == 128 * MiB
+
+
 def test_a_method_lost_midway_goes_on_with_the_next(huge: HugeImage) -> None:
     with opened_huge(huge, punch_hole=[0, 0, errno.EOPNOTSUPP]) as image:
         result = image.zero(0, huge.total)

@@ -67,19 +67,40 @@ def overlay(tmp_path: Path, image: Path) -> Path:
     ],
 )
 def test_an_image_that_stands_alone_names_nothing(tmp_path: Path, image_format: str, options: tuple[str, ...]) -> None:
-    assert parse(create(tmp_path / "image", image_format, *options), image_format) == Header()
+    header = parse(create(tmp_path / "image", image_format, *options), image_format)
+    assert (header.backing, header.data_file) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("image_format", "options", "unit"),
+    [
+        ("qcow2", "cluster_size=512", 512),
+        ("qcow2", "cluster_size=64K", 65536),
+        ("qcow2", "cluster_size=2M,extended_l2=on", 2 << 20),
+        ("qcow2", "compat=0.10", None),
+        ("qcow2", "data_file=data,data_file_raw=on", None),
+        ("vmdk", "zeroed_grain=on", None),
+        ("vdi", "static=off", None),
+    ],
+)
+def test_whole_clusters_of_qcow2_are_zeroed_in_the_metadata(
+    tmp_path: Path, image_format: str, options: str, unit: int | None
+) -> None:
+    assert parse(create(tmp_path / "image", image_format, "-o", options), image_format).zero_unit == unit
 
 
 @pytest.mark.parametrize("compat", ["0.10", "1.1"])
 def test_the_backing_file_is_told_with_its_format(tmp_path: Path, image: Path, compat: str) -> None:
     overlay = create(tmp_path / "overlay", "qcow2", "-o", f"compat={compat}", "-b", str(image), "-F", "qcow2")
-    assert parse(overlay, "qcow2") == Header(Backing(str(image), "qcow2"))
+    header = parse(overlay, "qcow2")
+    assert (header.backing, header.data_file) == (Backing(str(image), "qcow2"), None)
 
 
 def test_a_backing_file_without_a_format_is_told_so(overlay: Path) -> None:
     content = overlay.read_bytes()
     at = content.index(struct.pack(">I", 0xE2792ACA))
-    assert qcow2.parse(reader(patched(overlay, at, b"\x01\x01\x01\x01"))) == Header(Backing("image.qcow2", ""))
+    header = qcow2.parse(reader(patched(overlay, at, b"\x01\x01\x01\x01")))
+    assert header.backing == Backing("image.qcow2", "")
 
 
 def test_the_external_data_file_is_told(tmp_path: Path) -> None:
