@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images on another server of the images API: this daemon is a proxy then."""
 
-import json
+import errno
 import ssl
 import threading
 import time
@@ -14,12 +14,13 @@ from ..errors import NotFast, NotFound, OutOfRange, StorageError
 from ..extentjson import ExtentReader
 from ..extents import Extent, ExtentList, ExtentStream
 from ..httpurl import HttpAddress
-from ..units import GiB, KiB, MiB
+from ..units import GiB, MiB
+from . import httpoptions
 from .base import BackendInfo, Context, Operation, ZeroMethod
+from .httpoptions import Options
 from .peer import DATA_TIMEOUT, Body, Peer, total_size, unexpected
+from .unflushed import Unflushed
 
-#: The largest answer to OPTIONS.
-MAX_OPTIONS = 64 * KiB
 #: Bytes zeroed by the first request, so that storage that writes zeros answers in time: 20 s at 50 MB/s. An answer
 #: within QUICK seconds doubles the next ones, so that 8 TiB of holes take 13 requests; a slow one halves them.
 ZERO_STEP = 1 * GiB
@@ -35,14 +36,15 @@ class HttpBackend:
     repeats a PUT whose kept-alive connection had just been closed; nothing else is repeated.
     """
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Peer, options: Options, max_connections: int) -> None:
         self._peer = peer
+        self._options = options
+        self._max_connections = max_connections
         self._lock = threading.Lock()
         self._size = 0
         self._writes = 0
-        self._features: frozenset[str] = frozenset()
-        self._max_readers: int | None = None
-        self._max_writers: int | None = None
+        self._unflushed = Unflushed()
+        #: Why each flush fails from now on: the next one could succeed although data was lost.
         self._flush_failed: StorageError | None = None
 
     @classmethod
@@ -51,12 +53,14 @@ class HttpBackend:
 
         Raises StorageError, and what the server refuses with: Forbidden, NotFound, Unavailable.
         """
-        backend = cls(Peer(address, context, max_connections))
+        peer = Peer(address, context, max_connections)
         try:
-            await backend._learn_options(max_connections)
+            options = await httpoptions.ask(peer, Operation(), max_connections)
+            await peer.limit(max(options.max_readers, options.max_writers))
+            backend = cls(peer, options, max_connections)
             await backend._learn_size(Operation())
         except BaseException:
-            await backend.close()
+            await peer.close()
             raise
         return backend
 
@@ -68,9 +72,9 @@ class HttpBackend:
             block_size=1,
             can_grow=True,  # the other server decides
             can_fast_zero=False,
-            has_dirty="extents" in self._features,
-            max_readers=self._max_readers,
-            max_writers=self._max_writers,
+            has_dirty="extents" in self._options.features,
+            max_readers=self._options.max_readers,
+            max_writers=self._options.max_writers,
         )
 
     @property
@@ -109,6 +113,7 @@ class HttpBackend:
         last = offset + len(piece) - 1
         piece.buffer.retain()
         try:
+            instance = None if fua else await self._instance_before(op)
             async with self._peer.request(
                 op,
                 "PUT",
@@ -119,10 +124,13 @@ class HttpBackend:
             ):
                 pass
         except StorageError as e:
-            self._note_failure(e, flushed=fua)
+            if fua:
+                self._flush_failed = e
             raise
         finally:
             piece.buffer.release()
+        if not fua:
+            self._unflushed.changed(instance)
         self._written(last + 1)
         op.advance(len(piece))
 
@@ -136,9 +144,10 @@ class HttpBackend:
         end, most = offset + length, ZERO_STEP
         while offset < end:
             step = min(most, end - offset)
-            flush = fua and offset + step == end
+            instance = await self._instance_before(op)
             asked = time.monotonic()
-            await self._patch(op, {"op": "zero", "offset": offset, "size": step, "flush": flush}, flushed=flush)
+            await self._patch(op, {"op": "zero", "offset": offset, "size": step, "flush": False})
+            self._unflushed.changed(instance)
             seconds = time.monotonic() - asked
             if seconds < QUICK:
                 most *= 2
@@ -147,6 +156,8 @@ class HttpBackend:
             offset += step
             self._written(offset)
             op.advance(step)
+        if fua:
+            await self.flush(op)
         return ZeroMethod.REMOTE
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:
@@ -155,14 +166,26 @@ class HttpBackend:
         op.advance(length)
 
     async def flush(self, op: Operation) -> None:
-        """Put everything that completed before on stable storage."""
+        """Put everything that completed before on stable storage.
+
+        A server that was started anew meanwhile has nothing to flush, says so, and what it had not flushed may be lost.
+        """
         if self._flush_failed is not None:
             raise self._flush_failed.with_traceback(None)
-        await self._patch(op, {"op": "flush"}, flushed=True)
+        pending = self._unflushed.pending
+        try:
+            await self._patch(op, {"op": "flush"})
+        except StorageError as e:
+            self._flush_failed = e
+            raise
+        if pending and not self._unflushed.flushed(pending, await self._instance(op)):
+            why = "(the server was started anew before all changes were flushed)"
+            self._flush_failed = StorageError(errno.EIO, f"flush {self._peer.address}", "http", why)
+            raise self._flush_failed
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what the other server tells, as it comes."""
-        told = "extents" in self._features
+        told = "extents" in self._options.features
         if not told and context is not Context.ZERO:
             raise NotFound("The other server has no dirty extents")
         await self._learn_size(op)
@@ -199,35 +222,30 @@ class HttpBackend:
         """Close the connections."""
         await self._peer.close()
 
-    async def _patch(self, op: Operation, todo: object, *, flushed: bool) -> None:
-        try:
-            async with self._peer.request(op, "PATCH", json=todo):
-                pass
-        except StorageError as e:
-            self._note_failure(e, flushed=flushed)
-            raise
-
-    def _note_failure(self, error: StorageError, *, flushed: bool) -> None:
-        """Remember a failed flush: the next one could succeed although data was lost."""
-        if flushed:
-            self._flush_failed = error
+    async def _patch(self, op: Operation, todo: object) -> None:
+        async with self._peer.request(op, "PATCH", json=todo):
+            pass
 
     def _written(self, end: int) -> None:
         with self._lock:
             self._writes += 1
             self._size = max(self._size, end)
 
-    async def _learn_options(self, max_connections: int) -> None:
-        what = f"OPTIONS {self._peer.address}"
-        async with self._peer.request(Operation(), "OPTIONS") as response:
-            options = _decode(await _read_all(response.content, MAX_OPTIONS, what), what)
-        features = options.get("features", [])
-        if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
-            raise unexpected(what, "invalid features")
-        self._features = frozenset(features)
-        self._max_readers = _limit(options.get("max_readers", max_connections), max_connections, what)
-        self._max_writers = _limit(options.get("max_writers", max_connections), max_connections, what)
-        await self._peer.limit(max(self._max_readers, self._max_writers))
+    async def _instance_before(self, op: Operation) -> str | None:
+        """Return a name of the server's process that was told before a change which begins now.
+
+        The first change after a flush asks: between them the server may start anew and nothing is lost. For those after
+        it that name is good enough, because each of them is lost, or none.
+        """
+        if self._unflushed.pending:
+            return self._unflushed.instance
+        return await self._instance(op)
+
+    async def _instance(self, op: Operation) -> str | None:
+        """Ask for the name of the server's process; None if it does not tell one."""
+        if self._options.instance is None:
+            return None
+        return (await httpoptions.ask(self._peer, op, self._max_connections)).instance
 
     async def _learn_size(self, op: Operation) -> None:
         """Ask for the first byte: the answer tells the size, with every server."""
@@ -254,28 +272,3 @@ async def _receive(content: aiohttp.StreamReader, view: memoryview, what: str) -
         filled += len(data)
     if filled < len(view):
         raise unexpected(what, "less than was asked for")
-
-
-async def _read_all(content: aiohttp.StreamReader, most: int, what: str) -> bytes:
-    text = bytearray()
-    async for data, _ in content.iter_chunks():
-        text += data
-        if len(text) > most:
-            raise unexpected(what, f"more than {most} bytes")
-    return bytes(text)
-
-
-def _decode(text: bytes, what: str) -> dict[str, object]:
-    try:
-        options = json.loads(text)
-    except (ValueError, RecursionError):
-        options = None
-    if not isinstance(options, dict):
-        raise unexpected(what, "no JSON object")
-    return options
-
-
-def _limit(value: object, most: int, what: str) -> int:
-    if type(value) is not int or value < 1:
-        raise unexpected(what, "invalid limits")
-    return min(value, most)

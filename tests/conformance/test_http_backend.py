@@ -19,6 +19,7 @@ from imageio_daemon.storage import http
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.http import HttpBackend
 from imageio_daemon.storage.peer import Body
+from imageio_daemon.storage.unflushed import Unflushed
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB
 from tests.support.backends import extents_of
@@ -143,17 +144,18 @@ async def test_a_write_with_fua_flushes(open_scripted: OpenScripted, server: Scr
 
 def zeroed(server: ScriptedServer) -> list[tuple[int, int, bool]]:
     asked = [json.loads(body) for body in server.bodies if body]
-    return [(each["offset"], each["size"], each["flush"]) for each in asked]
+    return [(each["offset"], each["size"], each["flush"]) for each in asked if each["op"] == "zero"]
 
 
 async def test_zeroing_goes_in_steps_and_flushes_last(
     open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "QUICK", 60)
-    backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200))
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200), answer(200))
     op = Operation()
     assert await backend.zero(op, 5, 4 * GiB, allocate=False, fua=True) is ZeroMethod.REMOTE
-    assert zeroed(server) == [(5, GiB, False), (5 + GiB, 2 * GiB, False), (5 + 3 * GiB, GiB, True)]
+    assert zeroed(server) == [(5, GiB, False), (5 + GiB, 2 * GiB, False), (5 + 3 * GiB, GiB, False)]
+    assert json.loads(server.bodies[-1]) == {"op": "flush"}
     assert op.done == 4 * GiB
 
 
@@ -225,6 +227,8 @@ async def test_a_closed_connection_is_replaced(
         pytest.param(options(max_readers=0), id="no readers"),
         pytest.param(options(max_writers="8"), id="writers no number"),
         pytest.param(options(max_writers=True), id="writers a flag"),
+        pytest.param(options(instance=1), id="instance no text"),
+        pytest.param(options(instance="x" * 257), id="instance too long"),
         pytest.param(answer(200, b" " * (64 * KiB + 1)), id="too long"),
         pytest.param(answer(200, b"{}", Content_Encoding="gzip"), id="encoded"),
         pytest.param(answer(302, Location="https://elsewhere/"), id="redirect"),
@@ -336,6 +340,119 @@ async def test_a_failed_write_with_fua_fails_later_flushes(open_scripted: OpenSc
     buffer.release()
     with pytest.raises(StorageError):
         await backend.flush(Operation())
+
+
+# The server is started anew
+
+
+def process(name: str) -> bytes:
+    """Return an answer to OPTIONS of the process with a name."""
+    return options(instance=name)
+
+
+def asked(server: ScriptedServer) -> list[str]:
+    """Return the methods of all requests since it was opened."""
+    return [head.partition(" ")[0] for head in server.heads[2:]]
+
+
+async def test_a_flush_by_the_process_that_had_all_changes_is_good(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(
+        *(process("x"), first_byte()),
+        *(process("x"), answer(200), answer(200), answer(200), process("x")),
+        *(process("x"), answer(200), answer(200), process("x")),
+    )
+    await write(backend, pool, 0, b"a")
+    await backend.zero(Operation(), 1, 1, allocate=False)
+    await backend.flush(Operation())
+    await write(backend, pool, 0, b"b")
+    await backend.flush(Operation())
+    assert asked(server) == ["OPTIONS", "PUT", "PATCH", "PATCH", "OPTIONS", "OPTIONS", "PUT", "PATCH", "OPTIONS"]
+
+
+@pytest.mark.parametrize("zeroes", [False, True])
+async def test_a_flush_by_another_process_than_had_the_changes_fails_for_ever(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, zeroes: bool
+) -> None:
+    backend = await open_scripted(process("x"), first_byte(), process("x"), answer(200), answer(200), process("y"))
+    if zeroes:
+        await backend.zero(Operation(), 0, 1, allocate=False)
+    else:
+        await write(backend, pool, 0, b"a")
+    for _ in range(2):
+        with pytest.raises(StorageError, match="started anew before all changes were flushed"):
+            await backend.flush(Operation())
+    assert not server.answers
+    assert len(server.heads) == 6
+
+
+async def test_a_process_that_begins_with_nothing_to_flush_is_good(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(
+        *(process("x"), first_byte()),
+        *(process("y"), answer(200), answer(200), process("y")),
+        *(answer(200), process("z"), answer(200), answer(200), process("z")),
+    )
+    await write(backend, pool, 0, b"a")
+    await backend.flush(Operation())
+    await backend.flush(Operation())  # there is nothing that could be lost
+    await write(backend, pool, 0, b"b")
+    await backend.flush(Operation())
+    assert not server.answers
+
+
+async def test_writes_with_fua_are_not_lost_with_the_process(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(process("x"), first_byte(), answer(200), answer(200))
+    await write(backend, pool, 0, b"a", fua=True)
+    await backend.flush(Operation())
+    assert asked(server) == ["PUT", "PATCH"]
+
+
+async def test_a_flush_of_which_nobody_knows_who_did_it_fails_and_the_next_one_tells(
+    open_scripted: OpenScripted, pool: BufferPool
+) -> None:
+    backend = await open_scripted(
+        *(process("x"), first_byte(), process("x"), answer(200)),
+        *(answer(200), answer(503)),
+        *(answer(200), process("x")),
+    )
+    await write(backend, pool, 0, b"a")
+    with pytest.raises(Unavailable):
+        await backend.flush(Operation())
+    await backend.flush(Operation())
+
+
+async def test_a_server_that_does_not_tell_its_instance_is_not_asked(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
+    await write(backend, pool, 0, b"a")
+    await backend.flush(Operation())
+    assert asked(server) == ["PUT", "PATCH"]
+
+
+def test_changes_of_two_processes_are_not_flushed_by_either() -> None:
+    for last in "xy":
+        unflushed = Unflushed()
+        unflushed.changed("x")
+        unflushed.changed("y")
+        assert not unflushed.flushed(unflushed.pending, last)
+
+
+def test_a_change_during_a_flush_waits_for_the_next_one() -> None:
+    unflushed = Unflushed()
+    unflushed.changed("x")
+    pending = unflushed.pending
+    unflushed.changed("x")
+    assert unflushed.flushed(pending, "x")
+    assert unflushed.pending
+    assert not unflushed.flushed(unflushed.pending, "y")
+    assert unflushed.flushed(unflushed.pending, "x")
+    assert not unflushed.pending
 
 
 async def test_a_silent_server_fails_the_request_in_time(
