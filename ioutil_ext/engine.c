@@ -43,10 +43,11 @@ int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) 
 /* ---- canceling and stopping ------------------------------------------------------------------------------------- */
 
 static void finish_canceled(struct op *op) {
-    op->result.error = ECANCELED;
-    op->result.queued = now_ns() - op->submitted_at;
-    if (op->claimed)
-        claim_release(op->handle->image, &op->claim);
+    uint64_t now = now_ns(), started = op->started_at ? op->started_at : now;
+    op_cancel(op);
+    op->result.queued = started - op->submitted_at;
+    op->result.elapsed = now - started;
+    op_unclaim(op);
     worker_finish(op);
 }
 
@@ -56,8 +57,7 @@ static int cancel(iou_engine *engine, bool all) {
     link_init(&canceled);
     pthread_mutex_lock(&engine->lock);
     uint32_t count = schedule_cancel(engine, all, &canceled, &freed);
-    workers_wake(engine); /* for what stood behind too many that were parked */
-    engine_unlock(engine);
+    pthread_mutex_unlock(&engine->lock);
     claims_admit(freed);
     while (!link_empty(&canceled)) {
         struct op *op = container_of(canceled.next, struct op, link);
@@ -146,11 +146,10 @@ static int schedule(struct op *op, uint64_t device) {
     link_init(&op->link);
     op->submitted_at = now_ns();
     pthread_mutex_lock(&engine->lock);
-    int error = engine->stopping && !internal ? -ESHUTDOWN : schedule_add(engine, op, device);
-    if (!error && !workers_wake(engine)) {
-        schedule_take_back(engine, op);
-        error = -ENOMEM;
-    }
+    int error = engine->stopping && !internal ? -ESHUTDOWN : workers_ensure(engine) ? 0 : -ENOMEM;
+    if (!error)
+        error = schedule_add(engine, op, device);
+    workers_wake(engine);
     engine->submitted += !error && !internal;
     engine_unlock(engine);
     return error;

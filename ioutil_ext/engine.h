@@ -14,7 +14,7 @@ struct device {
     struct link link;     /* in engine->devices */
     struct link ready;    /* in engine->ready: something is queued, and the quota allows to run it */
     struct link queue;    /* operations in order of submission */
-    struct link admitted; /* operations that had to wait for an edge and now hold their claims: they go first */
+    struct link admitted; /* operations that had to wait for earlier changes, and now may run: they go first */
     uint64_t id;
     uint32_t queued; /* in both lists */
     uint32_t parked;
@@ -57,17 +57,16 @@ struct iou_engine {
 
 /* ---- schedule.c; the lock is held ------------------------------------------------------------------------------- */
 
-/* Queue op for its device. -ENOMEM. The caller sees to workers. */
+/* Take the operation's claim, and queue it for its device, or park it until it may run. -ENOMEM. The caller sees to
+   workers. */
 int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id);
-
-/* Take back what was added last, when it cannot be run. */
-void schedule_take_back(struct iou_engine *engine, struct op *op);
 
 /* The next operation to run, its claim held; NULL: none now. */
 struct op *schedule_next(struct iou_engine *engine);
 
-/* An operation from schedule_next() has ended. */
+/* An operation from schedule_next() has ended; or goes on when those before it had their turn. */
 void schedule_ended(struct iou_engine *engine, struct op *op);
+void schedule_again(struct iou_engine *engine, struct op *op);
 
 /* How many operations could start now. */
 uint32_t schedule_runnable(const struct iou_engine *engine);
@@ -81,10 +80,11 @@ uint32_t schedule_cancel(struct iou_engine *engine, bool all, struct link *cance
 /* Let the lock go, and wake who was chosen meanwhile: with the lock held they would only run into it. */
 void engine_unlock(struct iou_engine *engine);
 
-/* The lock is held, and engine_unlock() follows. Wake or start as many workers as there is work for. False: there is
- * none and none can be started.
- */
-bool workers_wake(struct iou_engine *engine);
+/* The lock is held, and engine_unlock() follows. Wake or start as many workers as there is work for. */
+void workers_wake(struct iou_engine *engine);
+
+/* As above. See to it that there is a worker, which stays as long as there is work. False: none can be started. */
+bool workers_ensure(struct iou_engine *engine);
 
 /* As above. Wake all that are idle, to let them see that the engine stops. */
 void workers_wake_all(struct iou_engine *engine);
@@ -101,8 +101,9 @@ void worker_finish(struct op *op);
 int guest_enter(struct iou_engine *engine, struct guest *guest);
 void guest_leave(struct iou_engine *engine, struct guest *guest);
 
-/* Run an operation to its end in this thread, waiting for its claim if it has one. It fills op->result. */
-void guest_run(struct iou_engine *engine, struct guest *guest, struct op *op);
+/* Run an operation, which may run, in this thread for a turn. True: it has ended, its claim is gone, and op->result is
+   filled in. */
+bool guest_turn(struct iou_engine *engine, struct guest *guest, struct op *op);
 
 /* A condition variable on CLOCK_MONOTONIC, and the time of a clock in so many ms. */
 void monotonic_cond_init(pthread_cond_t *cond);

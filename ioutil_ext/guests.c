@@ -23,37 +23,35 @@ void guest_leave(struct iou_engine *engine, struct guest *guest) {
 }
 
 static void begin(struct iou_engine *engine, struct guest *guest, struct op *op) {
+    uint64_t now = now_ns();
+    bool first = !op->started_at;
     op->engine = engine;
-    op->started_at = now_ns();
+    op->started_at = first ? now : op->started_at;
+    op->turn_end = now + TURN_NS;
     pthread_mutex_lock(&engine->lock);
-    op->abandoned = engine->stopping;
+    op->abandoned = op->abandoned || (first && engine->stopping);
     guest->op = op;
     engine->busy++;
-    engine->submitted++;
+    engine->submitted += first;
     pthread_mutex_unlock(&engine->lock);
 }
 
-static void end(struct iou_engine *engine, struct guest *guest, struct op *op) {
+static void end(struct iou_engine *engine, struct guest *guest, struct op *op, bool ended) {
     op->result.elapsed = now_ns() - op->started_at;
     pthread_mutex_lock(&engine->lock);
     guest->op = NULL;
     engine->busy--;
-    engine->completed++;
+    engine->completed += ended;
     if (engine->stopping)
         pthread_cond_broadcast(&engine->worker_ended);
     pthread_mutex_unlock(&engine->lock);
 }
 
-void guest_run(struct iou_engine *engine, struct guest *guest, struct op *op) {
-    struct image *image = op->handle->image;
+bool guest_turn(struct iou_engine *engine, struct guest *guest, struct op *op) {
     begin(engine, guest, op);
-    if (op_claims(op) && !op->abandoned && !op_canceled(op)) {
-        op_make_claim(op);
-        op->claimed =
-            claim_take(image, &op->claim) || claim_wait(image, &op->claim, op->control ? &op->control->canceled : NULL);
-    }
-    op_run(op);
-    if (op->claimed)
-        claim_release(image, &op->claim);
-    end(engine, guest, op);
+    bool ended = op_turn(op);
+    if (ended)
+        op_unclaim(op);
+    end(engine, guest, op, ended);
+    return ended;
 }

@@ -17,6 +17,7 @@ struct piece {
     uint64_t offset, length;
     uint32_t number;
     bool last;
+    struct op op;
 };
 
 /* ---- failures --------------------------------------------------------------------------------------------------- */
@@ -147,10 +148,11 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
     return false;
 }
 
-static void write_piece(struct lane_thread *thread, const struct piece *piece) {
-    struct op op = {.kind = IOU_WRITE, .offset = piece->offset, .length = piece->length, .buffer = piece->data};
-    if (!http_of(thread->lane)->failed)
-        run(thread, &op);
+static void write_piece(struct lane_thread *thread, struct piece *piece) {
+    if (http_of(thread->lane)->failed)
+        op_unclaim(&piece->op);
+    else
+        run(thread, &piece->op);
 }
 
 /* Wait until all before it was sent. False: the request has failed. */
@@ -164,10 +166,9 @@ static bool await_order(struct http *http, const struct piece *piece) {
     return goes_on;
 }
 
-static void read_piece(struct lane_thread *thread, const struct piece *piece) {
+static void read_piece(struct lane_thread *thread, struct piece *piece) {
     struct http *http = http_of(thread->lane);
-    struct op op = {.kind = IOU_READ, .offset = piece->offset, .length = piece->length, .buffer = piece->data};
-    if (!run(thread, &op) || !await_order(http, piece))
+    if (!run(thread, &piece->op) || !await_order(http, piece))
         return;
     http_answer_data(thread->lane, piece->data, piece->length, piece->number == 0);
     pthread_mutex_lock(&http->lock);
@@ -205,6 +206,11 @@ static bool serve_piece(struct lane_thread *thread) {
         memory_put(lane, piece.memory);
         return true;
     }
+    piece.op.kind = http->request.kind;
+    piece.op.offset = piece.offset;
+    piece.op.length = piece.length;
+    piece.op.buffer = piece.data;
+    operation_begin(lane, &piece.op);
     advance(http, piece.length);
     bool leads = piece.last || !turn_hand_over(thread);
     if (leads)
@@ -221,7 +227,7 @@ static bool serve_piece(struct lane_thread *thread) {
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
 static bool serve_alone(struct lane_thread *thread) {
-    const struct iou_lane *lane = thread->lane;
+    struct iou_lane *lane = thread->lane;
     const struct http_request *request = &http_of(lane)->request;
     struct op op = {
         .kind = request->kind,
@@ -231,6 +237,7 @@ static bool serve_alone(struct lane_thread *thread) {
     };
     if (op.kind == IOU_FLUSH)
         op.flags = 0;
+    operation_begin(lane, &op);
     turn_begin(thread);
     run(thread, &op);
     finish(thread);

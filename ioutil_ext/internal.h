@@ -4,7 +4,7 @@
  * What the modules of the storage engine share. Errors: functions that can fail return 0 or -errno; those that work
  * for an operation note the failing system call in op->result.syscall first (op_fail).
  *
- * Locks, in the order in which they may nest: engine->lock, then image->claims_lock. registry, image->size_lock and
+ * Locks, in the order in which they may nest: engine->lock, then image->claims.lock. registry, image->size_lock and
  * queue->lock are leaves. Only size_lock is held over system calls on storage.
  */
 
@@ -121,17 +121,28 @@ struct range {
 };
 
 /*
- * The bytes of a running or waiting write, zero or trim. whole: all of it. edges: blocks that nobody else may change
- * meanwhile. A claim waits while earlier ones that conflict with it exist: the edges of one overlap the whole of the
- * other. All is taken at once and in order of arrival, so nothing deadlocks and nothing starves.
+ * That a write, zero or trim runs, or waits while earlier ones exist that it overlaps. It is taken in order of arrival,
+ * and kept until storage has let go of the operation, whatever became of its client: so nothing deadlocks, nothing
+ * starves, and nothing takes effect after what came later.
  */
 struct claim {
-    struct link link; /* in image->claims, in order of arrival */
-    struct range whole;
-    struct range edges[2];
-    uint32_t blockers; /* earlier claims in conflict with this one; 0: may run */
+    uint32_t blockers; /* earlier claims that it overlaps; 0: may run */
     struct claim *next_admitted;
     void (*admitted)(struct claim *claim); /* called without locks; NULL: a thread waits in claim_wait() */
+};
+
+struct claimed {
+    struct range range;
+    struct claim *claim;
+};
+
+/* Of one image. */
+struct claims {
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* for claim_wait() */
+    struct claimed *all;    /* in order of arrival */
+    uint32_t count, room;
+    uint32_t waiting; /* of them; while there are none, nobody looks who may run now */
 };
 
 /* ---- images (image.c) ------------------------------------------------------------------------------------------- */
@@ -160,10 +171,7 @@ struct image {
     atomic_uint_fast32_t direct_handles, buffered_handles;
     atomic_int content; /* CONTENT_... */
 
-    pthread_mutex_t claims_lock;
-    pthread_cond_t claims_changed; /* for claim_wait() */
-    struct link claims;
-    atomic_uint_fast32_t edge_claims; /* claims with edges, running or waiting */
+    struct claims claims;
 };
 
 /* The image, made if need be; NULL: no memory. Each gives one reference, image_put() ends it. */
@@ -178,6 +186,27 @@ void image_put(struct image *image);
 
 struct device;
 
+/* One request to zero on its way down the table (zero.h), or to trim; kept from turn to turn. */
+struct zeroing {
+    struct op *op;
+    const iou_method *rungs; /* methods in the order in which they are tried, then NONE; of a trim: NULL */
+    bool fast_only;
+    bool past_eof;    /* the range started at or past the end of the file: there is nothing to be freed */
+    bool changed;     /* something of the range may have been zeroed */
+    int grow_later;   /* FALLOC_FL_KEEP_SIZE as long as the file has not been extended to the end of the range */
+    unsigned skipped; /* bits of methods that this request was refused */
+};
+
+/*
+ * An operation that takes longer lets others go first, at the next step. Eight of them then hold up whoever comes for
+ * this and one step; and what changing turns costs, 10 us of locks and wake-ups, is nothing.
+ */
+#define TURN_NS UINT64_C(100000000)
+
+/*
+ * What is done of it goes from its offset on without gaps: a turn goes on where result.done says that the one before
+ * has stopped.
+ */
 struct op {
     struct link link; /* in a device's queue, the parked list, or a completion queue */
     struct iou_engine *engine;
@@ -190,10 +219,15 @@ struct op {
     void *buffer;
     uint64_t buffer_size;
     iou_control *control;
-    uint64_t submitted_at, started_at;
-    bool claimed;   /* claim is in the image's list and admitted */
-    bool abandoned; /* picked up after stop: not to be run */
+    uint64_t submitted_at, started_at; /* started_at: 0: it has not begun */
+    uint64_t turn_end;                 /* ns: others come first then */
+    uint64_t most;                     /* bytes of a turn of a write; 0: as many as come */
+    bool claimed;                      /* claim is one of the image's */
+    bool waits;                        /* it was not admitted when it was taken */
+    bool abandoned;                    /* picked up after stop: not to be run */
+    bool changes;                      /* it is counted in image->activity */
     struct claim claim;
+    struct zeroing zeroing;
     char *bounce; /* aligned memory of io.c, made when first needed */
     iou_completion result;
 };
@@ -201,16 +235,37 @@ struct op {
 /* -EINVAL if the request cannot be an operation. */
 int op_check(const struct op *op);
 
-/* Run to the end in this thread; the claim, if any, is held. Fills op->result. */
-void op_run(struct op *op);
+/*
+ * Run in this thread, to the end or until it is others' turn; the claim, if any, is held. True: it has ended, and
+ * op->result is filled in. A canceled one has ended without having begun, or gone on.
+ */
+bool op_turn(struct op *op);
 
-/* Whether the operation takes part in admission; fill in what it claims. */
-bool op_claims(const struct op *op);
-void op_make_claim(struct op *op);
+/* End an operation that is not under way just now, canceled. */
+void op_cancel(struct op *op);
+
+/* Enter the claim of an operation that has one. -EAGAIN: it waits; -ENOMEM. */
+int op_claim(struct op *op);
+
+/* Wait in this thread until it may run, or is canceled. */
+void op_await(struct op *op);
+
+/* Remove the claim that it has, if any, waiting or not; calls admitted of others. No lock of ours may be held. */
+void op_unclaim(struct op *op);
 
 static inline int op_fail(struct op *op, iou_syscall call, int error) {
     op->result.syscall = (int32_t)call;
     return error < 0 ? error : -error;
+}
+
+/* Where it goes on. */
+static inline uint64_t op_position(const struct op *op) {
+    return op->offset + op->result.done;
+}
+
+/* Whether others come first now; looked at between steps, of which each turn has at least one. */
+static inline bool op_turn_is_over(const struct op *op) {
+    return now_ns() >= op->turn_end;
 }
 
 /* Note progress, for the completion and for those who watch the request. */
@@ -237,7 +292,7 @@ struct iou_handle {
     uint32_t unit;                /* offsets and lengths of calls are multiples: block_size; 1 if a file is buffered */
     uint32_t block_size;          /* a power of two; what the device or direct I/O demands of offsets and lengths */
     uint32_t mem_align;           /* at most block_size */
-    uint32_t lock_unit;           /* edges are claimed in blocks of this size: at least a page and block_size */
+    uint32_t lock_unit;           /* what is covered in part is claimed in blocks of this size: at least a page */
     uint_fast32_t flush_failures; /* the image's, when this handle was opened */
     char *path;
     struct op closer; /* closes the descriptors on a worker when the last reference ends elsewhere */
@@ -271,22 +326,24 @@ void registry_after_fork(bool child);
 
 /* ---- claims ----------------------------------------------------------------------------------------------------- */
 
-/* Enter the claim. False: it waits, claim->admitted will be called (maybe before this returns). */
-bool claim_take(struct image *image, struct claim *claim);
+void claims_init(struct claims *claims);
+void claims_destroy(struct claims *claims);
 
-/*
- * Sleep until a claim without admitted function may run. False: *canceled was set before, and the claim is withdrawn.
- * Who sets it calls claims_wake(). NULL: it cannot be canceled.
- */
-bool claim_wait(struct image *image, struct claim *claim, const uint32_t *canceled);
-void claims_wake(struct image *image);
+/* Enter the claim. -EAGAIN: it waits, claim->admitted will be called (maybe before this returns). -ENOMEM. */
+int claim_take(struct claims *claims, struct claim *claim, const struct range *range);
 
-/* Remove a claim that runs; calls admitted of those that may run now. No lock of ours may be held. */
-void claim_release(struct image *image, struct claim *claim);
+/* Sleep until a claim without admitted function may run. False: *canceled was set before. Who sets it calls
+   claims_wake(). NULL: it cannot be canceled. */
+bool claim_wait(struct claims *claims, struct claim *claim, const uint32_t *canceled);
+void claims_wake(struct claims *claims);
+
+/* Remove a claim that runs, or that a thread has waited for; calls admitted of those that may run now. No lock of ours
+   may be held. */
+void claim_release(struct claims *claims, struct claim *claim);
 
 /* Remove a claim that waits. False: it was admitted meanwhile, and is still there. Chains what may run now to *freed
    (to be given to claims_admit()), because the caller holds the engine's lock. */
-bool claim_withdraw(struct image *image, struct claim *claim, struct claim **freed);
+bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **freed);
 void claims_admit(struct claim *freed);
 
 /* ---- size (size.c) ---------------------------------------------------------------------------------------------- */
@@ -312,7 +369,9 @@ int io_flush(struct op *op);
 /* Note that data was lost on its way to stable storage; returns error, as op_fail() does. */
 int io_flush_failed(struct op *op, iou_syscall call, int error);
 
-/* Write start..end from data, or zeros if NULL, with its edges; the range is inside the image's size. Counts progress.
+/*
+ * Write start..end from data, or zeros if NULL, with its edges; the range is inside the image's size. start is where
+ * the operation is. Counts progress; less than all if the turn is over.
  */
 int io_write_range(struct op *op, const char *data, uint64_t start, uint64_t end);
 

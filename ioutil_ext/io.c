@@ -3,7 +3,7 @@
 /*
  * Reading and writing whole ranges. Direct I/O, and all I/O of a device, moves whole blocks; what is not aligned goes
  * through a bounce buffer, and a block that a write covers only in part is read, changed and written back under the
- * claim of its edge (op.c, admission.c).
+ * operation's claim, of which it is a part (op.c, admission.c).
  *
  * A block that the end of the file cuts is written through the buffered descriptor, exactly the bytes of the caller:
  * a direct write of the whole block would move the end of the file. Whether a block is one of those is seen from the
@@ -114,15 +114,17 @@ static int read_piece(struct op *op, char *target, uint64_t start, uint64_t end,
 }
 
 int io_read(struct op *op) {
+    uint64_t start = op_position(op), end = op->offset + op->length, stop;
     char *buffer = op->buffer;
-    uint64_t end = op->offset + op->length;
-    for (uint64_t start = op->offset, stop; start < end; start = stop) {
+    for (; start < end; start = stop) {
         int error = check_canceled(op);
         if (!error)
             error = read_piece(op, buffer + (start - op->offset), start, end, &stop);
         if (error)
             return error;
         op_advance(op, stop - start);
+        if (stop < end && op_turn_is_over(op))
+            break;
     }
     return 0;
 }
@@ -146,7 +148,7 @@ static int write_span(struct op *op, int fd, const char *data, uint64_t offset, 
     return 0;
 }
 
-/* Write from any memory; start and end are multiples of the handle's unit. Counts progress. */
+/* Write from any memory, until the turn is over; start and end are multiples of the handle's unit. Counts progress. */
 static int write_blocks(struct op *op, const char *data, uint64_t start, uint64_t end) {
     const iou_handle *handle = op->handle;
     bool bounced = data && !is_aligned((uintptr_t)data, handle->mem_align);
@@ -164,6 +166,8 @@ static int write_blocks(struct op *op, const char *data, uint64_t start, uint64_
             return error;
         op_advance(op, length);
         data = data ? data + length : NULL;
+        if (start + length < end && op_turn_is_over(op))
+            return 0;
     }
     return error;
 }
@@ -217,20 +221,21 @@ int io_write_range(struct op *op, const char *data, uint64_t start, uint64_t end
         error = write_edge(op, data, start, head);
     if (!error && head < tail)
         error = write_blocks(op, data ? data + (head - start) : NULL, head, tail);
-    if (!error && tail < end)
+    if (!error && tail < end && op_position(op) == tail)
         error = write_edge(op, data ? data + (tail - start) : NULL, tail, end);
     return error;
 }
 
 int io_write(struct op *op) {
-    uint64_t end = op->offset + op->length;
+    uint64_t start = op_position(op), end = op->offset + op->length;
     int error = 0;
     if (op->length) {
         error = check_canceled(op);
         if (!error)
             error = op->handle->image->type == IOU_FILE ? size_reach(op, end) : size_check_device(op, end);
         if (!error)
-            error = io_write_range(op, op->buffer, op->offset, end);
+            error = io_write_range(op, (char *)op->buffer + op->result.done, start,
+                                   op->most ? min_u64(start + op->most, end) : end);
     }
     return error;
 }

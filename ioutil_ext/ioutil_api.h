@@ -16,10 +16,11 @@ typedef struct iou_queue iou_queue;   /* completions of one event loop, and its 
 typedef struct iou_handle iou_handle; /* an open image: one for each transfer */
 
 /*
- * What an operation is. Each runs whole, from start to end, on one worker thread. At success done is length where there
- * is one (extents: the bytes that the records cover). Errors of our own: ENODATA, read past the end, extents where the
- * image was longer; ENOSPC, write or zero past the end of a device, and nothing was written; ECANCELED; ENOTBLK, see
- * iou_submit_open(). All others are the kernel's.
+ * What an operation is. Writes, zeros and trims that overlap are done one after the other, in order of submission. A
+ * long one lets others have its thread between its steps. At success done is length where there is one (extents: the
+ * bytes that the records cover). Errors of our own: ENODATA, read past the end, extents where the image was longer;
+ * ENOSPC, write or zero past the end of a device, and nothing was written; ECANCELED; ENOTBLK, see iou_submit_open().
+ * All others are the kernel's.
  */
 typedef enum {
     IOU_OPEN = 1, /* path -> handle */
@@ -145,7 +146,7 @@ typedef struct {
     uint64_t completed;
     uint32_t threads; /* alive now */
     uint32_t busy;    /* running an operation */
-    uint32_t queued;  /* waiting for a thread, its device's quota or an overlapping edge */
+    uint32_t queued;  /* waiting for a thread, its device's quota, its next turn, or earlier changes that it overlaps */
     uint32_t devices; /* with something queued or running */
 } iou_stats;
 
@@ -220,7 +221,8 @@ uint64_t iou_handle_generation(iou_handle *handle);
 
 /*
  * Run an operation in the calling thread, for tests and tools: same code, no engine. IOU_OPEN: buffer is the path.
- * Blocks on storage, and on other operations' edges. Returns 0 or a negative errno; the details in *completion.
+ * Blocks on storage, and on earlier changes that it overlaps. Returns 0 or a negative errno; the details in
+ * *completion.
  */
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
                 uint64_t buffer_size, iou_control *control, iou_completion *completion);

@@ -127,7 +127,7 @@ void lane_wake(struct iou_lane *lane) {
     socket_wake(lane);
     counts_wake(lane);
     memory_wake(lane->lanes);
-    claims_wake(lane->handle->image);
+    claims_wake(&lane->handle->image->claims);
 }
 
 void iou_lane_refuse(iou_lane *lane) {

@@ -248,7 +248,19 @@ void lane_notify(struct iou_lane *lane);
 
 /* ---- operations ------------------------------------------------------------------------------------------------- */
 
-/* Run an operation on the lane's image, and count it. Returns its errno. */
+/*
+ * Begin an operation on the lane's image: what it changes is claimed. So this is done as soon as the request is there,
+ * and before anything that waits: what arrives later comes later. It is followed by turns until it has ended.
+ */
+void operation_begin(struct iou_lane *lane, struct op *op);
+
+/* Run it for a turn, which may wait for others before. True: it has ended. */
+bool operation_turn(struct lane_thread *thread, struct op *op);
+
+/* Count one that has ended. Returns its errno. */
+int operation_end(struct iou_lane *lane, struct op *op);
+
+/* All of it at once, for who did not begin it before. Returns its errno. */
 int operation_run(struct lane_thread *thread, struct op *op);
 
 /* Whether operations of this kind do not sleep in storage, mostly: see lane_operations.c. */

@@ -57,29 +57,48 @@ static bool is_counted(const struct iou_lane *lane, uint32_t kind) {
     return (kind == IOU_WRITE || kind == IOU_ZERO || kind == IOU_TRIM) && lane->flags & IOU_LANE_COUNT_WRITES;
 }
 
-int operation_run(struct lane_thread *thread, struct op *op) {
-    struct iou_lane *lane = thread->lane;
+void operation_begin(struct iou_lane *lane, struct op *op) {
     op->handle = lane->handle;
     op->control = lane->control;
     op->buffer_size = op->buffer_size ? op->buffer_size : op->length;
-    op->result.error = -op_check(op);
+    int error = op_check(op); /* requests were checked: it finds nothing */
+    if (!error)
+        error = op_claim(op);
+    op->result.error = error == -EAGAIN ? 0 : -error;
+}
+
+bool operation_turn(struct lane_thread *thread, struct op *op) {
+    struct iou_lane *lane = thread->lane;
     if (op->result.error)
-        return op->result.error; /* does not happen: requests were checked */
+        return true;
     struct depth_use use = {.length = op->length};
-    bool counts = depth_counts(lane, op);
     thread->storage_since = now_ns();
+    op_await(op);
+    bool counts = depth_counts(lane, op);
     if (counts)
         depth_enter(lane->depth, &use);
     long sleeps = count_sleeps();
-    guest_run(lane->engine, &thread->guest, op);
+    bool ended = guest_turn(lane->engine, &thread->guest, op);
     note_sleep(lane, op->kind, count_sleeps() != sleeps);
     thread->storage_since = 0;
     if (counts)
         depth_leave(lane->depth, &use);
+    return ended;
+}
+
+int operation_end(struct iou_lane *lane, struct op *op) {
     if (op->result.done && is_counted(lane, op->kind))
         counts_add(lane, op->offset, op->offset + op->result.done);
     if (op->kind == IOU_ZERO && !op->result.error)
         lane->zeroed[op->result.method] += op->length;
     renew(lane->lease);
     return op->result.error;
+}
+
+int operation_run(struct lane_thread *thread, struct op *op) {
+    if (!op->handle)
+        operation_begin(thread->lane, op);
+    while (!operation_turn(thread, op))
+        ;
+    return operation_end(thread->lane, op);
 }

@@ -147,8 +147,12 @@ void request_write_piece(struct lane_thread *thread, struct payload *payload);
 /* What a write is told for which there is no memory. */
 struct answer request_no_memory(struct iou_lane *lane);
 
+/* Begin what it changes, if it does and may; op->kind: 0: it does not. */
+void request_begin(struct iou_lane *lane, const struct request *request, struct payload *payload, struct op *op);
+
 /* Do it, and answer. Gives the payload's memory back. leads: this thread does. */
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads);
+void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, struct op *op,
+                 bool leads);
 
 /* It is answered, or will not be. */
 void request_end(struct iou_lane *lane);

@@ -28,11 +28,13 @@ static void begin(struct iou_lane *lane) {
 /* Do a request; returns whether this thread still leads. */
 static bool take_turn(struct lane_thread *thread, const struct request *request, struct payload *payload) {
     struct iou_lane *lane = thread->lane;
+    struct op op;
+    request_begin(lane, request, payload, &op);
     bool leads = request_is_quick(lane, request) || !turn_hand_over(thread);
     if (leads)
         turn_begin(thread);
     lane->requests++;
-    request_run(thread, request, payload, leads);
+    request_run(thread, request, payload, &op, leads);
     request_end(lane);
     return leads && turn_end(thread);
 }

@@ -51,10 +51,10 @@ static struct answer refuse(struct iou_lane *lane) {
     return (struct answer){NBD_ESHUTDOWN, ENDED};
 }
 
-static struct answer run_operation(struct lane_thread *thread, struct op *op) {
-    struct iou_lane *lane = thread->lane;
+/* What is said of an operation that has ended. */
+static struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     const struct nbd *nbd = nbd_of(lane);
-    uint32_t error = (uint32_t)operation_run(thread, op);
+    uint32_t error = (uint32_t)op->result.error;
     bool refused = error == ENOTSUP && op->flags & IOU_FAST_ONLY; /* as asked: no fault of the storage */
     counts_report(lane, op, error == ECANCELED || refused ? 0 : (int)error);
     if (error == 0)
@@ -65,6 +65,11 @@ static struct answer run_operation(struct lane_thread *thread, struct op *op) {
         return (struct answer){NBD_ENOTSUP, NOT_FAST};
     uint32_t known = error < nbd->errors_count ? nbd->errors[error] : 0;
     return (struct answer){known ? known : NBD_EIO, FAILED};
+}
+
+static struct answer run_operation(struct lane_thread *thread, struct op *op) {
+    operation_run(thread, op);
+    return answer_of(thread->lane, op);
 }
 
 static void reply(struct iou_lane *lane, const struct request *request, struct answer answer) {
@@ -133,82 +138,68 @@ static void check_allowed(struct iou_lane *lane, struct payload *payload) {
         payload->answer = refuse(lane);
 }
 
-static void write_part(struct lane_thread *thread, struct payload *payload, uint64_t start, uint64_t length, bool fua) {
-    struct op op = {
+static void set_write(struct op *op, const struct payload *payload, bool fua) {
+    *op = (struct op){
         .kind = IOU_WRITE,
         .flags = fua ? IOU_FUA : 0,
-        .offset = payload->offset + start,
-        .length = length,
-        .buffer = payload->data + start,
+        .offset = payload->offset,
+        .length = payload->length,
+        .buffer = payload->data,
     };
-    payload->answer = run_operation(thread, &op);
 }
 
 void request_write_piece(struct lane_thread *thread, struct payload *payload) {
+    struct op op;
     check_allowed(thread->lane, payload);
-    if (!payload->answer.error)
-        write_part(thread, payload, 0, payload->length, false);
+    if (payload->answer.error)
+        return;
+    set_write(&op, payload, false);
+    payload->answer = run_operation(thread, &op);
 }
 
 /*
  * What is written next. Between two parts the leader takes what the client has sent meanwhile, so that the client need
- * not sleep. Nobody else does, and from storage that has begun to sleep the leader is to be relieved.
+ * not sleep. Nobody else does, and from storage that has begun to sleep the leader is to be relieved. 0: the rest.
  */
-static uint64_t next_part(const struct iou_lane *lane, const struct payload *payload, uint64_t start, bool leads) {
-    uint64_t left = payload->length - start;
-    if (!leads || !operation_is_quick(lane, IOU_WRITE))
-        return left;
-    return min_u64(QUICK_WRITE - (payload->offset + start) % PAGE_UNIT, left);
+static uint64_t next_part(const struct iou_lane *lane, const struct op *op, bool leads) {
+    return leads && operation_is_quick(lane, IOU_WRITE) ? QUICK_WRITE - op_position(op) % PAGE_UNIT : 0;
 }
 
-static void write_last_piece(struct lane_thread *thread, struct payload *payload, bool leads, bool fua) {
-    check_allowed(thread->lane, payload);
-    for (uint64_t start = 0, length; start < payload->length && !payload->answer.error; start += length) {
-        length = next_part(thread->lane, payload, start, leads);
-        bool last = start + length == payload->length;
-        write_part(thread, payload, start, length, fua && last);
-        if (!last && (leads = turn_end(thread))) {
-            receive_ahead(thread->lane);
+static struct answer write_parts(struct lane_thread *thread, struct op *op, bool leads) {
+    struct iou_lane *lane = thread->lane;
+    op->most = next_part(lane, op, leads);
+    while (!operation_turn(thread, op)) {
+        if (leads && (leads = turn_end(thread))) {
+            receive_ahead(lane);
             turn_begin(thread);
         }
+        op->most = next_part(lane, op, leads);
     }
+    operation_end(lane, op);
+    return answer_of(lane, op);
 }
 
-static void run_write(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads) {
+/* Write the payload, unless it is told already why not, and answer. */
+static void end_payload(struct lane_thread *thread, const struct request *request, struct payload *payload,
+                        struct op *op, bool leads) {
     struct iou_lane *lane = thread->lane;
-    if (payload->memory) {
-        write_last_piece(thread, payload, leads, request->flags & FLAG_FUA);
+    if (op->kind)
+        payload->answer = write_parts(thread, op, leads);
+    if (payload->memory)
         memory_put(lane, payload->memory);
-    }
     reply(lane, request, payload->answer);
 }
 
 /* ---- the others ------------------------------------------------------------------------------------------------- */
 
-static struct answer run_zero(struct lane_thread *thread, const struct request *request) {
-    bool keep = request->flags & FLAG_NO_HOLE || !(thread->lane->flags & IOU_LANE_SPARSE);
-    struct op op = {
-        .kind = IOU_ZERO,
-        .flags = (keep ? IOU_ALLOCATE : 0) | (request->flags & FLAG_FAST_ZERO ? IOU_FAST_ONLY : 0) |
-                 (request->flags & FLAG_FUA ? IOU_FUA : 0),
-        .offset = request->offset,
-        .length = request->length,
-    };
-    return run_operation(thread, &op);
+static uint32_t zero_flags(const struct iou_lane *lane, const struct request *request) {
+    bool keep = request->flags & FLAG_NO_HOLE || !(lane->flags & IOU_LANE_SPARSE);
+    return (keep ? IOU_ALLOCATE : 0) | (request->flags & FLAG_FAST_ZERO ? IOU_FAST_ONLY : 0);
 }
 
 static struct answer run_flush(struct lane_thread *thread) {
     struct op op = {.kind = IOU_FLUSH};
     return run_operation(thread, &op);
-}
-
-/* A ticket that is not sparse keeps its storage: then nothing is freed. */
-static struct answer run_trim(struct lane_thread *thread, const struct request *request) {
-    bool fua = request->flags & FLAG_FUA;
-    struct op op = {.kind = IOU_TRIM, .flags = fua ? IOU_FUA : 0, .offset = request->offset, .length = request->length};
-    if (thread->lane->flags & IOU_LANE_SPARSE)
-        return run_operation(thread, &op);
-    return fua ? run_flush(thread) : (struct answer){0, NULL};
 }
 
 /* What lies past the end of the image is a hole. */
@@ -260,7 +251,37 @@ static void run_status(struct lane_thread *thread, const struct request *request
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
-static void run_allowed(struct lane_thread *thread, const struct request *request) {
+/* A ticket that is not sparse keeps its storage: nothing is trimmed. */
+static bool changes_nothing(const struct iou_lane *lane, const struct request *request) {
+    return request->length == 0 || (request->command == CMD_TRIM && !(lane->flags & IOU_LANE_SPARSE));
+}
+
+static void set_change(struct op *op, const struct iou_lane *lane, const struct request *request) {
+    bool zeroes = request->command == CMD_WRITE_ZEROES;
+    *op = (struct op){
+        .kind = zeroes ? IOU_ZERO : IOU_TRIM,
+        .flags = (request->flags & FLAG_FUA ? IOU_FUA : 0) | (zeroes ? zero_flags(lane, request) : 0),
+        .offset = request->offset,
+        .length = request->length,
+    };
+}
+
+void request_begin(struct iou_lane *lane, const struct request *request, struct payload *payload, struct op *op) {
+    op->kind = 0;
+    if (request->error)
+        return;
+    check_allowed(lane, payload);
+    if (payload->answer.error)
+        return;
+    if (payload->memory)
+        set_write(op, payload, request->flags & FLAG_FUA);
+    else if ((request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM) && !changes_nothing(lane, request))
+        set_change(op, lane, request);
+    if (op->kind)
+        operation_begin(lane, op);
+}
+
+static void run_allowed(struct lane_thread *thread, const struct request *request, struct op *op) {
     struct iou_lane *lane = thread->lane;
     if (request->command == CMD_FLUSH)
         reply(lane, request, run_flush(thread));
@@ -268,25 +289,22 @@ static void run_allowed(struct lane_thread *thread, const struct request *reques
         reply_success(lane, request); /* images are read past the page cache: there is nothing to fill */
     else if (request->command == CMD_READ)
         run_read(thread, request);
+    else if (op->kind)
+        reply(lane, request, run_operation(thread, op));
     else if (request->command == CMD_TRIM)
-        reply(lane, request, run_trim(thread, request));
-    else if (request->command == CMD_WRITE_ZEROES)
-        reply(lane, request, run_zero(thread, request));
+        reply(lane, request, request->flags & FLAG_FUA ? run_flush(thread) : (struct answer){0, NULL});
     else
         run_status(thread, request);
 }
 
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, bool leads) {
-    struct iou_lane *lane = thread->lane;
-    if (payload->memory || payload->answer.error) {
-        run_write(thread, request, payload, leads);
-    } else if (request->error) {
-        reply_error(lane, request, request->error, request->text);
-    } else if (lane_refuses(lane)) {
-        reply(lane, request, refuse(lane));
-    } else {
-        run_allowed(thread, request);
-    }
+void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, struct op *op,
+                 bool leads) {
+    if (request->error)
+        reply_error(thread->lane, request, request->error, request->text);
+    else if (payload->memory || payload->answer.error)
+        end_payload(thread, request, payload, op, leads);
+    else
+        run_allowed(thread, request, op);
 }
 
 void request_end(struct iou_lane *lane) {

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Operations: what is accepted, what they claim, and how they run from start to end. */
+/* Operations: what is accepted, what they claim, and how they run, turn after turn. */
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "internal.h"
 
@@ -48,51 +47,48 @@ int op_check(const struct op *op) {
 
 /* ---- claims ----------------------------------------------------------------------------------------------------- */
 
-static void set_range(struct range *range, uint64_t start, uint64_t end) {
-    range->start = start;
-    range->end = end;
-}
-
 /*
- * The unit that the ends of a request must be aligned to, if it is to have no edges. Zeros and trims: file systems zero
- * parts of a page through the page cache. Writes: what does not fill a block is read-modify-write, but in a buffered
- * file, where the kernel merges. Whether the file is long enough for that block may change until the operation runs,
- * and does not matter: both ways of writing it are covered by the same edge.
+ * The unit that the ends of a request must be aligned to, if it is to touch nothing beside its range. Zeros and trims:
+ * file systems zero parts of a page through the page cache. Writes: what does not fill a block is read-modify-write,
+ * but in a buffered file, where the kernel merges. Whether the file is long enough for that block may change until the
+ * operation runs, and does not matter: both ways of writing it stay inside of what is claimed. Buffered beside direct:
+ * pages dirtied under a direct write of the same page would undo it.
  */
-static uint64_t edge_unit(const struct op *op) {
-    return op->kind == IOU_WRITE ? op->handle->unit : op->handle->lock_unit;
-}
-
-static void claim_edges(struct claim *claim, uint64_t unit, uint64_t lock_unit) {
-    struct range *whole = &claim->whole;
-    bool head = !is_aligned(whole->start, unit), tail = !is_aligned(whole->end, unit);
-    if (head)
-        whole->start = round_down(whole->start, lock_unit);
-    if (tail)
-        whole->end = round_up(whole->end, lock_unit);
-    if (head)
-        set_range(&claim->edges[0], whole->start, whole->start + lock_unit);
-    if (tail)
-        set_range(&claim->edges[1], whole->end - lock_unit, whole->end);
-}
-
-bool op_claims(const struct op *op) {
-    return changes_data(op->kind) && op->length;
-}
-
-void op_make_claim(struct op *op) {
+static uint64_t touched_unit(const struct op *op) {
     const iou_handle *handle = op->handle;
-    struct claim *claim = &op->claim;
-    memset(claim, 0, sizeof(*claim));
-    set_range(&claim->whole, op->offset, op->offset + op->length);
-    if (!handle->direct && handle->image->direct_handles) {
-        /* Pages dirtied under a direct write of the same page would undo it, so they keep all out. */
-        claim->whole.start = round_down(claim->whole.start, handle->lock_unit);
-        claim->whole.end = round_up(claim->whole.end, handle->lock_unit);
-        claim->edges[0] = claim->whole;
-    } else {
-        claim_edges(claim, edge_unit(op), handle->lock_unit);
-    }
+    bool mixed = !handle->direct && handle->image->direct_handles;
+    return op->kind == IOU_WRITE && !mixed ? handle->unit : handle->lock_unit;
+}
+
+static struct range touched_range(const struct op *op) {
+    uint64_t unit = touched_unit(op), lock_unit = op->handle->lock_unit;
+    uint64_t start = op->offset, end = op->offset + op->length;
+    return (struct range){
+        .start = is_aligned(start, unit) ? start : round_down(start, lock_unit),
+        .end = is_aligned(end, unit) ? end : round_up(end, lock_unit),
+    };
+}
+
+int op_claim(struct op *op) {
+    if (!changes_data(op->kind) || op->length == 0)
+        return 0;
+    struct range range = touched_range(op);
+    int error = claim_take(&op->handle->image->claims, &op->claim, &range);
+    op->claimed = error != -ENOMEM;
+    op->waits = error == -EAGAIN;
+    return error;
+}
+
+void op_await(struct op *op) {
+    if (op->waits)
+        claim_wait(&op->handle->image->claims, &op->claim, op->control ? &op->control->canceled : NULL);
+    op->waits = false;
+}
+
+void op_unclaim(struct op *op) {
+    if (op->claimed)
+        claim_release(&op->handle->image->claims, &op->claim);
+    op->claimed = false;
 }
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
@@ -129,28 +125,47 @@ static int run_kind(struct op *op) {
     }
 }
 
-/* What changes data is seen in the image's generation, and ends with a flush if asked for. */
-static int run_change(struct op *op) {
+/* What changes data is seen in the image's generation. */
+static void begin_change(struct op *op) {
     struct image *image = op->handle->image;
+    op->changes = true;
     image->activity += ((uint64_t)1 << WRITERS_BITS) + 1;
     if (op->kind == IOU_WRITE && op->length)
         image->content = CONTENT_WRITTEN;
-    int error = run_kind(op);
-    if (!error && op->flags & IOU_FUA)
-        error = io_flush(op);
-    image->activity += ((uint64_t)1 << WRITERS_BITS) - 1;
-    return error;
 }
 
-void op_run(struct op *op) {
-    int error;
-    if (op->abandoned || op_canceled(op))
-        error = op_fail(op, IOU_SYS_NONE, ECANCELED);
-    else
-        error = changes_data(op->kind) ? run_change(op) : run_kind(op);
+static void end(struct op *op, int error) {
+    if (op->changes)
+        op->handle->image->activity += ((uint64_t)1 << WRITERS_BITS) - 1;
+    op->changes = false;
     free(op->bounce);
     op->bounce = NULL;
     op->result.error = -error;
+}
+
+/* Only what moves or changes data goes in turns. */
+static bool is_whole(const struct op *op) {
+    return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
+}
+
+bool op_turn(struct op *op) {
+    if (op->abandoned || op_canceled(op)) {
+        op_cancel(op);
+        return true;
+    }
+    if (changes_data(op->kind) && !op->changes)
+        begin_change(op);
+    int error = run_kind(op);
+    if (!error && !is_whole(op))
+        return false;
+    if (!error && changes_data(op->kind) && op->flags & IOU_FUA)
+        error = io_flush(op);
+    end(op, error);
+    return true;
+}
+
+void op_cancel(struct op *op) {
+    end(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
 }
 
 /* ---- in the caller's thread ------------------------------------------------------------------------------------- */
@@ -159,7 +174,7 @@ static int execute_open(struct op *op) {
     if (!op->buffer)
         return -EINVAL;
     op->path = op->buffer;
-    op_run(op);
+    op_turn(op);
     return 0;
 }
 
@@ -168,17 +183,14 @@ static int execute_on_handle(struct op *op) {
     int error = handle_take(handle, op->kind, NULL);
     if (error)
         return error;
-    bool claims = op_claims(op);
-    if (claims) {
-        op_make_claim(op);
-        if (!claim_take(handle->image, &op->claim))
-            claim_wait(handle->image, &op->claim, NULL);
-    }
-    op_run(op);
-    if (claims)
-        claim_release(handle->image, &op->claim);
+    error = op_claim(op);
+    op_await(op);
+    op->turn_end = UINT64_MAX; /* nobody waits for this thread */
+    if (error != -ENOMEM)
+        op_turn(op);
+    op_unclaim(op);
     handle_put(handle, NULL);
-    return 0;
+    return error == -ENOMEM ? error : 0;
 }
 
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,

@@ -2,19 +2,14 @@
 
 /*
  * What runs next: devices take turns, each in order of submission, with at most its quota running. An operation that
- * must wait for somebody's edge is parked; it gets ahead of the queue as soon as it is admitted.
+ * overlaps an earlier change is parked; it gets ahead of the queue as soon as it is admitted. One whose turn is over
+ * goes to the end of the queue.
  */
 
 #include <errno.h>
 #include <stdlib.h>
 
 #include "engine.h"
-
-/*
- * A parked operation is compared with each that comes after it. So no more than these wait at a time in one device's
- * name; then its queue stands still until one of them may run.
- */
-#define MAX_PARKED 256
 
 static struct device *find_device(struct iou_engine *engine, uint64_t id) {
     for (struct link *node = engine->devices.next; node != &engine->devices; node = node->next) {
@@ -36,8 +31,7 @@ static struct device *find_device(struct iou_engine *engine, uint64_t id) {
 
 /* Put the device where it belongs after a change: among those that are ready, or not, or to an end. */
 static void settle(struct iou_engine *engine, struct device *device) {
-    bool full = device->parked >= MAX_PARKED && link_empty(&device->admitted);
-    bool ready = device->queued && device->running < engine->quota && !full;
+    bool ready = device->queued && device->running < engine->quota;
     if (ready && link_empty(&device->ready))
         link_append(&engine->ready, &device->ready);
     if (!ready)
@@ -61,20 +55,6 @@ static void dequeue(struct iou_engine *engine, struct op *op) {
     engine->queued--;
 }
 
-int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id) {
-    op->device = find_device(engine, device_id);
-    if (!op->device)
-        return -ENOMEM;
-    enqueue(engine, &op->device->queue, op);
-    settle(engine, op->device);
-    return 0;
-}
-
-void schedule_take_back(struct iou_engine *engine, struct op *op) {
-    dequeue(engine, op);
-    settle(engine, op->device);
-}
-
 uint32_t schedule_runnable(const struct iou_engine *engine) {
     uint64_t runnable = 0;
     for (const struct link *node = engine->ready.next; node != &engine->ready; node = node->next) {
@@ -85,6 +65,12 @@ uint32_t schedule_runnable(const struct iou_engine *engine) {
 }
 
 /* ---- parking ---------------------------------------------------------------------------------------------------- */
+
+static void park(struct iou_engine *engine, struct op *op) {
+    link_append(&engine->parked, &op->link);
+    op->device->parked++;
+    engine->parked_count++;
+}
 
 static void unpark(struct iou_engine *engine, struct op *op) {
     link_remove(&op->link);
@@ -97,7 +83,6 @@ static void on_admitted(struct claim *claim) {
     struct op *op = container_of(claim, struct op, claim);
     struct iou_engine *engine = op->engine;
     pthread_mutex_lock(&engine->lock);
-    op->claimed = true;
     unpark(engine, op);
     enqueue(engine, &op->device->admitted, op);
     settle(engine, op->device);
@@ -105,36 +90,34 @@ static void on_admitted(struct claim *claim) {
     engine_unlock(engine);
 }
 
-/* Take the operation's claim; false: it was parked. */
-static bool claim_or_park(struct iou_engine *engine, struct op *op) {
-    if (op->claimed || op->abandoned || !op_claims(op))
-        return true;
-    op_make_claim(op);
+/* ---- what runs -------------------------------------------------------------------------------------------------- */
+
+int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id) {
+    op->device = find_device(engine, device_id);
+    if (!op->device)
+        return -ENOMEM;
     op->claim.admitted = on_admitted;
-    op->claimed = claim_take(op->handle->image, &op->claim);
-    if (op->claimed)
-        return true;
-    link_append(&engine->parked, &op->link);
-    op->device->parked++;
-    engine->parked_count++;
-    return false;
+    int error = op_claim(op);
+    if (error == 0)
+        enqueue(engine, &op->device->queue, op);
+    else if (error == -EAGAIN)
+        park(engine, op);
+    settle(engine, op->device);
+    return error == -ENOMEM ? error : 0;
 }
 
 struct op *schedule_next(struct iou_engine *engine) {
-    while (!link_empty(&engine->ready)) {
-        struct device *device = container_of(engine->ready.next, struct device, ready);
-        struct link *list = link_empty(&device->admitted) ? &device->queue : &device->admitted;
-        struct op *op = container_of(list->next, struct op, link);
-        dequeue(engine, op);
-        op->abandoned = engine->stopping && op->kind != IOU_CLOSE;
-        bool runs = claim_or_park(engine, op);
-        device->running += runs;
-        link_remove(&device->ready); /* to the end of the line */
-        settle(engine, device);
-        if (runs)
-            return op;
-    }
-    return NULL;
+    if (link_empty(&engine->ready))
+        return NULL;
+    struct device *device = container_of(engine->ready.next, struct device, ready);
+    struct link *list = link_empty(&device->admitted) ? &device->queue : &device->admitted;
+    struct op *op = container_of(list->next, struct op, link);
+    dequeue(engine, op);
+    op->abandoned = engine->stopping && op->kind != IOU_CLOSE && !op->started_at;
+    device->running++;
+    link_remove(&device->ready); /* to the end of the line */
+    settle(engine, device);
+    return op;
 }
 
 void schedule_ended(struct iou_engine *engine, struct op *op) {
@@ -142,10 +125,17 @@ void schedule_ended(struct iou_engine *engine, struct op *op) {
     settle(engine, op->device);
 }
 
+void schedule_again(struct iou_engine *engine, struct op *op) {
+    op->device->running--;
+    enqueue(engine, &op->device->queue, op);
+    settle(engine, op->device);
+}
+
 /* ---- canceling -------------------------------------------------------------------------------------------------- */
 
+/* all: those that have not begun. */
 static bool is_canceled(const struct op *op, bool all) {
-    return op->kind != IOU_CLOSE && (all || op_canceled(op));
+    return op->kind != IOU_CLOSE && ((all && !op->started_at) || op_canceled(op));
 }
 
 static uint32_t cancel_queued(struct iou_engine *engine, struct link *list, bool all, struct link *canceled) {
@@ -169,8 +159,9 @@ static uint32_t cancel_parked(struct iou_engine *engine, bool all, struct link *
         struct device *device = op->device;
         next = node->next;
         /* One that was admitted meanwhile is on its way to the queue, and ends when it is picked up. */
-        if (!is_canceled(op, all) || !claim_withdraw(op->handle->image, &op->claim, freed))
+        if (!is_canceled(op, all) || !claim_withdraw(&op->handle->image->claims, &op->claim, freed))
             continue;
+        op->claimed = false;
         unpark(engine, op);
         settle(engine, device);
         link_append(canceled, &op->link);

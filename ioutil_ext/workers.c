@@ -31,12 +31,14 @@ void deadline_in(clockid_t clock, struct timespec *deadline, uint64_t ms) {
 
 /* ---- one operation ---------------------------------------------------------------------------------------------- */
 
-static void run(struct op *op) {
+/* False: it was only a turn. */
+static bool run(struct op *op) {
+    if (!op_turn(op))
+        return false;
     op->result.queued = op->started_at - op->submitted_at;
-    op_run(op);
     op->result.elapsed = now_ns() - op->started_at;
-    if (op->claimed)
-        claim_release(op->handle->image, &op->claim);
+    op_unclaim(op);
+    return true;
 }
 
 void worker_finish(struct op *op) {
@@ -94,15 +96,21 @@ static bool rest(struct worker *worker) {
 }
 
 static void start_op(struct worker *worker, struct op *op) {
+    uint64_t now = now_ns();
     worker->op = op;
     worker->engine->busy++;
-    op->started_at = now_ns();
+    op->started_at = op->started_at ? op->started_at : now;
+    op->turn_end = now + TURN_NS;
 }
 
-static void end_op(struct worker *worker, struct op *op) {
+static void end_op(struct worker *worker, struct op *op, bool ended) {
     struct iou_engine *engine = worker->engine;
     worker->op = NULL;
     engine->busy--;
+    if (!ended) {
+        schedule_again(engine, op);
+        return;
+    }
     engine->completed += op->queue != NULL;
     schedule_ended(engine, op);
 }
@@ -123,12 +131,11 @@ static void work(struct worker *worker) {
         pthread_mutex_unlock(&engine->lock);
         if (ended)
             worker_finish(ended);
-        if (op)
-            run(op);
+        bool whole = op && run(op);
         pthread_mutex_lock(&engine->lock);
         if (op)
-            end_op(worker, op);
-        ended = op;
+            end_op(worker, op, whole);
+        ended = whole ? op : NULL;
     }
 }
 
@@ -207,7 +214,7 @@ void engine_unlock(struct iou_engine *engine) {
     }
 }
 
-bool workers_wake(struct iou_engine *engine) {
+void workers_wake(struct iou_engine *engine) {
     uint32_t wanted = schedule_runnable(engine);
     while (engine->waking < wanted) {
         if (!link_empty(&engine->idle))
@@ -215,7 +222,10 @@ bool workers_wake(struct iou_engine *engine) {
         else if (engine->threads >= engine->max_threads || !start_worker(engine))
             break;
     }
-    return engine->threads > 0;
+}
+
+bool workers_ensure(struct iou_engine *engine) {
+    return engine->threads || start_worker(engine);
 }
 
 void workers_wake_all(struct iou_engine *engine) {

@@ -79,13 +79,13 @@ static int zero_step(struct zeroing *z, uint64_t offset, uint64_t length) {
     return zero_is_unsupported(error) ? -EIO : error;
 }
 
-static int zero_steps(struct zeroing *z, uint64_t start, uint64_t end) {
-    for (uint64_t stop; start < end; start = stop) {
+/* Go on to the end, or until the turn is over. */
+static int zero_steps(struct zeroing *z, uint64_t end) {
+    for (uint64_t start; (start = op_position(z->op)) < end;) {
         if (op_canceled(z->op))
             return op_fail(z->op, IOU_SYS_NONE, ECANCELED);
-        stop = zero_step_end(z, start, end);
-        int error = zero_step(z, start, stop - start);
-        if (error)
+        int error = zero_step(z, start, zero_step_end(z, start, end) - start);
+        if (error || op_turn_is_over(z->op))
             return error;
     }
     return 0;
@@ -97,17 +97,14 @@ static int zero_steps(struct zeroing *z, uint64_t start, uint64_t end) {
  * A fast request must not extend the file and then find out that it is not fast. So its first step is done before, with
  * calls that keep the size.
  */
-static int first_fast_step(struct zeroing *z, uint64_t *start, uint64_t end) {
-    uint64_t stop = zero_step_end(z, *start, end);
+static int first_fast_step(struct zeroing *z, uint64_t start, uint64_t end) {
     z->grow_later = FALLOC_FL_KEEP_SIZE;
-    int error = zero_step(z, *start, stop - *start);
+    int error = zero_step(z, start, zero_step_end(z, start, end) - start);
     z->grow_later = 0;
-    if (!error)
-        *start = stop;
     return error;
 }
 
-static int zero_file(struct zeroing *z, uint64_t start, uint64_t end) {
+static int begin_file(struct zeroing *z, uint64_t start, uint64_t end) {
     struct image *image = z->op->handle->image;
     uint64_t size;
     pthread_mutex_lock(&image->size_lock);
@@ -115,79 +112,95 @@ static int zero_file(struct zeroing *z, uint64_t start, uint64_t end) {
     if (!error && end > size) {
         z->past_eof = start >= size;
         if (z->fast_only)
-            error = first_fast_step(z, &start, end);
+            error = first_fast_step(z, start, end);
         if (!error)
             error = size_extend_locked(z->op, end);
     }
     pthread_mutex_unlock(&image->size_lock);
-    return error ? error : zero_steps(z, start, end);
+    return error;
 }
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
-/* Only whole blocks go down the table; what is left at the ends is written. */
-static int zero_device(struct zeroing *z, uint64_t start, uint64_t end) {
+/* Only whole blocks go down the table; what is left at the ends, from head back and from tail on, is written. */
+static uint64_t head_of(const struct op *op) {
+    return min_u64(round_up(op->offset, op->handle->block_size), op->offset + op->length);
+}
+
+static uint64_t tail_of(const struct op *op) {
+    return max_u64(round_down(op->offset + op->length, op->handle->block_size), head_of(op));
+}
+
+static int begin_device(struct zeroing *z, uint64_t start, uint64_t end) {
     struct op *op = z->op;
-    uint64_t block = op->handle->block_size;
-    uint64_t head = min_u64(round_up(start, block), end);
-    uint64_t tail = max_u64(round_down(end, block), head);
-    if (z->fast_only && (start < head || tail < end))
+    uint64_t head = head_of(op);
+    bool parts = start < head || tail_of(op) < end;
+    if (z->fast_only && parts)
         return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
     int error = size_check_device(op, end);
     if (!error && start < head)
         error = io_write_range(op, NULL, start, head);
-    if (!error)
-        error = zero_steps(z, head, tail);
-    if (!error && tail < end)
-        error = io_write_range(op, NULL, tail, end);
-    if (start < head || tail < end)
+    if (parts)
         zero_note_method(op, IOU_METHOD_WRITE);
     return error;
 }
 
-int zero_run(struct op *op) {
+/* ---- all -------------------------------------------------------------------------------------------------------- */
+
+static int begin(struct zeroing *z, struct op *op) {
     bool file = op->handle->image->type == IOU_FILE;
     const struct ladder *ladder = (file ? FILES : DEVICES) + (op->flags & IOU_ALLOCATE ? KEEP_ALLOCATED : MAY_FREE);
-    struct zeroing z = {.op = op, .fast_only = op->flags & IOU_FAST_ONLY};
-    z.rungs = z.fast_only ? ladder->fast : ladder->rungs;
+    *z = (struct zeroing){.op = op, .fast_only = op->flags & IOU_FAST_ONLY};
+    z->rungs = z->fast_only ? ladder->fast : ladder->rungs;
+    z->past_eof = true; /* not known yet: the answer must be sure */
+    if (!has_usable(z))
+        return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
+    z->past_eof = false;
+    return (file ? begin_file : begin_device)(z, op->offset, op->offset + op->length);
+}
+
+int zero_run(struct op *op) {
+    struct zeroing *z = &op->zeroing;
+    uint64_t end = op->offset + op->length;
+    uint64_t tail = op->handle->image->type == IOU_FILE ? end : tail_of(op);
     if (op->length == 0)
         return 0;
-    z.past_eof = true; /* not known yet: the answer must be sure */
-    if (!has_usable(&z))
-        return op_fail(op, IOU_SYS_NONE, EOPNOTSUPP);
-    z.past_eof = false;
-    uint64_t end = op->offset + op->length;
-    return file ? zero_file(&z, op->offset, end) : zero_device(&z, op->offset, end);
+    int error = z->rungs ? 0 : begin(z, op);
+    if (!error)
+        error = zero_steps(z, tail);
+    if (!error && tail < end && op_position(op) == tail)
+        error = io_write_range(op, NULL, tail, end);
+    return error;
 }
 
 /* ---- trim ------------------------------------------------------------------------------------------------------- */
 
-/* Punch whole blocks. What cannot be freed is not an error: trimming is a hint. */
-static int punch_steps(struct zeroing *z, uint64_t start, uint64_t end) {
+/* Punch whole blocks. What cannot be freed is not an error: trimming is a hint, and all of it is done then. */
+static int punch_steps(struct zeroing *z, uint64_t end) {
     struct op *op = z->op;
-    for (uint64_t stop; start < end && zero_is_usable(z, IOU_METHOD_PUNCH_HOLE); start = stop) {
+    for (uint64_t start; (start = op_position(op)) < end && zero_is_usable(z, IOU_METHOD_PUNCH_HOLE);) {
         if (op_canceled(op))
             return op_fail(op, IOU_SYS_NONE, ECANCELED);
-        stop = zero_step_end(z, start, end);
-        int error = zero_apply(z, IOU_METHOD_PUNCH_HOLE, start, stop - start);
+        int error = zero_apply(z, IOU_METHOD_PUNCH_HOLE, start, zero_step_end(z, start, end) - start);
         if (zero_is_unsupported(error) || zero_is_refused(op, error))
             break;
         if (error)
             return error;
+        if (op_position(op) < end && op_turn_is_over(op))
+            return 0;
     }
     op->result.syscall = IOU_SYS_NONE;
+    op_advance(op, op->length - op->result.done);
     return 0;
 }
 
 int zero_trim(struct op *op) {
-    struct zeroing z = {.op = op};
     uint64_t size, block = op->handle->block_size;
     int error = size_refresh(op, op->handle, &size);
     if (error)
         return error;
-    uint64_t end = round_down(min_u64(op->offset + op->length, size), block);
-    error = punch_steps(&z, round_up(op->offset, block), end);
-    if (!error)
-        op_advance(op, op->length - op->result.done);
-    return error;
+    op->zeroing.op = op;
+    if (op->result.done == 0) /* nothing of the first block, if it is there in part */
+        op_advance(op, min_u64(round_up(op->offset, block) - op->offset, op->length));
+    return punch_steps(&op->zeroing, round_down(min_u64(op->offset + op->length, size), block));
 }

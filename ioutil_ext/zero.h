@@ -7,17 +7,6 @@
 
 #include "internal.h"
 
-/* One request to zero on its way down the table, or to trim. */
-struct zeroing {
-    struct op *op;
-    const iou_method *rungs; /* methods in the order in which they are tried, then NONE; of a trim: NULL */
-    bool fast_only;
-    bool past_eof;    /* the range started at or past the end of the file: there is nothing to be freed */
-    bool changed;     /* something of the range may have been zeroed */
-    int grow_later;   /* FALLOC_FL_KEEP_SIZE as long as the file has not been extended to the end of the range */
-    unsigned skipped; /* bits of methods that this request was refused */
-};
-
 /* Whether the request may try the method, as far as is known. */
 bool zero_is_usable(const struct zeroing *z, iou_method method);
 
@@ -33,7 +22,9 @@ bool zero_is_unsupported(int error);
 /* Refused although the range is aligned as the device demands: another method may do, for this request. */
 bool zero_is_refused(const struct op *op, int error);
 
-/* Where the step ends that begins at start. Steps end at blocks, so that only the ends of the request have edges. */
+/* Where the step ends that begins at start. Steps end at blocks, so that only the ends of the request cover one in
+ * part.
+ */
 uint64_t zero_step_end(const struct zeroing *z, uint64_t start, uint64_t end);
 
 /* Note in the completion that a method was used. */

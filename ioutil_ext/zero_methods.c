@@ -158,19 +158,19 @@ static int call(struct zeroing *z, iou_method method, uint64_t offset, uint64_t 
 /* ---- what is learnt of the time it took ------------------------------------------------------------------------- */
 
 /*
- * How much one call is asked to zero. It starts at 128 MiB: published experience with thin iSCSI (LIO) is lost
- * connections with steps of 1 GiB, because one command takes longer than its timeout of 30 s, and none with 128 MiB.
- * Slower than a second: shrink in proportion. Grow, by doubling, only when a whole step took less than a quarter of a
- * second, so that the next one is still expected below half of one. For devices never more than 256 MiB, far from the
- * size that is known to do harm: storage that takes the first gigabytes into a cache and then becomes slow is met by a
- * small one. A file system that does so in an instant only changes its records, and each call waits for its journal:
- * 8 GiB of ext4 take 5.8 ms in steps of 256 MiB, 4.7 of 1 GiB; 512 MiB 1.20 ms in two, 1.16 in one.
+ * How much one call is asked to zero. Others wait for it, so it should take half a second at most. Slower than that:
+ * shrink in proportion. Grow, by doubling, only when a whole step took less than an eighth of a second, so that the
+ * next one is still expected below half of that. For devices never more than 256 MiB: published experience with thin
+ * iSCSI (LIO) is lost connections with steps of 1 GiB, because one command takes longer than its timeout of 30 s, and
+ * none with 128 MiB; and storage that takes the first gigabytes into a cache and then becomes slow is met by a small
+ * one. A file system that does so in an instant only changes its records, and each call waits for its journal: 8 GiB of
+ * ext4 take 5.8 ms in steps of 256 MiB, 4.7 of 1 GiB; 512 MiB 1.20 ms in two, 1.16 in one.
  */
 #define MIN_STEP MIB
 #define MAX_STEP (256 * MIB)
 #define MAX_INSTANT_STEP (1024 * MIB)
-#define SLOW_STEP 1000000000u
-#define FAST_STEP 250000000u
+#define SLOW_STEP 500000000u
+#define FAST_STEP 125000000u
 #define INSTANT_STEP 20000000u
 
 static void adapt_step(struct image *image, uint64_t length, uint64_t elapsed) {

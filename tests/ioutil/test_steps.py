@@ -43,9 +43,9 @@ def assert_covered(calls: list[Call], offset: int, length: int) -> None:
     assert length == 0
 
 
-def test_the_first_step_is_128_mib(huge: HugeImage) -> None:
+def test_the_first_step_is_small_where_the_kernel_may_write(huge: HugeImage) -> None:
     with opened_huge(huge) as image:
-        assert image.info.step == 128 * MiB
+        assert image.info.step == (16 if huge.is_block else 128) * MiB
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_slow_call_makes_the_next_one_smaller(huge: HugeImage) -> None:
         with huge.installed():
             image.zero(0, 512 * MiB)
     calls = [call for call in huge.calls if call.name == "punch_hole"]
-    assert calls[0].length == 128 * MiB
-    assert calls[1].length <= 64 * MiB
+    # A quarter of it takes half a second.
+    assert calls[1].length <= calls[0].length // 4
     assert_covered(calls, 0, 512 * MiB)
 
 
