@@ -18,9 +18,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import uvloop
 
 from . import tls
-from .poller import Poller
 from .sockets import BACKLOG
-from .tlstransport import shake_hands
+from .tlstransport import Pollers, shake_hands
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class ServingLoop:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.set_exception_handler(_report)
         self._loop = loop
-        self._poller: Poller | None = None
+        self._pollers: Pollers | None = None
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -127,7 +126,9 @@ class ServingLoop:
                 if secure is None:
                     await self._loop.connect_accepted_socket(server.connection, sock)
                 else:
-                    await shake_hands(self._get_poller(), sock, secure.direct, server.connection, tls.HANDSHAKE_TIMEOUT)
+                    await shake_hands(
+                        self._get_pollers(), sock, secure.context, server.connection, tls.HANDSHAKE_TIMEOUT
+                    )
                 stack.pop_all()
         except OSError as e:  # a handshake that failed, or took too long, too
             log.debug("connection was not made: %s", e)
@@ -135,12 +136,12 @@ class ServingLoop:
             self._made += 1
 
     async def _start(self) -> None:
-        self._get_poller()  # not at the first connection, which may find no descriptor left
+        self._get_pollers()  # not at the first connection, which may find no descriptor left
 
-    def _get_poller(self) -> Poller:
-        if self._poller is None:
-            self._poller = Poller(self._loop)
-        return self._poller
+    def _get_pollers(self) -> Pollers:
+        if self._pollers is None:
+            self._pollers = Pollers(self._loop)
+        return self._pollers
 
     async def _stop(self, timeout: float) -> None:
         await asyncio.sleep(0)  # a task that is cancelled before it began would leave its socket open
@@ -150,9 +151,9 @@ class ServingLoop:
         if tasks := self._handshakes | self._connecting:
             await asyncio.wait(tasks)
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
-        if self._poller is not None:
-            self._poller.close()
-            self._poller = None
+        if self._pollers is not None:
+            self._pollers.close()
+            self._pollers = None
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from .units import KiB
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
-#: Sockets that are looked at in one turn of the loop.
+#: Sockets that are looked at in one turn of the loop, if the owner says no other number.
 MOST_EVENTS = 64
 #: How long a socket that we closed is read, in seconds, and how many are at a time.
 LINGER = 1.0
@@ -25,8 +25,9 @@ MOST_LINGERING = 256
 class Poller:
     """Call back in a loop's thread, again and again, as long as a socket is ready for what its owner wants."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, most_events: int = MOST_EVENTS) -> None:
         self.loop = loop
+        self._most_events = most_events
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -79,7 +80,7 @@ class Poller:
         self._epoll.close()
 
     def _look(self) -> None:
-        for fd, _ in self._epoll.poll(0, MOST_EVENTS):
+        for fd, _ in self._epoll.poll(0, self._most_events):
             callback = self._callbacks.get(fd)  # one before may have ended it
             if callback is not None:
                 callback()

@@ -27,14 +27,13 @@ class ServerTls:
     def __init__(self, config: Tls) -> None:
         self._config = config
         self._seen = self._stamp()
-        #: For transports of a loop's own, and for ours, which are faster.
-        self.context, self.direct = _make(config)
+        self.context = _make(config)
 
     def renew(self) -> None:
         """Load certificate and key again; when that fails the old ones stay and the log says why."""
         self._seen = self._stamp()
         try:
-            self.context, self.direct = _make(self._config)
+            self.context = _make(self._config)
         except ConfigError as e:
             log.error("cannot renew the certificate, the old one stays in use: %s", e)
         else:
@@ -66,33 +65,27 @@ def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl
     return context
 
 
-def _make(config: Tls) -> tuple[ssl.SSLContext, TlsContext]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.verify_mode = _CLIENT_AUTH[config.client_auth]
+def _make(config: Tls) -> TlsContext:
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    rules.minimum_version = ssl.TLSVersion.TLSv1_2
+    rules.verify_mode = _CLIENT_AUTH[config.client_auth]
     # Transfers are long and keep their connections: renegotiation is only an attack.
-    context.options |= ssl.OP_NO_RENEGOTIATION
-    if context.verify_mode is not ssl.CERT_NONE:
-        _load_ca(context, config.ca_file)
+    rules.options |= ssl.OP_NO_RENEGOTIATION
+    ca_file = ""
+    if rules.verify_mode is not ssl.CERT_NONE:
+        ca_file = config.ca_file
+        _load_ca(rules, ca_file)
     try:
-        context.load_cert_chain(config.cert_file, config.key_file, password=_no_passphrase)
-        ca_file = "" if context.verify_mode is ssl.CERT_NONE else config.ca_file
-        direct = TlsContext(context, cert_file=config.cert_file, key_file=config.key_file, ca_file=ca_file)
+        return TlsContext(rules, cert_file=config.cert_file, key_file=config.key_file, ca_file=ca_file)
     except OSError as e:
         raise ConfigError(
             f"[tls] cannot load cert_file {config.cert_file} with key_file {config.key_file}: {e}"
         ) from None
-    return context, direct
 
 
-def _no_passphrase() -> str:
-    """Answer OpenSSL's question, which it would put to the terminal."""
-    return ""
-
-
-def _load_ca(context: ssl.SSLContext, ca_file: str) -> None:
+def _load_ca(rules: ssl.SSLContext, ca_file: str) -> None:
     try:
-        context.load_verify_locations(ca_file)
+        rules.load_verify_locations(ca_file)
     except OSError as e:
         raise ConfigError(f"[tls] cannot load ca_file {ca_file}: {e}") from None
 

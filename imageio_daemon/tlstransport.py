@@ -17,10 +17,25 @@ from .transports import send_at_once
 
 #: Reads of one connection in one turn of the loop: others wait meanwhile.
 MOST_READS = 4
+#: Handshakes that go on in one turn of the loop: each takes up to 2 ms of it, for a key of RSA, and others wait.
+MOST_HANDSHAKES = 4
+
+
+class Pollers:
+    """The sockets of one loop's connections with TLS. Those in their handshake wait for their turns."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.connections = Poller(loop)
+        self.handshakes = Poller(loop, MOST_HANDSHAKES)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self.connections.close()
+        self.handshakes.close()
 
 
 async def shake_hands(
-    poller: Poller,
+    pollers: Pollers,
     sock: socket.socket,
     context: TlsContext,
     make: Callable[[], asyncio.BaseProtocol],
@@ -31,12 +46,14 @@ async def shake_hands(
     sock: it is the transport's when this succeeds. timeout in seconds. Raises OSError, TimeoutError. When it is
     cancelled, nothing of the connection is left but the socket.
     """
+    poller, fd = pollers.handshakes, sock.fileno()
     send_at_once(sock)
-    tls = context.wrap(sock)
     async with asyncio.timeout(timeout):
+        await _ready(poller, fd, READABLE)  # a client speaks first
+        tls = context.wrap(sock)
         while result := tls.handshake():
-            await _ready(poller, sock.fileno(), READABLE if result == WANTS_INPUT else WRITABLE)
-    TlsTransport(poller, sock, tls, context, make())
+            await _ready(poller, fd, READABLE if result == WANTS_INPUT else WRITABLE)
+    TlsTransport(pollers.connections, sock, tls, context, make())
 
 
 async def _ready(poller: Poller, fd: int, wanted: int) -> None:

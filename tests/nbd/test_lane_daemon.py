@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who serves a connection of a daemon: C threads, or Python."""
+"""Who serves a connection of a daemon: C threads, or Python; and the daemon's end."""
 
+import asyncio
+import signal
+import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +12,7 @@ import pytest
 from tests.nbd.client import Client
 from tests.nbd.conftest import MakeNbdDaemon
 from tests.nbd.world import MiB
+from tests.support.daemon import Certificates
 from tests.support.images import pattern
 from tests.support.processes import thread_names
 
@@ -44,3 +49,27 @@ async def test_daemon_stops_with_clients_that_are_idle(make_nbd_daemon: MakeNbdD
     for client in clients:
         assert await client.at_end()
         await client.close()
+
+
+@pytest.mark.parametrize("state", ["greeted", "in TLS", "in transmission"])
+async def test_idle_client_of_tls_does_not_delay_the_end(
+    make_nbd_daemon: MakeNbdDaemon, image: Path, certificates: Certificates, state: str
+) -> None:
+    daemon, _ = make_nbd_daemon(tls="required")
+    ticket = daemon.add_ticket(image, size=SIZE)
+    match = daemon.log.find(r"service=nbd address=.*port=(\d+)")
+    assert match is not None
+    client = await Client.connect(("localhost", int(match[1])))
+    if state != "greeted":
+        await client.start_tls(ssl.create_default_context(cafile=str(certificates.cafile)))
+    if state == "in transmission":
+        await client.go(ticket)
+    client.pause_reading()  # it does not answer a farewell, either
+    daemon.send_signal(signal.SIGTERM)
+    await asyncio.to_thread(daemon.log.wait_for, "stopping")
+    started = time.monotonic()
+    await asyncio.to_thread(daemon.log.wait_for, "stopped")
+    taken = time.monotonic() - started
+    await asyncio.to_thread(daemon.wait)
+    await client.close()
+    assert taken < 0.5

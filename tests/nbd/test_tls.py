@@ -12,19 +12,26 @@ import pytest
 from imageio_daemon.nbdproto.constants import Command, Option, Reply
 from imageio_daemon.nbdproto.negotiation import Tls
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
+from imageio_daemon.sections import Tls as TlsConfig
+from imageio_daemon.tls import ServerTls
+from imageio_daemon.tlssocket import TlsContext
 from tests.nbd.client import Client, Refused
 from tests.nbd.world import MiB, World
 from tests.support.daemon import Certificates
+from tests.support.polling import SOON
+from tests.support.tlsflood import FloodingClient
 
 READ, WRITE = Command.READ, Command.WRITE
 
 
 @pytest.fixture
-def context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificates.certfile, certificates.keyfile)
-    return context
+def context(certificates: Certificates) -> TlsContext:
+    return ServerTls(_config(certificates)).context
+
+
+def _config(certificates: Certificates, **fields: str) -> TlsConfig:
+    cert_file, key_file = str(certificates.certfile), str(certificates.keyfile)
+    return TlsConfig(enable=True, cert_file=cert_file, key_file=key_file, **fields)
 
 
 @pytest.fixture
@@ -34,14 +41,14 @@ def trust(certificates: Certificates) -> ssl.SSLContext:
 
 @contextlib.asynccontextmanager
 async def serving(
-    context: ssl.SSLContext, tls: Tls = Tls.REQUIRED, *, handshake_timeout: float = 10.0
+    context: TlsContext, tls: Tls = Tls.REQUIRED, *, handshake_timeout: float = 10.0
 ) -> AsyncIterator[World]:
     async with World(tls=tls, context=context, handshake_timeout=handshake_timeout).running() as world:
         yield world
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_image_moves_over_tls(context: ssl.SSLContext, trust: ssl.SSLContext, version: ssl.TLSVersion) -> None:
+async def test_image_moves_over_tls(context: TlsContext, trust: ssl.SSLContext, version: ssl.TLSVersion) -> None:
     trust.minimum_version = trust.maximum_version = version
     async with serving(context) as world:
         client = await world.connect()
@@ -57,7 +64,7 @@ async def test_image_moves_over_tls(context: ssl.SSLContext, trust: ssl.SSLConte
         assert all(result.error == 0 for result in (await client.receive_all()).values())
 
 
-async def test_without_tls_nothing_is_told(context: ssl.SSLContext) -> None:
+async def test_without_tls_nothing_is_told(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
         for option in (Option.LIST, Option.GO, Option.INFO, Option.STRUCTURED_REPLY, 77):
@@ -67,7 +74,7 @@ async def test_without_tls_nothing_is_told(context: ssl.SSLContext) -> None:
         assert world.opened == []
 
 
-async def test_old_tls_is_refused(context: ssl.SSLContext, trust: ssl.SSLContext) -> None:
+async def test_old_tls_is_refused(context: TlsContext, trust: ssl.SSLContext) -> None:
     trust.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         trust.minimum_version = ssl.TLSVersion.TLSv1_1
@@ -79,7 +86,7 @@ async def test_old_tls_is_refused(context: ssl.SSLContext, trust: ssl.SSLContext
             await client.start_tls(trust)
 
 
-async def test_failed_tls_ends_the_connection(context: ssl.SSLContext) -> None:
+async def test_failed_tls_ends_the_connection(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
         await client.ask(Option.STARTTLS)
@@ -89,7 +96,7 @@ async def test_failed_tls_ends_the_connection(context: ssl.SSLContext) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01\x02\x00", b"\x15\x03\x01\x00\x02\x02\x30"])
-async def test_client_that_leaves_while_tls_starts_is_not_counted(context: ssl.SSLContext, data: bytes) -> None:
+async def test_client_that_leaves_while_tls_starts_is_not_counted(context: TlsContext, data: bytes) -> None:
     async with serving(context) as world:
         for _ in range(20):  # more than the limit
             client = await world.connect()
@@ -100,9 +107,7 @@ async def test_client_that_leaves_while_tls_starts_is_not_counted(context: ssl.S
         assert world.server._limit.count == 0
 
 
-async def test_client_that_resets_while_tls_starts_is_not_counted(
-    context: ssl.SSLContext, trust: ssl.SSLContext
-) -> None:
+async def test_client_that_resets_while_tls_starts_is_not_counted(context: TlsContext, trust: ssl.SSLContext) -> None:
     loop = asyncio.get_running_loop()
     async with serving(context) as world:
         for _ in range(20):
@@ -123,21 +128,21 @@ async def test_client_that_resets_while_tls_starts_is_not_counted(
         assert world.server._limit.count == 0
 
 
-async def test_clear_text_behind_starttls_ends_the_connection(context: ssl.SSLContext) -> None:
+async def test_clear_text_behind_starttls_ends_the_connection(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
         client.writer.write(OptionHeader(Option.STARTTLS, 0).pack() + OptionHeader(Option.ABORT, 0).pack())
         assert await client.at_end()
 
 
-async def test_stalled_tls_is_closed_in_time(context: ssl.SSLContext) -> None:
+async def test_stalled_tls_is_closed_in_time(context: TlsContext) -> None:
     async with serving(context, handshake_timeout=0.3) as world:
         client = await world.connect()
         await client.ask(Option.STARTTLS)
         assert await client.at_end()
 
 
-async def test_state_from_before_tls_is_forgotten(context: ssl.SSLContext, trust: ssl.SSLContext) -> None:
+async def test_state_from_before_tls_is_forgotten(context: TlsContext, trust: ssl.SSLContext) -> None:
     async with serving(context, Tls.OPTIONAL) as world:
         client = await world.connect()
         await client.ask(Option.STRUCTURED_REPLY)
@@ -146,12 +151,11 @@ async def test_state_from_before_tls_is_forgotten(context: ssl.SSLContext, trust
         assert (await client.request(READ, 0, 512)).data == bytes(512)  # a simple reply: no chunk came
 
 
-async def test_client_certificate_is_checked(context: ssl.SSLContext, certificates: Certificates) -> None:
-    context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(certificates.cafile)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2  # 1.3 tells the client only after its handshake
-    async with serving(context) as world:
+async def test_client_certificate_is_checked(certificates: Certificates) -> None:
+    config = _config(certificates, ca_file=str(certificates.cafile), client_auth="required")
+    async with serving(ServerTls(config).context) as world:
         trust = ssl.create_default_context(cafile=str(certificates.cafile))
+        trust.maximum_version = ssl.TLSVersion.TLSv1_2  # 1.3 tells the client only after its handshake
         client = await world.connect()
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await client.start_tls(trust)
@@ -161,7 +165,7 @@ async def test_client_certificate_is_checked(context: ssl.SSLContext, certificat
         await client.go("disk")
 
 
-async def test_slow_reader_gets_what_was_read(context: ssl.SSLContext, trust: ssl.SSLContext) -> None:
+async def test_slow_reader_gets_what_was_read(context: TlsContext, trust: ssl.SSLContext) -> None:
     async with serving(context) as world:
         client, other = await world.connect(), await world.connect()
         for each in (client, other):
@@ -179,7 +183,7 @@ async def test_slow_reader_gets_what_was_read(context: ssl.SSLContext, trust: ss
         assert all(results[cookie].data == b"a" * MiB for cookie in cookies)
 
 
-async def test_cancelled_ticket_ends_a_tls_connection(context: ssl.SSLContext, trust: ssl.SSLContext) -> None:
+async def test_cancelled_ticket_ends_a_tls_connection(context: TlsContext, trust: ssl.SSLContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
         await client.start_tls(trust)
@@ -189,7 +193,7 @@ async def test_cancelled_ticket_ends_a_tls_connection(context: ssl.SSLContext, t
 
 
 async def test_goodbye_over_tls_is_no_fault(
-    context: ssl.SSLContext, trust: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+    context: TlsContext, trust: ssl.SSLContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(context) as world:
         client: Client = await world.connect()
@@ -198,3 +202,19 @@ async def test_goodbye_over_tls_is_no_fault(
         client.send(Command.DISC)
         assert await client.at_end()
     assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_peer_that_sends_many_records_without_data_is_cut(context: TlsContext, version: ssl.TLSVersion) -> None:
+    def flood(address: str) -> bool:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(SOON)
+            sock.connect(address)
+            sock.sendall(b"\0\0\0\3" + OptionHeader(Option.STARTTLS, 0).pack())
+            sock.recv(18 + 20, socket.MSG_WAITALL)
+            client = FloodingClient(sock, version)
+            client.send_all(client.idle_records(200))
+            return client.is_cut()
+
+    async with serving(context) as world:
+        assert await asyncio.to_thread(flood, world.address)

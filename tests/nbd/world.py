@@ -6,7 +6,6 @@ What is said of lanes: C serves connections to files. Then time is real, because
 
 import asyncio
 import contextlib
-import ssl
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -25,6 +24,7 @@ from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.lane import Lanes
 from imageio_daemon.tickets import Access, Ticket
+from imageio_daemon.tlssocket import TlsContext
 from imageio_daemon.transfers import Transfer
 from imageio_daemon.transferstore import TransferStore
 from tests.nbd.client import Client
@@ -57,7 +57,7 @@ class World:
         self,
         *,
         tls: Tls = Tls.OFF,
-        context: ssl.SSLContext | None = None,
+        context: TlsContext | None = None,
         most: int = 16,
         handshake_timeout: float = 10.0,
         inactivity_timeout: int = 60,

@@ -240,7 +240,7 @@ async def test_bug_in_a_protocol_is_told_and_costs_nobody_else(world: World, cap
 async def test_connections_in_their_handshake_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "MAX_HANDSHAKES", 2)
     loop, server = _here(), EchoServer()
-    secure = cast(ServerTls, SimpleNamespace(direct=TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))))
+    secure = cast(ServerTls, SimpleNamespace(context=TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))))
 
     def connect() -> socket.socket:
         ours, theirs = socket.socketpair()

@@ -59,14 +59,13 @@ def certificates(tmp_path: Path) -> Certificates:
 Handshake = Callable[..., str | None]
 
 
-@pytest.fixture(params=["context", "direct"])
-def handshake(request: pytest.FixtureRequest) -> Handshake:
+@pytest.fixture
+def handshake() -> Handshake:
     """Shake hands over a socket pair and exchange a byte; return the protocol version."""
 
     def shake(server: ServerTls, client: ssl.SSLContext, name: str = "localhost") -> str | None:
         ours, theirs = socket.socketpair()
-        serve = _serve_context if request.param == "context" else _serve_direct
-        thread = threading.Thread(target=serve, args=(server, ours))
+        thread = threading.Thread(target=_serve, args=(server, ours))
         thread.start()
         try:
             with client.wrap_socket(theirs, server_hostname=name) as tls:
@@ -81,16 +80,8 @@ def handshake(request: pytest.FixtureRequest) -> Handshake:
     return shake
 
 
-def _serve_context(server: ServerTls, sock: socket.socket) -> None:
-    try:
-        with server.context.wrap_socket(sock, server_side=True) as tls:
-            tls.sendall(tls.recv(1))
-    except OSError:
-        sock.close()
-
-
-def _serve_direct(server: ServerTls, sock: socket.socket) -> None:
-    with SecureSocket(sock, server.direct) as tls, contextlib.suppress(OSError):
+def _serve(server: ServerTls, sock: socket.socket) -> None:
+    with SecureSocket(sock, server.context) as tls, contextlib.suppress(OSError):
         tls.shake_hands()
         tls.sendall(tls.recv(1))
 
@@ -100,7 +91,7 @@ def test_client_that_trusts_the_authority_connects(handshake: Handshake, certifi
 
 
 def test_protocols_older_than_1_2_are_refused(certificates: Certificates) -> None:
-    assert ServerTls(certificates.config()).context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert ServerTls(certificates.config()).context.rules.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
 def test_ca_file_alone_asks_for_no_client_certificate(handshake: Handshake, certificates: Certificates) -> None:

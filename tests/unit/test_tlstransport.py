@@ -14,7 +14,7 @@ import uvloop
 
 from imageio_daemon import poller
 from imageio_daemon.poller import READABLE, Poller
-from imageio_daemon.tlstransport import TlsTransport, shake_hands
+from imageio_daemon.tlstransport import Pollers, TlsTransport, shake_hands
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
@@ -81,14 +81,14 @@ class World:
         self.context = server_context(certificates)
         self.client = ssl.create_default_context(cafile=certificates.cafile)
         self.client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
-        self.poller = Poller(asyncio.get_running_loop())
+        self.pollers = Pollers(asyncio.get_running_loop())
         self.protocol = Recorder()
         self.sock: socket.socket
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, and remember the client's socket."""
         ours, self.sock = await _tcp_pair()
-        making = asyncio.create_task(shake_hands(self.poller, ours, self.context, lambda: self.protocol, SOON))
+        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol, SOON))
         streams = await asyncio.open_connection(sock=self.sock, ssl=self.client, server_hostname="localhost")
         await making
         return streams
@@ -97,7 +97,7 @@ class World:
         """Connect with a socket that blocks."""
         ours, theirs = await _tcp_pair()
         theirs.settimeout(SOON)
-        making = asyncio.create_task(shake_hands(self.poller, ours, self.context, lambda: self.protocol, SOON))
+        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol, SOON))
         client = await asyncio.to_thread(
             self.client.wrap_socket, theirs, server_hostname="localhost", suppress_ragged_eofs=False
         )
@@ -128,7 +128,7 @@ async def world(certificates: Certificates) -> AsyncIterator[World]:
     yield world
     world.protocol.transport.abort()
     await asyncio.sleep(0)
-    world.poller.close()
+    world.pollers.close()
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -231,7 +231,7 @@ async def test_connection_that_cannot_be_watched_is_told_its_end(world: World, m
     class Refused(Recorder):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            monkeypatch.setattr(world.poller, "watch", refuse)
+            monkeypatch.setattr(world.pollers.connections, "watch", refuse)
 
     world.protocol = Refused()
     (await world.connect_patient()).close()
@@ -345,15 +345,15 @@ async def test_handshake_that_takes_too_long_is_given_up(certificates: Certifica
     world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs, pytest.raises(TimeoutError):
-        await shake_hands(world.poller, ours, world.context, Recorder, 0.01)
-    world.poller.close()
+        await shake_hands(world.pollers, ours, world.context, Recorder, 0.01)
+    world.pollers.close()
 
 
 async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certificates) -> None:
     world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs:
-        task = asyncio.create_task(shake_hands(world.poller, ours, world.context, Recorder, SOON))
+        task = asyncio.create_task(shake_hands(world.pollers, ours, world.context, Recorder, SOON))
         await asyncio.sleep(0)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -361,7 +361,7 @@ async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certifi
         theirs.send(b"x")
         await asyncio.sleep(0)
         assert ours.recv(1) == b"x"
-    world.poller.close()
+    world.pollers.close()
 
 
 # The poller

@@ -3,8 +3,10 @@
 
 import asyncio
 import logging
-import ssl
+import os
+import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -16,8 +18,10 @@ from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.negotiation import Negotiation, Tls
 from ...storage.base import Backend
 from ...storage.lane import Lanes
+from ...tlssocket import TlsContext
+from ...tlstransport import Pollers, shake_hands
 from ...transferstore import TransferStore
-from ...transports import keep_alive
+from ...transports import keep_alive, pause_when_anything_waits
 from ...units import KiB, MiB
 from . import exports
 from .exports import Attachment
@@ -36,15 +40,12 @@ SESSION_BLOCK = 1 * MiB
 LANE_BLOCK = 256 * KiB
 #: Received at once; options are small.
 RECEIVE = 16 * KiB
-#: Seconds for the client's part in the end of TLS.
-SSL_SHUTDOWN_TIMEOUT = 2.0
-
 
 #: Who serves a connection after the negotiation.
 AnySession = Session | LaneSession
 
 #: Returns the context to use now.
-MakeContext = Callable[[], ssl.SSLContext]
+MakeContext = Callable[[], TlsContext]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class Service:
 
 class Owner(Protocol):
     """Who counts connections."""
+
+    @property
+    def pollers(self) -> Pollers | None:
+        """Return where connections with TLS are polled, if there are any."""
+        ...
 
     def admit(self, connection: "Handshake") -> bool:
         """Count a connection; False: there are too many."""
@@ -90,6 +96,8 @@ class Handshake(asyncio.BufferedProtocol):
         )
         self._memory = bytearray(RECEIVE)
         self._arrived = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._sent.set()
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._attachment: Attachment | None = None
@@ -107,13 +115,16 @@ class Handshake(asyncio.BufferedProtocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, if there is room."""
+        """Greet, if there is room; go on, if it is the connection's second transport, which has TLS."""
         self._transport = cast(asyncio.Transport, transport)
+        if self._secure:
+            return
+        pause_when_anything_waits(self._transport)
         if not self._owner.admit(self):
             self._transport.abort()
             return
         # A mounted disk may be idle for hours: only the kernel can tell that its client is gone.
-        keep_alive(transport.get_extra_info("socket"))
+        keep_alive(self._socket)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -124,6 +135,14 @@ class Handshake(asyncio.BufferedProtocol):
         """Take bytes."""
         self._negotiation.feed(memoryview(self._memory)[:nbytes])
         self._arrived.set()
+
+    def pause_writing(self) -> None:
+        """Note that the transport holds something that it could not send."""
+        self._sent.clear()
+
+    def resume_writing(self) -> None:
+        """Note that it holds nothing."""
+        self._sent.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
@@ -140,7 +159,7 @@ class Handshake(asyncio.BufferedProtocol):
                 await self._negotiate()
         except TimeoutError:
             self._drop("the negotiation took too long")
-        except (OSError, ssl.SSLError) as e:
+        except OSError as e:
             self._drop(f"TLS failed: {e}")
         except Error as e:
             self._drop(str(e))
@@ -163,6 +182,7 @@ class Handshake(asyncio.BufferedProtocol):
 
     async def _answer(self, event: FindExport | StartTls) -> Event | None:
         if isinstance(event, StartTls):
+            self._transport.pause_reading()  # what comes next is for TLS
             self._send()
             await self._start_tls()
             return self._negotiation.tls_started()
@@ -191,27 +211,34 @@ class Handshake(asyncio.BufferedProtocol):
         return self._negotiation.found(export)
 
     async def _start_tls(self) -> None:
-        context = self._service.context
-        if context is None:
+        """Go on with a copy of the socket. Its transport is closed when TLS has begun."""
+        context, pollers = self._service.context, self._owner.pollers
+        if context is None or pollers is None:
             raise RuntimeError("TLS without a context")
-        transport = await asyncio.get_running_loop().start_tls(
-            self._transport,
-            self,
-            context(),
-            server_side=True,
-            ssl_handshake_timeout=self._service.handshake_timeout,
-            ssl_shutdown_timeout=SSL_SHUTDOWN_TIMEOUT,
-        )
-        if transport is None:
-            raise ConnectionAbortedError("the client left while TLS started")
-        self._transport = transport
+        await self._sent.wait()
+        with ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(fileno=os.dup(self._socket.fileno())))
+            sock.setblocking(False)
+            await shake_hands(pollers, sock, context(), self._secured, self._service.handshake_timeout)
+            stack.pop_all()
+
+    def _secured(self) -> "Handshake":
         self._secure = True
+        self._transport.set_protocol(asyncio.Protocol())
+        self._transport.close()
+        return self
+
+    @property
+    def _socket(self) -> socket.socket:
+        found: socket.socket = self._transport.get_extra_info("socket")
+        return found
 
     async def _transmit(self, event: Transmit) -> None:
         attachment = self._attachment
         if attachment is None:
             raise RuntimeError("transmission without an export")
         backend = await attachment.transfer.backend()
+        await self._sent.wait()  # whoever goes on with the transport begins with one that holds nothing
         reply = self._negotiation.take_output()
         session = self._session(attachment, backend, event, reply)
         self._attachment = None

@@ -10,14 +10,15 @@ from ...config import Config
 from ...errors import TooManyConnections
 from ...nbdproto.negotiation import Tls
 from ...storage.lane import Lanes
+from ...tlstransport import Pollers
 from ...transferstore import TransferStore
 from ..limit import ConnectionLimit
 from .handshake import AnySession, Handshake, MakeContext, Service
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a stopping server gives clients in the negotiation, so that they are told why.
-GRACE = 1.0
+#: Seconds that a stopping server gives clients in the negotiation, so that they are told why. All wait for it.
+GRACE = 0.25
 
 
 def nbd_servers(
@@ -51,9 +52,13 @@ class NbdServer:
         self._connections: set[Handshake | AnySession] = set()
         self._empty = asyncio.Event()
         self._stopping = False
+        #: For connections with TLS.
+        self.pollers: Pollers | None = None
 
     async def start(self) -> None:
         """Get ready."""
+        if self._service.context is not None:
+            self.pollers = Pollers(asyncio.get_running_loop())
 
     @property
     def connections(self) -> int:
@@ -81,6 +86,8 @@ class NbdServer:
         await self._wait(deadline)
         for connection in list(self._connections):
             connection.abort("shutdown")
+        if self.pollers is not None:
+            self.pollers.close()
 
     async def _wait(self, until: float) -> None:
         try:
