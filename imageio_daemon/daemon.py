@@ -42,8 +42,11 @@ CONNECTIONS_FACTOR = 4
 TRANSPORT_SHARE = 8
 #: One part in so many of buffer_memory is that of the lanes, where there are some.
 LANE_SHARE = 4
-#: Seconds between looks at the certificate, the tickets and the storage.
+#: Seconds between looks at the certificate and the storage.
 WATCH_INTERVAL = 30.0
+#: Seconds between looks for tickets that have expired. Their images are closed at the second look, when C has given
+#: idle connections back. A look at 10,000 tickets whose images are open takes 10 ms.
+EXPIRY_INTERVAL = 2.0
 #: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
 HANGING = 30.0
 
@@ -96,9 +99,10 @@ class Daemon:
                 self._store.add(ticket)
             self._notify(f"READY=1\nSTATUS={self._status()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
-            watch = asyncio.create_task(self._watch())
+            watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_expiry())]
             await stop.wait()
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
             log.info("stopping")
             self._notify("STOPPING=1")
             return await self._stop(listening, loops)
@@ -228,15 +232,20 @@ class Daemon:
             self._tls.renew()
 
     async def _watch(self) -> None:
-        """Look after what nobody asks for: a renewed certificate, expired tickets, storage that hangs."""
+        """Look after what nobody asks for: a renewed certificate, storage that hangs."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
             if self._tls is not None:
                 self._tls.renew_if_changed()
-            self._store.release_expired()
             for operation in self._engine.running():
                 if operation.seconds > HANGING:
                     log.warning("storage hangs: %s", operation)
+
+    async def _watch_expiry(self) -> None:
+        """Let go of the images of expired tickets."""
+        while True:
+            await asyncio.sleep(EXPIRY_INTERVAL)
+            self._store.release_expired()
 
     # The end
 

@@ -39,7 +39,7 @@ class Single:
         self._flush = self._zeroing = False
         self._lasts = access is Access.READ
         self._pending: asyncio.Future[object] | None = None
-        self._op = transfer.begin(access, offset, length)
+        self._op = transfer.begin(access, offset, length, backend=backend)
         self._op.on_cancel = self._cancel_soon
         if self._op.canceled:  # by another thread, before it could call
             self._cancel_soon()

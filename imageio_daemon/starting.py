@@ -21,11 +21,11 @@ _T = TypeVar("_T")
 def start_read(transfer: Transfer, backend: Backend, piece: Slice, offset: int) -> "asyncio.Future[object]":
     """Start to fill the piece with the bytes at offset, for frontends that run many requests without a task for each.
 
-    backend: the transfer's. The storage retains the buffer until it has let go of it. Cancelling the transfer ends the
-    operation. Raises Forbidden, OutOfRange; the future fails as the storage does.
+    backend: the transfer's, taken before. The storage retains the buffer until it has let go of it. Cancelling the
+    transfer ends the operation. Raises Forbidden, OutOfRange; the future fails as the storage does.
     """
     transfer.require(Access.READ)
-    return _start(transfer, Access.READ, offset, len(piece), lambda op: backend.pread(op, piece, offset))
+    return _start(transfer, backend, Access.READ, offset, len(piece), lambda op: backend.pread(op, piece, offset))
 
 
 def start_write(
@@ -33,19 +33,26 @@ def start_write(
 ) -> "asyncio.Future[object]":
     """Start to write the piece at offset; see start_read(). fua: on stable storage at the end."""
     transfer.require(Access.WRITE)
-    return _start(transfer, Access.WRITE, offset, len(piece), lambda op: backend.pwrite(op, piece, offset, fua=fua))
+    return _start(
+        transfer, backend, Access.WRITE, offset, len(piece), lambda op: backend.pwrite(op, piece, offset, fua=fua)
+    )
 
 
 def start_extent(transfer: Transfer, backend: Backend, offset: int, length: int) -> "asyncio.Future[ExtentList]":
     """Start to look for the extent at offset; see start_read() and Backend.extent_at()."""
-    return _start(transfer, None, offset, length, lambda op: backend.extent_at(op, offset, length))
+    return _start(transfer, backend, None, offset, length, lambda op: backend.extent_at(op, offset, length))
 
 
 def _start(
-    transfer: Transfer, access: Access | None, offset: int, length: int, call: Callable[[Operation], Awaitable[_T]]
+    transfer: Transfer,
+    backend: Backend,
+    access: Access | None,
+    offset: int,
+    length: int,
+    call: Callable[[Operation], Awaitable[_T]],
 ) -> "asyncio.Future[_T]":
     transfer.require_range(offset, length)
-    op = transfer.begin(access, offset, length)
+    op = transfer.begin(access, offset, length, backend=backend)
     try:
         future = asyncio.ensure_future(call(op))
     except BaseException:

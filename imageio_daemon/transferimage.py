@@ -14,7 +14,7 @@ from typing import Any
 from . import logs
 from .errors import DENIED, Canceled, Error, Forbidden
 from .storage.base import Backend, Operation
-from .tickets import Ticket
+from .tickets import Access, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ class TransferImage:
         self.opened: Backend | None = None
         #: Which image it is, or was when it was open the last time; None: nobody knows.
         self.identity: object = None
+        self._flush_failure: Error | None = None  # of the flush before it was let go of
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._open_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,13 +74,14 @@ class TransferImage:
         return opening
 
     def release(self, wanted: Callable[[], bool]) -> None:
-        """Let go of the image, if it is open and that saves something. Called with the lock, while nobody uses it.
+        """Let go of the image, if it is open, after a flush. Called with the lock, while nobody uses it.
 
         wanted: asked, with the lock, when it is closed. If so it is opened again, otherwise who asked for it meanwhile
-        gets Forbidden.
+        gets Forbidden. If it could not be flushed it is never opened again: a flush through another handle might
+        succeed although data was lost.
         """
         backend = self.opened
-        if backend is None or not backend.info.reopenable:
+        if backend is None:
             return
         self.opened = None
         opening = self._opening = concurrent.futures.Future()
@@ -111,6 +113,7 @@ class TransferImage:
 
     async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
         try:
+            self._require_flushed()
             await self._until_free(None)
             backend = await self._open_backend(self._ticket)
             await self._others_left(backend)
@@ -122,6 +125,10 @@ class TransferImage:
             return
         self._arrived(backend)
         opening.set_result(backend)
+
+    def _require_flushed(self) -> None:
+        if self._flush_failure is not None:
+            raise self._flush_failure.with_traceback(None)
 
     async def _others_left(self, backend: Backend) -> None:
         """Wait until it is free by all its names. Closes it when the wait is cancelled."""
@@ -135,13 +142,12 @@ class TransferImage:
     async def _release(
         self, backend: Backend, opening: "concurrent.futures.Future[Backend]", wanted: Callable[[], bool]
     ) -> None:
-        try:
-            await backend.flush(Operation())
-        except Error as e:  # it must not be forgotten that flushing fails
-            log.warning("transfer %s: its image stays open: %s", self._ticket.log_name, e)
-            self._arrived(backend)
-            opening.set_result(backend)
-            return
+        if self._ticket.may(Access.WRITE):
+            try:
+                await backend.flush(Operation())
+            except Error as e:
+                log.error("transfer %s: its image could not be flushed, and is lost: %s", self._ticket.log_name, e)
+                self._flush_failure = e
         await self._close(backend)
         log.info("expired, its image is closed", extra=logs.fields(transfer=self._ticket.log_name))
         with self._lock:

@@ -10,9 +10,10 @@ the engine, buffers, limits, hashing):
   of its own loop that the other one sets by call_soon_threadsafe.
 - What belongs to a request (its operation, its buffers, its connection, their timers) lives on the loop that it came
   to. Another thread may ask it to end, and read its counters, no more.
-- A loop may see late that a transfer was cancelled by another one. begin() is where it finds out: whoever uses the
-  image holds an operation, and it is closed when there is none. Only Backend.info and generation need none.
-- After its ticket's expiry an image is let go of when no connection is counted either. Count it, then take the image.
+- A loop may see late that a transfer was cancelled by another one, or that it has let go of its image after the
+  ticket's expiry. begin() and add_lane() are where it finds out: whoever uses the image holds an operation or a lane,
+  and it is closed when there is none. Only Backend.info and generation need none. Who has an image from before says
+  which one it is; who has none begins first, and then asks for it.
 """
 
 import asyncio
@@ -105,7 +106,8 @@ class Transfer:
     def connect(self, connection: object, on_cancel: Callable[[], None] | None = None) -> None:
         """Count a connection that uses this transfer; again is no change. Raises TooManyConnections, Forbidden.
 
-        on_cancel: called, in any thread, when the transfer is cancelled; for connections that end with it.
+        on_cancel: called, in any thread, when the transfer is cancelled, or lets go of its image after the ticket's
+        expiry, maybe more than once; for connections that end with it.
         """
         with self._lock:
             if self._canceled:
@@ -134,16 +136,24 @@ class Transfer:
         finally:
             op.release()
 
-    def begin(self, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False) -> Operation:
+    def begin(
+        self,
+        access: Access | None,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        part: bool = False,
+        backend: Backend | None = None,
+    ) -> Operation:
         """Begin an operation of this transfer: seen in the status, ended by cancel, renewing the ticket.
 
-        part: of a request that has another operation, by which it is counted. The caller releases it. It lasts until
-        the storage has let go of it, too. Raises Forbidden when the transfer is cancelled.
+        part: of a request that has another operation, by which it is counted. backend: the image that it is for, taken
+        before. The caller releases it. It lasts until the storage has let go of it, too. Raises Forbidden when the
+        transfer is cancelled, or has let go of that image.
         """
         op = Operation(offset, length, self._operation_ended)
         with self._lock:
-            if self._canceled:
-                raise Forbidden(DENIED)
+            self._require_image(backend)
             self._traffic.begin(op, counts=access is not None and self.ticket.counts(access), part=part)
         return op
 
@@ -160,11 +170,10 @@ class Transfer:
 
     # Lanes: connections whose requests C serves, without an operation for each
 
-    def add_lane(self, lane: Lane) -> None:
-        """Count what the lane does, until remove_lane(). Raises Forbidden when the transfer is cancelled."""
+    def add_lane(self, lane: Lane, backend: Backend) -> None:
+        """Count what the lane does on an image, until remove_lane(). Raises Forbidden as begin() does."""
         with self._lock:
-            if self._canceled:
-                raise Forbidden(DENIED)
+            self._require_image(backend)
             self._traffic.add_lane(lane)
 
     def remove_lane(self, lane: Lane) -> None:
@@ -199,14 +208,30 @@ class Transfer:
         return await arrival(opening)
 
     def release_expired(self) -> None:
-        """Let go of an image that nobody uses after the ticket's expiry, where that saves something.
+        """Let go of the image when the ticket has expired and no request runs, whatever connections there are.
 
-        A ticket that is revived opens it again. Returns at once.
+        Those that end with the transfer, end. The others open it again when the ticket is revived. Lanes are waited
+        for: the next call finds them gone. Returns at once.
         """
+        if self._image.opened is None or not self._has_expired():
+            return
         with self._lock:
-            in_use = self._traffic.any or self._connections or self._image.on_its_way or self._canceled
-            if not in_use and self._has_expired():
+            if self._canceled or self.running or self._image.on_its_way:
+                return
+            connections = self._connections_that_end()
+            if not self._traffic.any:
+                self.covered = False
                 self._image.release(wanted=lambda: not (self._canceled or self._has_expired()))
+        for on_cancel in connections:
+            on_cancel()
+
+    def _require_image(self, backend: Backend | None) -> None:
+        """Raise Forbidden unless the image is still this one; None: whatever it will be. Called with the lock."""
+        if self._canceled or (backend is not None and backend is not self._image.opened):
+            raise Forbidden(DENIED)
+
+    def _connections_that_end(self) -> list[Callable[[], None]]:
+        return [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
 
     # The end
 
@@ -217,7 +242,7 @@ class Transfer:
                 return
             self._canceled = True
             running = self._traffic.all()
-            connections = [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]
+            connections = self._connections_that_end()
             self._settle()
             end = asyncio.get_running_loop().create_task(self._end())
             self._tasks.add(end)

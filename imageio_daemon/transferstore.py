@@ -124,7 +124,7 @@ class TransferStore:
             self._cancel(transfer)
 
     def release_expired(self) -> None:
-        """Let go of what expired tickets hold and nobody uses; see Transfer."""
+        """Let go of the images of expired tickets on which no request runs; see Transfer."""
         for transfer in self.all():
             transfer.release_expired()
 

@@ -185,7 +185,6 @@ class BackendInfo:
     #: For a long write beside which no other runs: its pieces end at multiples of this; so many under way at a time.
     write_piece: int = MAX_BUFFER
     writes: int = 1
-    reopenable: bool = False  # worth closing while nobody uses it, and nothing is forgotten by that after a flush
 
 
 class Backend(Protocol):

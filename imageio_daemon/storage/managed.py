@@ -57,9 +57,7 @@ class ManagedBackend(NbdBackend):
     @property
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
-        # A failed flush has to fail for ever, so that must not be forgotten.
-        reopenable = self._link.flush_failure is None
-        return replace(super().info, reopenable=reopenable, identity=self._identity)
+        return replace(super().info, identity=self._identity)
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.buffers import BufferPool
-from imageio_daemon.errors import ServerGone, StorageError
+from imageio_daemon.errors import ServerGone
 from imageio_daemon.nbdproto.constants import ExportFlag
-from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.managed import Image, ManagedBackend
@@ -71,16 +70,6 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     transfer.extend(60)
     assert await read(await transfer.backend(), pool, 5, 4) == b"data"
     await store.remove("x", 30)
-
-
-async def test_a_failed_flush_is_not_forgotten(image: Image, servers: Path) -> None:
-    backend = await start(image, servers)
-    assert backend.info.reopenable
-    backend._link.flush_failure = StorageError(5, "flush", "fdatasync")
-    assert not backend.info.reopenable
-    with pytest.raises(StorageError):
-        await backend.flush(Operation())
-    await backend.close()
 
 
 async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path, tmp_path: Path) -> None:

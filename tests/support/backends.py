@@ -19,7 +19,6 @@ class MemoryBackend:
         self.can_grow = can_grow
         self.flushes = 0
         self.closed = False
-        self.reopenable = False
         self.identity: object = None
         self.write_piece = MAX_BUFFER
         self.writes = 1
@@ -34,7 +33,6 @@ class MemoryBackend:
             has_dirty=False,
             write_piece=self.write_piece,
             writes=self.writes,
-            reopenable=self.reopenable,
             identity=self.identity,
         )
 

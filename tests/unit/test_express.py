@@ -33,7 +33,6 @@ class Line:
 
 async def test_image_that_is_let_go_of_while_a_request_begins_is_not_used() -> None:
     memory = MemoryBackend(bytes(100))
-    memory.reopenable = True
     now = 1000.0
 
     async def opened(ticket: Ticket) -> Backend:

@@ -471,14 +471,15 @@ async def test_nothing_is_started_for_a_cancelled_transfer(world: World) -> None
     buffer.release()
 
 
-async def test_storage_that_refuses_to_start_leaves_no_operation(world: World) -> None:
-    class Full:
-        def pread(self, *_: object) -> None:
-            raise StorageError(12, "read", "submit")
+async def test_storage_that_refuses_to_start_leaves_no_operation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise StorageError(12, "read", "submit")
 
+    backend = await world.transfer.backend()
+    monkeypatch.setattr(backend, "pread", refuse)
     buffer = await world.pool.acquire(MIN_BUFFER)
     with pytest.raises(StorageError):
-        starting.start_read(world.transfer, Full(), buffer.slice(0, 1), 0)  # type: ignore[arg-type]
+        starting.start_read(world.transfer, backend, buffer.slice(0, 1), 0)
     buffer.release()
     assert not world.transfer.status()["active"]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +16,7 @@ from imageio_daemon.errors import (
     TooManyTickets,
 )
 from imageio_daemon.storage.base import Backend, Operation
+from imageio_daemon.storage.lane import Lane
 from imageio_daemon.tickets import Access, Ticket
 from imageio_daemon.transfers import Transfer
 from imageio_daemon.transferstore import TransferStore
@@ -602,8 +605,7 @@ async def test_connections_are_told_that_the_transfer_is_cancelled(transfer: Tra
 
 @pytest.fixture
 async def expired(transfer: Transfer, opener: Opener, clock: Clock) -> Transfer:
-    """A transfer whose image is open and could be closed, and whose ticket has expired."""
-    opener.memory.reopenable = True
+    """A transfer whose image is open, and whose ticket has expired."""
     await transfer.backend()
     clock.now += 301
     return transfer
@@ -632,16 +634,77 @@ async def test_living_transfer_keeps_its_image(expired: Transfer, opener: Opener
     assert not opener.memory.closed
 
 
-async def test_image_that_cannot_be_opened_again_as_it_was_is_kept(expired: Transfer, opener: Opener) -> None:
-    opener.memory.reopenable = False
+async def test_connections_keep_no_image_and_those_of_one_image_end(expired: Transfer, opener: Opener) -> None:
+    ended: list[str] = []
+    expired.connect("for any image")
+    expired.connect("for this one", lambda: ended.append("for this one"))
     await released(expired)
-    assert not opener.memory.closed
+    assert opener.memory.closed
+    assert ended == ["for this one"]
+    assert expired.status()["connections"] == 2
 
 
-async def test_connected_transfer_keeps_its_image(expired: Transfer, opener: Opener) -> None:
-    expired.connect("connection")
+class IdleLane:
+    """A connection that C serves; no request runs."""
+
+    running = 0
+    done = 0
+    zeroed: dict[str, int] = {}  # noqa: RUF012
+    stats = SimpleNamespace(requests=0)
+
+    def counted(self) -> list[tuple[int, int]]:
+        return []
+
+
+async def test_idle_lane_is_told_to_end_and_waited_for(expired: Transfer, opener: Opener) -> None:
+    lane = cast(Lane, IdleLane())
+    assert expired.opened is not None
+    ended: list[str] = []
+    expired.connect("connection", lambda: ended.append("connection"))
+    expired.add_lane(lane, expired.opened)
     await released(expired)
+    assert ended == ["connection"]
     assert not opener.memory.closed
+    expired.remove_lane(lane)
+    await released(expired)
+    assert opener.memory.closed
+
+
+async def test_lane_with_a_request_keeps_the_image_and_is_left_alone(expired: Transfer) -> None:
+    lane = IdleLane()
+    lane.running = 1
+    assert expired.opened is not None
+    ended: list[str] = []
+    expired.connect("connection", lambda: ended.append("connection"))
+    expired.add_lane(cast(Lane, lane), expired.opened)
+    expired.release_expired()
+    assert expired.opened is not None
+    assert not ended
+
+
+async def test_nothing_begins_on_an_image_that_was_let_go_of(expired: Transfer, opener: Opener) -> None:
+    before = expired.opened
+    assert before is not None
+    held = opener.backend.hold("close")
+    expired.release_expired()
+    await held.reached.wait()
+    expired.extend(10)
+    with pytest.raises(Forbidden):
+        expired.begin(Access.READ, backend=before)
+    with pytest.raises(Forbidden):
+        expired.add_lane(cast(Lane, IdleLane()), before)
+    held.release()
+    assert expired.begin(Access.READ, backend=await expired.backend())
+
+
+async def test_image_of_a_read_only_ticket_is_closed_without_a_flush(
+    store: TransferStore, opener: Opener, clock: Clock
+) -> None:
+    transfer = store.add(ticket(ops=(Access.READ,)))
+    await transfer.backend()
+    clock.now += 301
+    await released(transfer)
+    assert opener.backend.calls == ["close"]
 
 
 async def test_running_operation_keeps_the_image(expired: Transfer, opener: Opener) -> None:
@@ -712,11 +775,18 @@ async def test_who_waits_for_an_expired_transfer_is_refused(expired: Transfer, o
         await waiting
 
 
-async def test_image_that_cannot_be_flushed_is_kept(expired: Transfer, opener: Opener) -> None:
+async def test_image_that_could_not_be_flushed_is_closed_and_never_opened_again(
+    expired: Transfer, store: TransferStore, opener: Opener
+) -> None:
     opener.backend.fail("flush", StorageError(5, "flush", "fdatasync"))
     await released(expired)
-    assert not opener.memory.closed
-    assert expired.opened is not None
+    assert opener.memory.closed
+    expired.extend(10)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await expired.backend()
+    assert opener.opened == 1
+    await store.remove("secret", 60)
 
 
 async def test_transfer_that_is_removed_while_its_image_is_closed_ends_after_that(

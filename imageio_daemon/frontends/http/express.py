@@ -83,7 +83,7 @@ class Express:
     def _attach(self, name: str, line: ShortLine, access: Access) -> Found | None:
         """Return what the request is about, if the image is open. Raises Forbidden, TooManyConnections."""
         transfer = self._store.authorize(name, access)
-        line.use(transfer)  # first: an image that somebody is connected to is not let go of
+        line.use(transfer)
         backend = transfer.opened
         return None if backend is None else (transfer, backend)
 

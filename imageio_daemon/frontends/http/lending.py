@@ -75,12 +75,12 @@ class Lending:
         Then nothing has happened, but that the connection may count as one of the transfer's.
         """
         transfer = self._store.authorize(name, access)
-        line.use(transfer)  # first: an image that somebody is connected to is not let go of
+        line.use(transfer)
         backend = transfer.opened
         if backend is None or not self._lanes.takes(backend, received):
             return None
         lane = self._lanes.make(transfer.lease, HttpLane)
-        transfer.add_lane(lane)  # first: a transfer that is cancelled now ends what the lane begins
+        transfer.add_lane(lane, backend)  # first: a transfer that is cancelled now ends what the lane begins
         try:
             _hand_over(wire, lane, backend, received, _terms(transfer.ticket, name))
         except BaseException:

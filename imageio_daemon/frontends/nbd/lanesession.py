@@ -76,7 +76,7 @@ class LaneSession(asyncio.Protocol):
 
     def _start_lane(self, rest: bytes, reply: bytes) -> None:
         # First: a transfer that is cancelled now ends what the lane begins.
-        self._transfer.add_lane(self._lane)
+        self._transfer.add_lane(self._lane, self._backend)
         terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
         self._lane.start(self._backend, self._fd, rest, terms)
         self._fd = -1
