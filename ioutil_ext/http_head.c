@@ -68,7 +68,10 @@ static bool is_keep_alive(struct http_head *head) {
 
 /* ---- fields ----------------------------------------------------------------------------------------------------- */
 
-/* Those that are looked at, then those that have no part in the answer. Any other makes the request somebody else's. */
+/*
+ * Those that are looked at, then those that matter, too, and make the request somebody else's. All others have no part
+ * in the answer.
+ */
 enum { CONTENT_LENGTH, CONTENT_RANGE, RANGE, HOST, CONNECTION, LOOKED_AT };
 
 static const struct {
@@ -80,13 +83,15 @@ static const struct {
     [RANGE] = {"range", is_range},
     [HOST] = {"host", NULL},
     [CONNECTION] = {"connection", is_keep_alive},
-    [LOOKED_AT] = {"accept", NULL},
-    {"accept-encoding", NULL},
-    {"authorization", NULL},
-    {"cache-control", NULL},
-    {"content-type", NULL},
-    {"pragma", NULL},
-    {"user-agent", NULL},
+    [LOOKED_AT] = {"access-control-request-headers", NULL},
+    {"access-control-request-method", NULL},
+    {"content-encoding", NULL},
+    {"expect", NULL},
+    {"if-match", NULL},
+    {"if-range", NULL},
+    {"origin", NULL},
+    {"transfer-encoding", NULL},
+    {"upgrade", NULL},
 };
 
 #define FIELDS_COUNT (sizeof(FIELDS) / sizeof(*FIELDS))
@@ -106,6 +111,17 @@ static size_t find_field(struct http_text name) {
     while (i < FIELDS_COUNT && !is_name(name, FIELDS[i].name))
         i++;
     return i;
+}
+
+/* A token (RFC 9110 5.6.2): another name may be one of the above for somebody who reads it less strictly. */
+static bool is_token(struct http_text text) {
+    bool is_valid = text.at < text.end;
+    for (; text.at < text.end && is_valid; text.at++) {
+        char c = *text.at;
+        is_valid = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                   (c && strchr("!#$%&'*+-.^_`|~", c));
+    }
+    return is_valid;
 }
 
 static bool is_blank(char c) {
@@ -139,7 +155,7 @@ static bool take_field(struct http_text line, struct http_head *head, unsigned *
         return false;
     size_t field = find_field(head->name);
     if (field >= LOOKED_AT)
-        return field < FIELDS_COUNT;
+        return field == FIELDS_COUNT && is_token(head->name);
     bool again = *seen & 1u << field;
     *seen |= 1u << field;
     return !again && (!FIELDS[field].is_valid || FIELDS[field].is_valid(head));

@@ -105,6 +105,79 @@ def test_head_that_comes_slowly_keeps_no_thread(own: Daemon, image: Image, servi
         assert connection.receive().body == image.read(0, 10)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Referer": "https://ui.example.org/vms/1", "Accept-Language": "de,en;q=0.5", "DNT": "1"},
+        {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Dest": "empty", "Sec-CH-UA": '"a";v="1"'},
+        {
+            "X-Forwarded-For": "192.0.2.1",
+            "X-Forwarded-Proto": "https",
+            "Forwarded": "for=192.0.2.1",
+            "Via": "1.1 proxy",
+        },
+        {
+            "traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "tracestate": "a=1",
+            "X-Request-Id": "7",
+        },
+        {
+            "Cookie": "a=b; c",
+            "Priority": "u=1",
+            "!#$%&'*+-.^_`|~": "1",
+            "If-None-Match": '"a"',
+            "X-Empty": "",
+            "X-L1": "\xe9",
+        },
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_fields_that_do_not_matter_leave_a_request_plain(
+    own: Daemon, image: Image, service_name: str, fields: dict[str, str]
+) -> None:
+    with own.connect(service_name) as connection:
+        for number in range(4):
+            assert connection.get(image.url, FIRST | fields).body == image.read(0, 10)
+            data = bytes([number]) * 5000
+            assert connection.put(image.url, data, fields).status == 200
+            assert image.read(0, 5000) == data
+            assert connection.request("PATCH", image.url, fields, b'{"op": "zero", "size": 10}').status == 200
+            assert lent(own) or not number
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Origin: https://ui.example.org",
+        "Access-Control-Request-Method: PUT",
+        "Access-Control-Request-Headers: x",
+        "Content-Encoding: identity",
+        "Expect: 100-continue",
+        "If-Match: *",
+        'If-Range: "a"',
+        "Upgrade: websocket",
+        "Connection: Keep-Alive, x",
+    ],
+)
+def test_fields_that_matter_are_answered_by_python(own: Daemon, image: Image, service_name: str, line: str) -> None:
+    with own.connect(service_name) as connection:
+        lend(connection, image)
+        name, _, value = line.partition(": ")
+        assert connection.get(image.url, FIRST | {name: value}).body == image.read(0, 10)
+        assert not lent(own)
+
+
+@pytest.mark.parametrize(
+    "line", ["X : 1", " X: 1", ": 1", "X", "X(): 1", "X\t: 1", "Tränsfer: 1", "Content-Length : 0"]
+)
+def test_a_line_that_is_no_field_is_refused_by_python(own: Daemon, image: Image, service_name: str, line: str) -> None:
+    with own.connect(service_name) as connection:
+        lend(connection, image)
+        connection.send(f"GET {image.url} HTTP/1.1\r\nHost: x\r\nRange: bytes=0-9\r\n{line}\r\n\r\n".encode())
+        answer = connection.receive()
+        assert (answer.status, answer.closes) == (400, True)
+
+
 def test_other_requests_are_answered_in_their_order(
     own: Daemon, image: Image, new: MakeImage, service_name: str
 ) -> None:

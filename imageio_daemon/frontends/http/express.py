@@ -18,21 +18,19 @@ from .images import partial_headers
 from .messages import WRITE_PIECE, Response
 from .short import Found, Short, ShortGet, ShortLine, ShortPatch, ShortPut
 
-#: Fields that have no part in the answer, or one that is known here.
-_FIELDS = frozenset(
+#: Fields that matter and are not known here; http_head.c has the same. All others have no part in the answer, but those
+#: of framing, Range and Content-Range.
+_OTHER_FIELDS = frozenset(
     (
-        "accept",
-        "accept-encoding",
-        "authorization",
-        "cache-control",
-        "connection",
-        "content-length",
-        "content-range",
-        "content-type",
-        "host",
-        "pragma",
-        "range",
-        "user-agent",
+        "access-control-request-headers",
+        "access-control-request-method",
+        "content-encoding",
+        "expect",
+        "if-match",
+        "if-range",
+        "origin",
+        "transfer-encoding",
+        "upgrade",
     )
 )
 #: No escapes, no other parameters.
@@ -43,7 +41,7 @@ MAX_PATCH = 1024
 
 def plain_target(head: Head) -> tuple[str, str | None] | None:
     """Return which image a plain request is about, and what it says of flush; None: it is another one."""
-    if head.version != "1.1" or not head.fields.keys() <= _FIELDS:
+    if head.version != "1.1" or not _OTHER_FIELDS.isdisjoint(head.fields):
         return None
     if head.fields.get("connection", "keep-alive") != "keep-alive":
         return None

@@ -15,24 +15,8 @@ from .receiver import Receiver
 from .routes import Routes
 
 _METHODS = frozenset(("GET", "PUT", "PATCH"))
-#: Fields that change nothing here, or what the handlers expect. A request with any other goes to aiohttp.
-_FIELDS = frozenset(
-    (
-        "accept",
-        "accept-encoding",
-        "authorization",
-        "cache-control",
-        "content-length",
-        "content-range",
-        "content-type",
-        "expect",
-        "host",
-        "origin",
-        "pragma",
-        "range",
-        "user-agent",
-    )
-)
+#: Fields that only aiohttp knows. The handlers know the others that matter.
+_OTHER_FIELDS = frozenset(("transfer-encoding", "upgrade"))
 #: What the path of an image begins with.
 IMAGES = "/images/"
 
@@ -77,7 +61,7 @@ def takes(head: Head) -> bool:
         and head.target.startswith(IMAGES)
         and head.target.find("/", len(IMAGES)) < 0
         and head.fields.get("connection", "keep-alive") == "keep-alive"
-        and head.fields.keys() - {"connection"} <= _FIELDS
+        and _OTHER_FIELDS.isdisjoint(head.fields)
     )
 
 
