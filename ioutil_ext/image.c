@@ -16,6 +16,9 @@
 #define FIRST_DEVICE_STEP (16 * MIB)
 
 static struct image *registry;
+/* Of all images that are gone: one that is opened again begins above it, or what was written meanwhile would not be
+ * seen. */
+static uint64_t last_generation;
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 
 void registry_prepare_fork(void) {
@@ -59,6 +62,7 @@ struct image *image_get(iou_type type, dev_t device, ino_t inode) {
     while (image && (image->type != type || image->device != device || image->inode != inode))
         image = image->next;
     if (!image && (image = image_new(type, device, inode))) {
+        image->activity = (last_generation + 1) << WRITERS_BITS;
         image->next = registry;
         registry = image;
     }
@@ -76,6 +80,7 @@ void image_put(struct image *image) {
         while (*where != image)
             where = &(*where)->next;
         *where = image->next;
+        last_generation = max_u64(last_generation, image->activity >> WRITERS_BITS);
     }
     pthread_mutex_unlock(&registry_lock);
     if (last)

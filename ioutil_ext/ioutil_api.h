@@ -215,7 +215,8 @@ void iou_handle_info(iou_handle *handle, iou_info *info);
 
 /*
  * The image's generation: changes when a write, zero or trim starts or ends, by whichever handle; 0 while one is in
- * flight. What was learnt of the content (extents) is valid as long as the same non-zero value is returned.
+ * flight. What was learnt of the content (extents) is valid as long as the same non-zero value is returned. None comes
+ * again in this process, also when the image was closed and opened again.
  */
 uint64_t iou_handle_generation(iou_handle *handle);
 

@@ -213,6 +213,17 @@ def test_the_generation_changes_with_each_change_and_is_zero_meanwhile(path: Pat
     assert set(during) == {0}
 
 
+def test_no_generation_comes_again_when_the_image_is_opened_again(path: Path) -> None:
+    seen = []
+    for _ in range(3):
+        with Image(path) as image:
+            seen.append(image.generation)
+        with Image(path) as image:
+            image.write(0, b"x" * 512)
+            seen.append(image.generation)
+    assert len(set(seen)) == len(seen)
+
+
 def test_a_write_that_failed_changes_the_generation_too(path: Path) -> None:
     def pwrite(fd: int, buffer: memoryview, offset: int) -> int:
         raise OSError(errno.EIO, "injected")
