@@ -67,6 +67,10 @@ class OutOfRange(Error):
         self.size = size
 
 
+class Changed(Error):
+    """The image is not, or not for certain, the one that the peer has a part of."""
+
+
 class InUse(Error):
     """The ticket is still used; the caller may try again."""
 

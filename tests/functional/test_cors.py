@@ -12,6 +12,15 @@ PREFLIGHT = ORIGIN | {
     "Access-Control-Request-Headers": "content-range, content-type",
 }
 
+#: What a page of another origin gets with each answer.
+ALLOWED = {
+    "access-control-allow-origin": "*",
+    "access-control-expose-headers": (
+        "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag"
+    ),
+    "access-control-max-age": "86400",
+}
+
 #: Every resource and method that a browser may use, with a path below the image and a body.
 REQUESTS = [
     ("GET", "", None),
@@ -33,7 +42,7 @@ def cors(answer: Answer) -> dict[str, str]:
 def test_a_request_with_an_origin(client: Connection, image: Image, method: str, path: str, body: bytes | None) -> None:
     answer = client.request(method, image.url + path, ORIGIN, body)
     assert answer.status == 200
-    assert cors(answer) == {"access-control-allow-origin": "*", "access-control-max-age": "86400"}
+    assert cors(answer) == ALLOWED
 
 
 @pytest.mark.parametrize(("method", "path", "body"), REQUESTS, ids=str)
@@ -46,11 +55,9 @@ def test_a_request_without_an_origin(
 def test_a_preflight_of_an_image(client: Connection, image: Image) -> None:
     answer = client.request("OPTIONS", image.url, PREFLIGHT)
     assert answer.status == 200
-    assert cors(answer) == {
-        "access-control-allow-origin": "*",
+    assert cors(answer) == ALLOWED | {
         "access-control-allow-headers": "*",
-        "access-control-allow-methods": "OPTIONS,GET,PUT",
-        "access-control-max-age": "86400",
+        "access-control-allow-methods": "OPTIONS,GET,PUT,PATCH",
     }
 
 
@@ -101,6 +108,31 @@ def test_errors_can_be_read_by_a_browser(
     answer = client.request(method, path.format(url=image.url), ORIGIN | headers, body)
     assert answer.status == status
     assert cors(answer)["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "{url}", 200),
+        ("HEAD", "{url}", 200),
+        ("OPTIONS", "{url}", 200),
+        ("GET", "{url}/extents", 200),
+        ("GET", "/images/unknown", 403),
+        ("GET", "/unknown", 404),
+        ("BREW", "{url}", 405),
+        ("GET", "/info/", 200),
+    ],
+)
+def test_no_answer_is_taken_for_a_page(client: Connection, image: Image, method: str, path: str, status: int) -> None:
+    answer = client.request(method, path.format(url=image.url))
+    assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
+
+
+def test_no_short_answer_is_taken_for_a_page(client: Connection, image: Image) -> None:
+    """Three times: the third comes from C, where C serves."""
+    for _ in range(3):
+        for answer in (client.get(image.url, {"Range": "bytes=0-9"}), client.put(image.url, b"x")):
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_info_can_be_read_by_a_browser(client: Connection) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from imageio_daemon import errors as kinds
 from imageio_daemon.frontends.http import errors
-from imageio_daemon.frontends.http.cors import MAX_AGE, cors_headers
+from imageio_daemon.frontends.http.cors import EXPOSED, MAX_AGE, cors_headers
 from imageio_daemon.frontends.http.headers import MAX_JSON
 from imageio_daemon.frontends.http.messages import Request, Response, encode, preflight, text_response
 from imageio_daemon.frontends.http.routes import Resource, Routes
@@ -123,6 +123,7 @@ def test_kept_connection_is_not_announced() -> None:
         (kinds.InUse("why"), 409, False),
         (kinds.TooLarge("why"), 413, False),
         (kinds.UnsupportedEncoding("why"), 415, False),
+        (kinds.Changed("why"), 412, False),
         (kinds.OutOfRange("why"), 416, False),
         (kinds.HeadTooLarge("why"), 431, True),
         (kinds.StorageError(5, "read", "pread"), 500, False),
@@ -237,7 +238,7 @@ def test_no_origin_no_headers() -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("origin", {"Access-Control-Allow-Origin": "*"}),
+        ("origin", {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": EXPOSED}),
         ("access-control-request-headers", {"Access-Control-Allow-Headers": "*"}),
         ("access-control-request-method", {"Access-Control-Allow-Methods": "GET,PUT"}),
     ],

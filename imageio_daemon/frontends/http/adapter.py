@@ -9,7 +9,7 @@ from ...errors import InvalidRequest, PeerGone
 from .connection import Connection
 from .gate import CONNECTION
 from .headers import parse_number, parse_target
-from .messages import SERVER, WRITE_PIECE, Request, Response
+from .messages import SAFE, SERVER, WRITE_PIECE, Request, Response
 from .routes import Routes
 
 
@@ -142,6 +142,7 @@ class _Answer:
 
     def _finish_head(self, *, close: bool) -> None:
         self.response.headers["Server"] = SERVER
+        self.response.headers.update(SAFE)
         if close:
             self.response.force_close()
 

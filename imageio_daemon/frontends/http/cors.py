@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 #: How long a browser may remember the answer to a preflight, in seconds: a day.
 MAX_AGE = "86400"
+#: Fields of answers that a page may read, besides those that the standard allows anyway: what a client of images needs.
+EXPOSED = "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag"
 
 
 def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:
@@ -15,6 +17,7 @@ def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:
     answer = {}
     if "origin" in headers:
         answer["Access-Control-Allow-Origin"] = "*"
+        answer["Access-Control-Expose-Headers"] = EXPOSED
     if "access-control-request-headers" in headers:
         answer["Access-Control-Allow-Headers"] = "*"
     if "access-control-request-method" in headers:

@@ -29,6 +29,7 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.NotFound: _Answer(404),
     errors.MethodNotAllowed: _Answer(405),
     errors.InUse: _Answer(409),
+    errors.Changed: _Answer(412),
     errors.OutOfRange: _Answer(416),
     errors.NotFast: _Answer(422),
     errors.TooManyConnections: _Answer(503, close=True),

@@ -5,7 +5,6 @@ Parsing comes first, so that a request's own text is judged alike whoever sends 
 """
 
 import json
-import secrets
 
 from ... import operations
 from ...buffers import Buffers
@@ -15,20 +14,17 @@ from ...storage.base import BackendInfo
 from ...tickets import Access, Ticket
 from ...transfers import Transfer
 from ...transferstore import TransferStore
+from .conditions import INSTANCE, Conditions
 from .headers import Flush, parse_choice, parse_content_range, parse_patch, parse_range
 from .messages import BYTES, JSON, Request, Response
 from .routes import Resource
 
 READ_METHODS = ("OPTIONS", "GET")
 WRITE_METHODS = ("PUT", "PATCH")
-#: What browsers need; PATCH is for programs.
-CORS_METHODS = ("OPTIONS", "GET", "PUT")
+CORS_METHODS = READ_METHODS + WRITE_METHODS
 
 READ_FEATURES = ("checksum", "extents")
 WRITE_FEATURES = ("flush", "zero")
-
-#: The name of this process: a client that was cut off sees whether what it wrote and did not flush can be lost.
-INSTANCE = secrets.token_hex(8)
 
 #: The name of no image: what the server can do at all.
 ANY = "*"
@@ -80,12 +76,17 @@ class Images:
         wanted = parse_range(request.headers.get("range"))
         transfer = attach(self._store, request, Access.READ)
         size = await operations.size(transfer, part=request.method != "HEAD")
+        conditions = Conditions(request.headers, transfer, size)
+        if not conditions.range_counts:
+            wanted = None
         offset, length = 0, size
         if wanted is None:
             headers = _headers(transfer.ticket)
         else:
             offset, length = wanted.resolve(size, transfer.ticket.size)
             headers = partial_headers(transfer.ticket, offset, length, size)
+        if wanted is None or conditions.asked:
+            headers |= conditions.headers
 
         async def stream(sink: ByteSink) -> None:
             await operations.read(transfer, self._buffers, offset, length, sink)

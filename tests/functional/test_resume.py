@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A download that was interrupted goes on where it ended, if the image is certainly the same: ETag and If-Range."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.http_client import Answer, Connection
+from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.places import Trait, needs
+from tests.support.polling import eventually
+from tests.support.processes import thread_names
+
+CONTENT = pattern(MiB)
+REST = {"Range": "bytes=1000-"}
+
+
+@pytest.fixture
+def image(new_image: MakeImage) -> Image:
+    return new_image(CONTENT, ops=["read"])
+
+
+@pytest.fixture
+def writable(new_image: MakeImage, image: Image) -> Image:
+    """Another ticket of the image, that may write."""
+    return new_image(of=image)
+
+
+def tag(client: Connection, image: Image) -> str:
+    return client.get(image.url).headers["ETag"]
+
+
+def rest(client: Connection, image: Image, etag: str) -> Answer:
+    return client.get(image.url, REST | {"If-Range": etag})
+
+
+def check_whole(answer: Answer) -> None:
+    assert (answer.status, answer.body) == (200, CONTENT)
+    assert "Content-Range" not in answer.headers
+
+
+@needs(Trait.OWN)
+def test_the_tag_is_a_strong_one(client: Connection, image: Image) -> None:
+    answer = client.get(image.url)
+    found = answer.headers["ETag"]
+    assert found[0] == found[-1] == '"'
+    assert len(found) == 34
+    assert image.ticket not in found
+    assert client.request("HEAD", image.url).headers["ETag"] == found
+
+
+@needs(Trait.OWN)
+def test_the_rest_of_the_same_image_is_sent(client: Connection, image: Image) -> None:
+    etag = tag(client, image)
+    answer = rest(client, image, etag)
+    assert (answer.status, answer.body, answer.headers["ETag"]) == (206, CONTENT[1000:], etag)
+    assert answer.headers["Content-Range"] == f"bytes 1000-{MiB - 1}/{MiB}"
+
+
+@needs(Trait.OWN)
+def test_each_ticket_of_the_image_has_the_same_tag(client: Connection, image: Image, new_image: MakeImage) -> None:
+    assert tag(client, new_image(of=image, ops=["read"])) == tag(client, image)
+
+
+@needs(Trait.OWN)
+def test_another_image_has_another_tag(client: Connection, image: Image, new_image: MakeImage) -> None:
+    other = new_image(CONTENT, ops=["read"])
+    assert rest(client, image, tag(client, other)).status == 200
+
+
+@needs(Trait.OWN)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda client, url: client.put(url, b"x"),
+        lambda client, url: client.patch(url, {"op": "zero", "size": 1}),
+    ],
+    ids=["PUT", "PATCH"],
+)
+def test_what_was_changed_is_sent_whole(client: Connection, image: Image, writable: Image, change: object) -> None:
+    etag = tag(client, image)
+    assert callable(change)
+    assert change(client, writable.url).status == 200
+    answer = rest(client, image, etag)
+    assert (answer.status, answer.body) == (200, image.content())
+    assert answer.headers["ETag"] != etag
+
+
+@needs(Trait.OWN)
+def test_what_was_changed_while_the_image_was_closed_is_sent_whole(
+    client: Connection, daemon: Daemon, image: Image
+) -> None:
+    def ticket(access: str) -> Image:
+        return Image(image.place, daemon.add_ticket(image.path, MiB, ops=[access]))
+
+    etag = tag(client, image)
+    daemon.remove(image.ticket)
+    with daemon.connect("unix") as other:
+        changing = ticket("write")
+        assert other.put(changing.url, b"x").status == 200
+        daemon.remove(changing.ticket)
+        assert not daemon.has_open(image.path)
+        assert rest(other, ticket("read"), etag).status == 200
+
+
+@needs(Trait.OWN, Trait.GROWS)
+def test_what_grew_is_sent_whole(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT, ops=["read"], ticket_size=2 * MiB)
+    writable = new_image(of=image)
+    etag = tag(client, image)
+    assert client.put(writable.url, b"x", {"Content-Range": f"bytes {MiB}-*/*"}).status == 200
+    answer = rest(client, image, etag)
+    assert (answer.status, len(answer.body)) == (200, MiB + 1)
+
+
+@needs(Trait.OWN)
+@pytest.mark.parametrize(
+    "condition", ['"other"', "W/{tag}", "{tag}, {tag}", "*", "", "x", "Wed, 21 Oct 2015 07:28:00 GMT"]
+)
+def test_another_condition_is_not_met(client: Connection, image: Image, condition: str) -> None:
+    check_whole(rest(client, image, condition.format(tag=tag(client, image))))
+
+
+@needs(Trait.OWN)
+def test_without_a_range_it_says_nothing(client: Connection, image: Image) -> None:
+    check_whole(client.get(image.url, {"If-Range": tag(client, image)}))
+
+
+def test_an_image_that_may_be_written_has_no_tag(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT)
+    assert "ETag" not in client.get(image.url).headers
+    assert rest(client, image, '"x"').status == 206, "as before: there is no tag to compare with"
+
+
+def test_another_process_has_other_tags(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    tags = []
+    path = tmp_path / "image"
+    path.write_bytes(CONTENT)
+    for _ in range(2):
+        daemon = make_daemon()
+        with daemon.connect("unix") as client:
+            tags.append(tag(client, make_image(daemon, tmp_path)(path=path, ops=["read"])))
+    assert tags[0] != tags[1]
+
+
+@pytest.mark.every_kind
+def test_only_what_the_server_writes_itself_has_a_tag(client: Connection, image: Image) -> None:
+    answer = client.get(image.url)
+    if Trait.OWN in type(image.place).traits:
+        assert rest(client, image, answer.headers["ETag"]).body == CONTENT[1000:]
+    else:
+        assert "ETag" not in answer.headers
+        check_whole(rest(client, image, '"x"'))
+
+
+# If-Match: what Firefox sends
+
+
+@needs(Trait.OWN)
+@pytest.mark.parametrize(
+    ("condition", "status"), [("{tag}", 206), ('"a", {tag}', 206), ("*", 206), ('"a"', 412), ("W/{tag}", 412)]
+)
+def test_if_match(client: Connection, image: Image, condition: str, status: int) -> None:
+    answer = client.get(image.url, REST | {"If-Match": condition.format(tag=tag(client, image))})
+    assert (answer.status, answer.closes) == (status, False)
+    assert client.get(image.url).status == 200
+
+
+# Through C
+
+
+@pytest.mark.parametrize("name", ["If-Range", "If-Match"])
+def test_a_connection_that_c_serves(make_daemon: MakeDaemon, tmp_path: Path, name: str) -> None:
+    daemon = make_daemon(log={"level": "INFO"})
+    image = make_image(daemon, tmp_path)(CONTENT, ops=["read"])
+    with daemon.connect("unix") as client:
+        etag = tag(client, image)
+        for condition, answered in ((etag, 206), ('"other"', 200 if name == "If-Range" else 412)):
+            for _ in range(20):
+                assert client.get(image.url, {"Range": "bytes=0-9"}).body == CONTENT[:10]
+            eventually(lambda: "http-lane" in thread_names(daemon.pid), "C has the connection")
+            assert client.get(image.url, REST | {name: condition}).status == answered
+
+
+# A real client
+
+
+@needs(Trait.OWN)
+def test_curl_goes_on(daemon: Daemon, image: Image, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    curl = ["curl", "--silent", "--show-error", "--fail", "--cacert", str(daemon.cafile), daemon.url(image.ticket)]
+    head = subprocess.check_output([*curl, "--head"], text=True)
+    etag = next(line.split(": ")[1] for line in head.splitlines() if line.lower().startswith("etag"))
+    target.write_bytes(CONTENT[:1000])
+    subprocess.check_call([*curl, "--continue-at", "-", "--header", f"If-Range: {etag}", "--output", target])
+    assert target.read_bytes() == CONTENT
