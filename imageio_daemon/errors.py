@@ -124,5 +124,12 @@ class ServerGone(StorageError):
         super().__init__(_errno.ENOTCONN, f"NBD server {server}", reason)
 
 
+class CannotFlush(StorageError):
+    """The server that has the image has no way to put what it was sent on stable storage."""
+
+    def __init__(self, server: str) -> None:
+        super().__init__(_errno.EOPNOTSUPP, f"flush {server}", "the server does not offer it")
+
+
 class Unavailable(Error):
     """The server is shutting down or has no room for the request now."""

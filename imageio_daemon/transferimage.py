@@ -142,7 +142,7 @@ class TransferImage:
     async def _release(
         self, backend: Backend, opening: "concurrent.futures.Future[Backend]", wanted: Callable[[], bool]
     ) -> None:
-        if self._ticket.may(Access.WRITE):
+        if self._ticket.may(Access.WRITE) and backend.info.can_flush:
             try:
                 await backend.flush(Operation())
             except Error as e:

@@ -25,7 +25,7 @@ ALLOCATION_ID = 1
 _READ, _WRITE, _DISC, _FLUSH = int(Command.READ), int(Command.WRITE), int(Command.DISC), int(Command.FLUSH)
 _PAYLOAD_LEN = CommandFlag.PAYLOAD_LEN
 
-#: The flags that each command takes, besides FUA, which all take.
+#: The flags that each command takes, besides FUA, which all take where it is offered.
 _FLAGS = {
     Command.READ: CommandFlag.DF,
     Command.WRITE: CommandFlag.PAYLOAD_LEN,
@@ -41,22 +41,19 @@ _WRITING = frozenset((Command.WRITE, Command.TRIM, Command.WRITE_ZEROES))
 
 @dataclass(frozen=True)
 class Export:
-    """What a client is told about an image. Sizes in bytes."""
+    """What a client is told about an image. Sizes in bytes. can_flush: FLUSH and FUA are offered."""
 
     name: str
     size: int
     read_only: bool = False
+    can_flush: bool = True
     description: str = ""
 
     def flags(self, *, chunks: bool) -> int:
         """Return the transmission flags. chunks: structured replies or extended headers are negotiated."""
-        flags = (
-            ExportFlag.HAS_FLAGS
-            | ExportFlag.SEND_FLUSH
-            | ExportFlag.SEND_FUA
-            | ExportFlag.CAN_MULTI_CONN
-            | ExportFlag.SEND_CACHE
-        )
+        flags = ExportFlag.HAS_FLAGS | ExportFlag.CAN_MULTI_CONN | ExportFlag.SEND_CACHE
+        if self.can_flush:
+            flags |= ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA
         if self.read_only:
             flags |= ExportFlag.READ_ONLY
         else:
@@ -140,8 +137,9 @@ class Transmission:
         self.header_size = self._form.size
         self._size = export.size
         self._read_only = export.read_only
-        self._read_flags = CommandFlag.FUA | (CommandFlag.DF if structured or extended else 0)
-        self._write_flags = CommandFlag.FUA | (CommandFlag.PAYLOAD_LEN if extended else 0)
+        self._any_flags = CommandFlag.FUA if export.can_flush else 0
+        self._read_flags = self._any_flags | (CommandFlag.DF if structured or extended else 0)
+        self._write_flags = self._any_flags | (CommandFlag.PAYLOAD_LEN if extended else 0)
 
     def parse(self, buffer: bytes | bytearray | memoryview, start: int = 0) -> Request:
         """Return the request whose header is at start. Raises BadMagic: the connection cannot go on."""
@@ -171,8 +169,10 @@ class Transmission:
         allowed = _FLAGS.get(request.command)  # type: ignore[call-overload]
         if allowed is None:
             request.refuse(ErrorNumber.EINVAL, "unknown command")
-        elif request.flags & ~(self._allowed(request.command) | CommandFlag.FUA):
+        elif request.flags & ~(self._allowed(request.command) | self._any_flags):
             request.refuse(ErrorNumber.EINVAL, "unknown flag, or not for this command")
+        elif request.command == _FLUSH and not self.export.can_flush:
+            request.refuse(ErrorNumber.EINVAL, "the storage cannot flush")
         elif request.command in (_DISC, _FLUSH):
             return
         elif self._read_only and request.command in _WRITING:

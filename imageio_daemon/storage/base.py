@@ -185,6 +185,7 @@ class BackendInfo:
     #: For a long write beside which no other runs: its pieces end at multiples of this; so many under way at a time.
     write_piece: int = MAX_BUFFER
     writes: int = 1
+    can_flush: bool = True  # there is a way to put what was written on stable storage
 
 
 class Backend(Protocol):
@@ -232,7 +233,10 @@ class Backend(Protocol):
         ...
 
     def flush(self, op: Operation) -> Awaitable[object]:
-        """Put everything that completed before on stable storage. Once it failed it fails for ever."""
+        """Put everything that completed before on stable storage. Once it failed it fails for ever.
+
+        CannotFlush: never, there is no way.
+        """
         ...
 
     def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:

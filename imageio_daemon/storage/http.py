@@ -2,6 +2,7 @@
 """Images on another server of the images API: this daemon is a proxy then."""
 
 import errno
+import logging
 import ssl
 import threading
 import time
@@ -10,7 +11,7 @@ from contextlib import aclosing
 import aiohttp
 
 from ..buffers import Slice
-from ..errors import NotFast, NotFound, OutOfRange, StorageError
+from ..errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError
 from ..extentjson import ExtentReader
 from ..extents import Extent, ExtentList, ExtentStream
 from ..httpurl import HttpAddress
@@ -20,6 +21,8 @@ from .base import BackendInfo, Context, Operation, ZeroMethod
 from .httpoptions import Options
 from .peer import DATA_TIMEOUT, Body, Peer, total_size, unexpected
 from .unflushed import Unflushed
+
+log = logging.getLogger(__name__)
 
 #: Bytes zeroed by the first request, so that storage that writes zeros answers in time: 20 s at 50 MB/s. An answer
 #: within QUICK seconds doubles the next ones, so that 8 TiB of holes take 13 requests; a slow one halves them.
@@ -56,6 +59,8 @@ class HttpBackend:
         peer = Peer(address, context, max_connections)
         try:
             options = await httpoptions.ask(peer, Operation(), max_connections)
+            if "zero" in options.features and "flush" not in options.features:
+                log.warning("%s cannot flush: what is written may be lost, and each flush fails", address)
             await peer.limit(max(options.max_readers, options.max_writers))
             backend = cls(peer, options, max_connections)
             await backend._learn_size(Operation())
@@ -72,6 +77,7 @@ class HttpBackend:
             block_size=1,
             can_grow=True,  # the other server decides
             can_fast_zero=False,
+            can_flush="flush" in self._options.features,
             has_dirty="extents" in self._options.features,
             max_readers=self._options.max_readers,
             max_writers=self._options.max_writers,
@@ -166,12 +172,14 @@ class HttpBackend:
         op.advance(length)
 
     async def flush(self, op: Operation) -> None:
-        """Put everything that completed before on stable storage.
+        """Put everything that completed before on stable storage. Raises CannotFlush: the server does not offer it.
 
         A server that was started anew meanwhile has nothing to flush, says so, and what it had not flushed may be lost.
         """
         if self._flush_failed is not None:
             raise self._flush_failed.with_traceback(None)
+        if "flush" not in self._options.features:
+            raise CannotFlush(str(self._peer.address))
         pending = self._unflushed.pending
         try:
             await self._patch(op, {"op": "flush"})

@@ -2,6 +2,7 @@
 """Images that an NBD server has."""
 
 import errno
+import logging
 from collections.abc import Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import islice
@@ -22,6 +23,8 @@ from .nbdhandshake import Options
 from .nbdlink import Link
 from .nbdsession import Piece, Session
 from .nbdwarmup import WarmUp
+
+log = logging.getLogger(__name__)
 
 #: Bytes of one READ or WRITE. Uploads of 1100 MiB into qcow2 on 4 connections, PUT of 4 MiB each, written whole and cut
 #: at multiples of 2 MiB: 4.3 and 6.4 s on a busy machine; CPU seconds of both processes 2.3 and 2.9.
@@ -74,6 +77,8 @@ class NbdBackend:
         if failure is not None:
             await session.close()
             raise failure
+        if writable and not agreed.can(ExportFlag.SEND_FLUSH):
+            log.warning("NBD server %s cannot flush: what is written may be lost, and each flush fails", address)
         backend = cls(Link(address, options, connections, session), zero_unit)
         if address.socket:
             backend._warm_up = WarmUp(session)
@@ -89,6 +94,7 @@ class NbdBackend:
             can_grow=False,
             can_fast_zero=self._can_zero_fast(agreed),
             can_fast_allocate=self._can_zero_fast(agreed),
+            can_flush=agreed.can(ExportFlag.SEND_FLUSH),
             has_dirty=bool(agreed.bitmaps),
             write_piece=WRITE_PIECE,
             writes=WRITES,

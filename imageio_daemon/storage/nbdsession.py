@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from .. import logs
-from ..errors import Error, ServerGone, StorageError
+from ..errors import CannotFlush, Error, ServerGone, StorageError
 from ..extents import Extent, ExtentList
 from ..nbdproto.client import Agreed
 from ..nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
@@ -99,8 +99,7 @@ class Session:
     @property
     def lost_changes(self) -> bool:
         """Tell whether no flush has covered all changes that were answered, or some were given up unanswered."""
-        unflushed = self._changed > self._flushed and self.agreed.can(ExportFlag.SEND_FLUSH)
-        return unflushed or any(connection.gave_up_changes for connection in self._connections)
+        return self._changed > self._flushed or any(connection.gave_up_changes for connection in self._connections)
 
     def data_pieces(self, offset: int, length: int, most: int) -> Iterator[Piece]:
         """Cut a range for requests with data."""
@@ -146,9 +145,9 @@ class Session:
         self._changed += any(not call.flags & CommandFlag.FUA for call in calls)
 
     async def flush(self, op: Operation) -> None:
-        """Put all changes that were answered on stable storage, through every connection."""
+        """Put all changes that were answered on stable storage, through every connection. Raises CannotFlush."""
         if not self.agreed.can(ExportFlag.SEND_FLUSH):
-            return
+            raise CannotFlush(f"NBD server {self._address}")
         changed = self._changed
         calls = [Call(op, Command.FLUSH) for _ in self._connections]
         for connection, call in zip(self._connections, calls, strict=True):

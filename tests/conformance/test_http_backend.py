@@ -12,7 +12,16 @@ from contextlib import AsyncExitStack
 import pytest
 
 from imageio_daemon.buffers import PAGE, BufferPool
-from imageio_daemon.errors import Canceled, Forbidden, NotFast, NotFound, OutOfRange, StorageError, Unavailable
+from imageio_daemon.errors import (
+    Canceled,
+    CannotFlush,
+    Forbidden,
+    NotFast,
+    NotFound,
+    OutOfRange,
+    StorageError,
+    Unavailable,
+)
 from imageio_daemon.extents import Extent
 from imageio_daemon.httpurl import HttpAddress
 from imageio_daemon.storage import http
@@ -567,6 +576,26 @@ async def test_nothing_is_promised_to_be_fast(open_scripted: OpenScripted) -> No
     backend = await open_scripted(options(), first_byte())
     with pytest.raises(NotFast):
         await backend.zero(Operation(), 0, 1, allocate=False, fast_only=True)
+
+
+async def test_a_server_that_cannot_flush_is_told_and_not_asked(
+    open_scripted: OpenScripted, server: ScriptedServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = await open_scripted(options(features=["zero"]), first_byte())
+    assert not backend.info.can_flush
+    assert "cannot flush" in caplog.text
+    assert SECRET not in caplog.text
+    with pytest.raises(CannotFlush) as caught:
+        await backend.flush(Operation())
+    assert SECRET not in str(caught.value)
+    assert not asked(server)
+
+
+async def test_a_server_whose_ticket_only_reads_is_not_complained_of(
+    open_scripted: OpenScripted, caplog: pytest.LogCaptureFixture
+) -> None:
+    await open_scripted(options(features=["checksum", "extents"]), first_byte())
+    assert "cannot flush" not in caplog.text
 
 
 async def test_a_server_without_extents_has_data(open_scripted: OpenScripted) -> None:

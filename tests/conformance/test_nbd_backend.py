@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from imageio_daemon.buffers import BufferPool
-from imageio_daemon.errors import Canceled, NotFound, OutOfRange, ServerGone, StorageError
+from imageio_daemon.errors import Canceled, CannotFlush, NotFound, OutOfRange, ServerGone, StorageError
 from imageio_daemon.extents import Extent
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
@@ -358,11 +358,67 @@ async def test_fua_is_a_flush_where_the_server_has_none(server: FakeNbd, open_nb
 
 
 async def test_nothing_is_sent_that_the_server_does_not_know(server: FakeNbd, open_nbd: Open) -> None:
-    server.flags &= ~(ExportFlag.SEND_TRIM | ExportFlag.SEND_FLUSH)
+    server.flags &= ~ExportFlag.SEND_TRIM
     backend = await open_nbd(server)
     await backend.trim(Operation(), 0, 4096)
-    await backend.flush(Operation())
     assert not server.asked
+
+
+# Servers that cannot flush
+
+
+async def test_a_server_that_cannot_flush_is_told_once_and_fails_each_flush(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.flags &= ~ExportFlag.SEND_FLUSH
+    backend = await open_nbd(server)
+    assert not backend.info.can_flush
+    await write(backend, pool, 0, b"x")
+    for _ in range(2):
+        with pytest.raises(CannotFlush):
+            await backend.flush(Operation())
+    assert not server.commands(Command.FLUSH)
+    assert [record.levelname for record in caplog.records if "cannot flush" in record.message] == ["WARNING"]
+
+
+async def test_a_server_that_cannot_flush_can_be_read_without_a_warning(
+    server: FakeNbd, open_nbd: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.flags &= ~ExportFlag.SEND_FLUSH
+    await open_nbd(server, writable=False)
+    assert "cannot flush" not in caplog.text
+
+
+@pytest.mark.parametrize("fua", [True, False])
+async def test_a_write_with_fua_fails_if_the_server_has_neither_fua_nor_flush(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, fua: bool
+) -> None:
+    server.flags &= ~ExportFlag.SEND_FLUSH
+    server.flags &= ~(0 if fua else ExportFlag.SEND_FUA)
+    backend = await open_nbd(server)
+    if fua:
+        await write(backend, pool, 0, b"x", fua=True)
+        await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+        assert all(asked.header.flags & CommandFlag.FUA for asked in server.asked)
+        return
+    with pytest.raises(CannotFlush):
+        await write(backend, pool, 0, b"x", fua=True)
+    with pytest.raises(CannotFlush):
+        await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+
+
+async def test_a_server_that_comes_back_and_can_flush_does_not_flush_what_it_lost(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    server.flags &= ~ExportFlag.SEND_FLUSH
+    backend = await open_nbd(server)
+    await write(backend, pool, 0, b"x")
+    await server.stop()
+    server.flags |= ExportFlag.SEND_FLUSH
+    await server.start()
+    await eventually_async(lambda: not backend._link._session.alive)
+    with pytest.raises(ServerGone, match="before all changes were flushed"):
+        await backend.flush(Operation())
 
 
 async def test_a_read_only_export_is_not_opened_for_writing(server: FakeNbd, open_nbd: Open) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, DisconnectedError
-from tests.support.images import MiB, pattern
+from tests.support.images import KiB, MiB, pattern
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 from tests.support.polling import eventually
 from tests.support.services import Service
@@ -146,6 +146,33 @@ def test_options_tell_what_the_server_can_do(client: Connection, add_ticket: Add
     assert options["zero_state"] == "unknown"
     assert options["fast_zero"] is False
     assert options["max_readers"] == options["max_writers"] == 8
+
+
+def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_success(
+    client: Connection, add_ticket: AddTicket, daemon: Daemon, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(MiB))
+    read = f"dd if={disk} skip=$4 count=$3 iflag=skip_bytes,count_bytes status=none"
+    write = f"dd of={disk} seek=$4 oflag=seek_bytes conv=notrunc status=none"
+    start = daemon.log.end()
+    with nbdkit("eval", "get_size=echo 1M", f"pread={read}", f"pwrite={write}") as server:
+        url = add_ticket(server, MiB)
+        told = client.request("OPTIONS", url).json()
+        assert told["features"] == ["checksum", "extents", "zero"]
+        assert client.put(f"{url}?flush=n", b"data").status == 200
+        for answer in (
+            client.put(url, b"data"),
+            client.put(f"{url}?flush=y", pattern(512 * KiB)),
+            client.patch(url, {"op": "flush"}),
+            client.patch(url, {"op": "zero", "size": 4096, "flush": True}),
+        ):
+            assert answer.status == 500
+            assert answer.text.strip() == "The server that has the image cannot put it on stable storage"
+        assert client.patch(url, {"op": "zero", "size": 4096}).status == 200
+    warnings = [line for line in daemon.log.lines()[start:] if "cannot flush" in line]
+    assert len(warnings) == 1
+    assert client.request("OPTIONS", "/images/*").json()["features"] == ["checksum", "extents", "flush", "zero"]
 
 
 def test_a_ticket_larger_than_the_export_serves_what_the_export_has(client: Connection, add_ticket: AddTicket) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets of images that a server has: fast zero is passed on where it is sure to be fast, or refused here."""
+"""Tickets of images that a server has: what it cannot do is not offered, or refused here."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
 from tests.nbd.client import Client
 from tests.nbd.conftest import MakeNbdDaemon
 from tests.nbd.world import MiB
@@ -17,6 +17,7 @@ from tests.support.images import pattern
 from tests.support.nbdservers import NbdServer, nbdkit, qemu_nbd
 
 SIZE = 4 * MiB
+OFFERED = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA
 Connect = Callable[..., Awaitable[Client]]
 
 FAST, NO_HOLE = CommandFlag.FAST_ZERO, CommandFlag.NO_HOLE
@@ -76,4 +77,26 @@ async def test_fast_zero_is_refused_here_for_an_image_of_another_server(
         assert (await client.request(Command.READ, 0, SIZE)).data == pattern(SIZE)
         assert (await client.request(Command.WRITE_ZEROES, 0, MiB)).error == 0
         assert (await client.request(Command.READ, 0, MiB)).data == bytes(MiB)
+        await client.close()
+
+
+@needs_nbdkit
+async def test_a_server_that_cannot_flush_is_no_export_that_can(connect: Connect, image: Path) -> None:
+    with nbdkit("eval", "get_size=echo 4M", "pread=head -c $3 /dev/zero", "pwrite=cat > /dev/null") as server:
+        client = await connect(image, url=server.url)
+        assert not client.export.flags & OFFERED
+        assert (await client.request(Command.WRITE, 0, data=bytes(512))).error == 0
+        assert (await client.request(Command.WRITE, 0, flags=CommandFlag.FUA, data=bytes(512))).error == (
+            ErrorNumber.EINVAL
+        )
+        assert (await client.request(Command.FLUSH)).error == ErrorNumber.EINVAL
+        await client.close()
+
+
+@needs_nbdkit
+async def test_a_server_that_can_flush_is_an_export_that_can(connect: Connect, image: Path) -> None:
+    with nbdkit("memory", "4M") as server:
+        client = await connect(image, url=server.url)
+        assert client.export.flags & OFFERED == OFFERED
+        assert (await client.request(Command.FLUSH)).error == 0
         await client.close()

@@ -7,6 +7,7 @@ from imageio_daemon.nbdproto.constants import (
     Command,
     CommandFlag,
     ErrorNumber,
+    ExportFlag,
 )
 from imageio_daemon.nbdproto.messages import BadMagic, RequestHeader
 from imageio_daemon.nbdproto.transmission import Export, Request, Transmission
@@ -18,9 +19,14 @@ LENGTHS = [0, 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2**31, 2**32 - 1]
 
 
 def transmission(
-    *, extended: bool = False, structured: bool = True, read_only: bool = False, allocation: bool = True
+    *,
+    extended: bool = False,
+    structured: bool = True,
+    read_only: bool = False,
+    can_flush: bool = True,
+    allocation: bool = True,
 ) -> Transmission:
-    export = Export("disk", SIZE, read_only=read_only)
+    export = Export("disk", SIZE, read_only=read_only, can_flush=can_flush)
     return Transmission(export, structured=structured, extended=extended, allocation=allocation)
 
 
@@ -96,6 +102,23 @@ def test_flags_that_a_command_does_not_take_are_invalid(serve: Transmission, com
     assert (request.error is None) == bool(taken >> bit & 1)
     if command == Command.WRITE:
         assert request.payload == 512
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_an_export_that_cannot_flush_offers_neither_flush_nor_fua(read_only: bool) -> None:
+    flushes = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA
+    other = Export("disk", SIZE, read_only=read_only).flags(chunks=True)
+    assert other & flushes == flushes
+    assert Export("disk", SIZE, read_only=read_only, can_flush=False).flags(chunks=True) == other & ~flushes
+
+
+def test_flush_and_fua_are_invalid_where_they_are_not_offered(extended: bool) -> None:
+    serve = transmission(extended=extended, can_flush=False)
+    assert parse(serve, Command.FLUSH).error == ErrorNumber.EINVAL
+    for command in DATA_COMMANDS:
+        assert parse(serve, command, 0, 512, CommandFlag.FUA).error == ErrorNumber.EINVAL
+        assert parse(serve, command, 0, 512).error is None
+    assert parse(serve, Command.DISC).error is None
 
 
 def test_dont_fragment_needs_chunks() -> None:

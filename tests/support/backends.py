@@ -20,6 +20,7 @@ class MemoryBackend:
         self.flushes = 0
         self.closed = False
         self.identity: object = None
+        self.can_flush = True
         self.write_piece = MAX_BUFFER
         self.writes = 1
 
@@ -34,6 +35,7 @@ class MemoryBackend:
             write_piece=self.write_piece,
             writes=self.writes,
             identity=self.identity,
+            can_flush=self.can_flush,
         )
 
     @property

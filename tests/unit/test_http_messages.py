@@ -127,6 +127,7 @@ def test_kept_connection_is_not_announced() -> None:
         (kinds.OutOfRange("why"), 416, False),
         (kinds.HeadTooLarge("why"), 431, True),
         (kinds.StorageError(5, "read", "pread"), 500, False),
+        (kinds.CannotFlush("NBD server x"), 500, False),
         (kinds.Error("why"), 500, False),
         (KeyError("why"), 500, False),
         (kinds.NotFast("why"), 422, False),

@@ -707,6 +707,18 @@ async def test_image_of_a_read_only_ticket_is_closed_without_a_flush(
     assert opener.backend.calls == ["close"]
 
 
+async def test_image_that_cannot_be_flushed_at_all_is_closed_and_can_be_opened_again(
+    expired: Transfer, store: TransferStore, opener: Opener
+) -> None:
+    opener.memory.can_flush = False
+    await released(expired)
+    assert opener.backend.calls == ["close"]
+    expired.extend(10)
+    await expired.backend()
+    assert opener.opened == 2
+    await store.remove("secret", 60)
+
+
 async def test_running_operation_keeps_the_image(expired: Transfer, opener: Opener) -> None:
     with expired.track(None):
         expired.release_expired()

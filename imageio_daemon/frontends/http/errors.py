@@ -37,6 +37,7 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.Unavailable: _Answer(503, close=True),
     errors.PeerGone: _Answer(400, close=True),
     errors.StorageError: _Answer(500, text=SERVER_FAILED),
+    errors.CannotFlush: _Answer(500, text="The server that has the image cannot put it on stable storage"),
     errors.ServerGone: _Answer(502, text="The server that has the image is gone"),
     # Everything else is a bug.
     BaseException: _Answer(500, text=SERVER_FAILED),

@@ -59,7 +59,7 @@ class Images:
     async def options(self, request: Request) -> Response:
         """Tell what can be done with an image, or what the server can do."""
         if request.name == ANY:
-            return self._capabilities(writable=True, image={})
+            return self._capabilities(writable=True, flush=True, image={})
         transfer = attach(self._store, request, Access.READ)
         info = await operations.info(transfer)
         writable = transfer.ticket.may(Access.WRITE)
@@ -69,7 +69,7 @@ class Images:
             "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
             "zero_state": "zero" if _stays_zero(transfer.ticket, info) else "unknown",
         }
-        return self._capabilities(writable=writable, image=image)
+        return self._capabilities(writable=writable, flush=info.can_flush, image=image)
 
     async def get(self, request: Request) -> Response:
         """Send the image or a range of it; to HEAD, all but the bytes."""
@@ -120,8 +120,8 @@ class Images:
             await operations.zero(transfer, todo.offset, todo.size, flush=todo.flush, fast_only=todo.fast)
         return Response()
 
-    def _capabilities(self, *, writable: bool, image: dict[str, object]) -> Response:
-        features = [*READ_FEATURES, *(WRITE_FEATURES if writable else ())]
+    def _capabilities(self, *, writable: bool, flush: bool, image: dict[str, object]) -> Response:
+        features = [*READ_FEATURES, *(each for each in WRITE_FEATURES if writable and (flush or each != "flush"))]
         answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket

@@ -65,7 +65,8 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
     # limit does not tell how large that is.
     grows = info.can_grow and not read_only and ticket.declared_size is None
     size = ticket.size if grows else min(ticket.size, info.size)
-    return transfer, Export(name, size, read_only=read_only, description=ticket.filename or "")
+    description = ticket.filename or ""
+    return transfer, Export(name, size, read_only=read_only, can_flush=info.can_flush, description=description)
 
 
 def names(store: TransferStore) -> list[str]:
