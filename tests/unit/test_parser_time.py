@@ -5,22 +5,29 @@ Each row is a parser, and the inputs that are worst for it. A parser that takes 
 all of them, the others 64 and 128 KiB.
 """
 
+import ast
 import contextlib
+import ctypes
+import functools
 import io
 import itertools
 import json
 import logging
 import socket
 import struct
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import aiohttp
 import pytest
 
+import imageio_daemon
 from imageio_daemon import hostnames, httpurl, logs, nbdurl
 from imageio_daemon.client.address import ImageUrl
 from imageio_daemon.client.connection import Connection
@@ -29,8 +36,8 @@ from imageio_daemon.client.image import Image
 from imageio_daemon.errors import Error, MethodNotAllowed
 from imageio_daemon.extentjson import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.extents import ExtentList
+from imageio_daemon.frontends.http import conditions, express
 from imageio_daemon.frontends.http import errors as http_errors
-from imageio_daemon.frontends.http import express
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, parse_head
 from imageio_daemon.frontends.http.headers import (
     MAX_JSON,
@@ -147,6 +154,7 @@ _HEADS = {
     **{f"Connection of {name}": make for name, make in each(_GET + b"Connection: ", b"\r\n\r\n").items()},
     **{f"Content-Length of {name}": make for name, make in each(_GET + b"Content-Length: ", b"\r\n\r\n").items()},
     **{f"Range of {name}": make for name, make in each(_GET + b"Range: bytes=", b"\r\n\r\n").items()},
+    **{f"If-Match of {name}": make for name, make in each(_GET + b"If-Match: ", b"\r\n\r\n").items()},
     **{f"Content-Range of {name}": make for name, make in each(_GET + b"Content-Range: bytes ", b"\r\n\r\n").items()},
     **{f"a field's name of {name}": make for name, make in each(_GET, b": x\r\n\r\n").items()},
     **{f"a path of {name}": make for name, make in each(b"GET /", b" HTTP/1.1\r\nHost: x\r\n\r\n").items()},
@@ -168,6 +176,7 @@ def parse_request(data: bytes) -> None:
         parse_target(head.target)
         parse_range(head.fields.get("range"))
         parse_content_range(head.fields.get("content-range"))
+        conditions._members(head.fields.get("if-match", ""))
         http_errors.answer(MethodNotAllowed(head.method, ("GET",)), "unix")
 
 
@@ -212,6 +221,43 @@ def count_chunks(data: bytes) -> None:
 def read_number(data: bytes) -> None:
     with refusing(Error):
         parse_number(data.decode("latin-1"), "number")
+
+
+# HTTP in C
+
+
+@functools.cache
+def in_c() -> ctypes.CDLL:
+    """Return the parsers of lanes."""
+    tree = Path(__file__).resolve().parents[2]
+    sources = [
+        str(tree / name) for name in ("tests/ioutil/parsers.c", "ioutil_ext/http_head.c", "ioutil_ext/http_patch.c")
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        library = f"{directory}/parsers.so"
+        command = ["cc", "-O2", "-std=gnu11", "-shared", "-fPIC", f"-I{tree}/ioutil_ext", *sources, "-o", library]
+        subprocess.check_call(command)
+        return ctypes.CDLL(library)
+
+
+#: A lane has so much room for a head; see http.h.
+_LANE_HEAD, _LANE_PATCH = 4 * KiB, KiB
+
+
+@row("the head of a request, in C", _HEADS, 2 * _LANE_HEAD)
+def parse_in_c(data: bytes) -> None:
+    in_c().parse_head(data, len(data))
+
+
+@row("a head that comes to C in pieces", _HEADS, _LANE_HEAD)
+def parse_pieces_in_c(data: bytes) -> None:
+    for length in range(64, len(data), 64):
+        in_c().parse_head(data, length)
+
+
+@row("a PATCH, in C", each(b'{"op": "zero", "size": ', b"}") | each(b"{", b"}") | each(b'{"op"'), _LANE_PATCH)
+def parse_patch_in_c(data: bytes) -> None:
+    in_c().parse_patch(data, len(data))
 
 
 # JSON
@@ -557,3 +603,55 @@ def test_time_grows_with_the_input_and_no_faster(parser: Row) -> None:
         if whole > MOST_SECONDS * max(1.0, len(inputs[1]) / (64 * KiB)) or whole > MOST_GROWTH * max(half, NOTHING):
             slow[name] = f"{half * 1000:.2f} ms, twice the input {whole * 1000:.2f} ms"
     assert not slow
+
+
+# Whether all have a row
+
+_USER = "of the user or the administrator, who may wait"
+#: Where each regular expression of the project gets its worst input, by file and name.
+PATTERNS = {
+    "client/address.py:parse": "a url of the client",
+    "client/arguments.py:_format": _USER,
+    "client/image.py:size": "a size, as the client reads it",
+    "frontends/http/express.py:_TARGET": "the head of a request",
+    "frontends/http/framing.py:_BARE_LF": "heads that come in pieces",
+    "frontends/http/framing.py:_CHUNK_SIZE": "a body in chunks",
+    "frontends/http/framing.py:_FIELD": "the head of a request",
+    "frontends/http/framing.py:_LENGTH": "the head of a request",
+    "frontends/http/framing.py:_REQUEST_LINE": "the head of a request",
+    "frontends/http/framing.py:_SHORT_CHUNKS": "a body in chunks",
+    "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
+    "frontends/http/headers.py:_DIGITS": "a number",
+    "frontends/http/headers.py:_RANGE": "the head of a request",
+    "frontends/http/headers.py:_RANGES": "the head of a request",
+    "httpurl.py:_URL": "an https url",
+    "logs.py:_BARE_VALUE": "a field of a log line",
+    "nbdurl.py:_OLD": "an NBD url",
+    "options.py": _USER,
+    "storage/chain.py:_PROTOCOL": "the name of a backing file",
+    "storage/peer.py:_TOTAL": "a Content-Range of another server",
+    "tickets.py:_CONTROL": "the JSON of a ticket or a PATCH",
+    "tickets.py:_SURROGATE": "the JSON of a ticket or a PATCH",
+}
+
+
+def patterns(path: Path) -> set[str]:
+    """Return where a module uses regular expressions: names of its variables, and of functions."""
+    module = ast.parse(path.read_text())
+    variables = {ast.unparse(node.targets[0]): node for node in module.body if isinstance(node, ast.Assign)}
+    functions = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    return {name for name, node in (variables | functions).items() if any(map(uses_pattern, ast.walk(node)))}
+
+
+def uses_pattern(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re"
+
+
+def test_each_regular_expression_has_a_row() -> None:
+    package = Path(imageio_daemon.__file__).parent
+    unknown = set()
+    for path in package.rglob("*.py"):
+        file = str(path.relative_to(package))
+        unknown |= {f"{file}:{name}" for name in patterns(path) if not {file, f"{file}:{name}"} & PATTERNS.keys()}
+    assert not unknown
+    assert {row for row in PATTERNS.values() if row != _USER} <= {row.name for row in ROWS}
