@@ -14,7 +14,7 @@ from typing import Any
 from . import logs
 from .errors import DENIED, Canceled, Error, Forbidden
 from .storage.base import Backend, Operation
-from .tickets import Access, Ticket
+from .tickets import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,8 @@ class TransferImage:
     async def _release(
         self, backend: Backend, opening: "concurrent.futures.Future[Backend]", wanted: Callable[[], bool]
     ) -> None:
-        if self._ticket.may(Access.WRITE) and backend.info.can_flush:
+        info = backend.info
+        if info.can_flush and info.unflushed:
             try:
                 await backend.flush(Operation())
             except Error as e:

@@ -180,6 +180,7 @@ class BackendInfo:
     max_readers: int | None = None  # None: as many as the configuration allows
     max_writers: int | None = None
     can_fast_allocate: bool = False  # can_fast_zero, where the range stays provisioned
+    unflushed: bool = True  # maybe no flush has covered all changes, or one has failed
     identity: object = None  # which image it is: equal for two backends of one; None: nobody knows
     reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
     #: For a long write beside which no other runs: its pieces end at multiples of this; so many under way at a time.

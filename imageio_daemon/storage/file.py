@@ -180,6 +180,7 @@ def _describe(info: Any) -> BackendInfo:
         can_fast_zero=bool(info.can_punch_hole or (is_file and info.can_zero_range)),
         can_fast_allocate=bool(is_file and allocates),
         has_dirty=False,
+        unflushed=bool(info.writable),  # by whomever: writers beside us share the pages
         identity=(info.device, info.inode),  # no inode of a file is 0
         reads_zero=bool(info.reads_zero),
     )

@@ -81,6 +81,7 @@ class HttpBackend:
             has_dirty="extents" in self._options.features,
             max_readers=self._options.max_readers,
             max_writers=self._options.max_writers,
+            unflushed=self._unflushed.pending > 0 or self._flush_failed is not None,
         )
 
     @property

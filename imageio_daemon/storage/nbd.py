@@ -98,6 +98,7 @@ class NbdBackend:
             has_dirty=bool(agreed.bitmaps),
             write_piece=WRITE_PIECE,
             writes=WRITES,
+            unflushed=self._link.unflushed,
         )
 
     @property

@@ -35,6 +35,11 @@ class Link:
         """Return what was negotiated the last time."""
         return self._session.agreed
 
+    @property
+    def unflushed(self) -> bool:
+        """Tell whether changes may be lost when nothing is flushed any more, or are already."""
+        return self.flush_failure is not None or self._session.lost_changes
+
     async def current(self, op: Operation) -> Session:
         """Return a session that works. Raises ServerGone, Canceled.
 

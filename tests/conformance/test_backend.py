@@ -10,8 +10,9 @@ import pytest
 from imageio_daemon.buffers import PAGE, BufferPool
 from imageio_daemon.errors import Canceled, Error, NotFound
 from imageio_daemon.storage.base import Backend, Context, Operation
+from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.units import KiB
-from tests.support.backends import extents_of
+from tests.support.backends import MemoryBackend, extents_of
 
 from .conftest import SIZE
 
@@ -110,6 +111,15 @@ async def test_flush_succeeds_again_and_again(backend: Backend, pool: BufferPool
     await write(backend, pool, 1, b"x")
     for _ in range(3):
         await backend.flush(Operation())
+
+
+async def test_what_was_written_is_unflushed_until_a_flush(backend: Backend, pool: BufferPool) -> None:
+    """Who has a file himself does not know what others have written to it."""
+    always = isinstance(backend, FileBackend | MemoryBackend)
+    await write(backend, pool, 1, b"x")
+    assert backend.info.unflushed
+    await backend.flush(Operation())
+    assert backend.info.unflushed == always
 
 
 async def test_write_with_fua_is_written(backend: Backend, pool: BufferPool) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.buffers import BufferPool
-from imageio_daemon.errors import ServerGone
+from imageio_daemon.errors import ServerGone, StorageError
 from imageio_daemon.nbdproto.constants import ExportFlag
+from imageio_daemon.storage.base import Operation
 from imageio_daemon.storage.engine import Engine
 from imageio_daemon.storage.file import FileBackend
 from imageio_daemon.storage.managed import Image, ManagedBackend
@@ -70,6 +71,16 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     transfer.extend(60)
     assert await read(await transfer.backend(), pool, 5, 4) == b"data"
     await store.remove("x", 30)
+
+
+async def test_what_a_failed_flush_has_left_is_never_flushed(image: Image, servers: Path) -> None:
+    backend = await start(image, servers)
+    backend._link.flush_failure = StorageError(5, "flush", "fdatasync")
+    assert backend.info.unflushed
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    assert backend.info.unflushed
+    await backend.close()
 
 
 async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ class MemoryBackend:
         self.closed = False
         self.identity: object = None
         self.can_flush = True
+        self.unflushed = True
         self.write_piece = MAX_BUFFER
         self.writes = 1
 
@@ -36,6 +37,7 @@ class MemoryBackend:
             writes=self.writes,
             identity=self.identity,
             can_flush=self.can_flush,
+            unflushed=self.unflushed,
         )
 
     @property

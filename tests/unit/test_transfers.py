@@ -697,13 +697,9 @@ async def test_nothing_begins_on_an_image_that_was_let_go_of(expired: Transfer, 
     assert expired.begin(Access.READ, backend=await expired.backend())
 
 
-async def test_image_of_a_read_only_ticket_is_closed_without_a_flush(
-    store: TransferStore, opener: Opener, clock: Clock
-) -> None:
-    transfer = store.add(ticket(ops=(Access.READ,)))
-    await transfer.backend()
-    clock.now += 301
-    await released(transfer)
+async def test_image_that_was_flushed_is_closed_at_once(expired: Transfer, opener: Opener) -> None:
+    opener.memory.unflushed = False
+    await released(expired)
     assert opener.backend.calls == ["close"]
 
 
