@@ -114,6 +114,10 @@ class StorageError(Error):
         self.errno = errno
 
 
+class Unanswered(StorageError):
+    """A server was asked for something, and no answer came. If it was a change, it may still be made, at any time."""
+
+
 class ServerGone(StorageError):
     """The server that has the image is not there, left in the middle of an operation, or broke its protocol.
 

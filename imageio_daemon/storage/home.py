@@ -24,6 +24,15 @@ class Home:
 
     def run(self, work: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T]":
         """Start the work. Cancelling the future does not end it."""
+        return self._run(self._loop, work, holders)
+
+    def run_here(self, work: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T]":
+        """Do the same on the running loop."""
+        return self._run(asyncio.get_running_loop(), work, holders)
+
+    def _run(
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, _T], holders: tuple[Holder, ...]
+    ) -> "asyncio.Future[_T]":
         asking = asyncio.get_running_loop()
         future: asyncio.Future[_T] = asking.create_future()
         for holder in holders:
@@ -31,20 +40,20 @@ class Home:
 
         def ended(task: "asyncio.Task[_T]") -> None:
             self._tasks.discard(task)
-            if asking is self._loop:
+            if asking is loop:
                 _hand_back(task, future, holders)
             else:
                 asking.call_soon_threadsafe(_hand_back, task, future, holders)
 
         def start() -> None:
-            task = self._loop.create_task(work)
+            task = loop.create_task(work)
             self._tasks.add(task)
             task.add_done_callback(ended)
 
-        if asking is self._loop:
+        if asking is loop:
             start()
         else:
-            self._loop.call_soon_threadsafe(start)
+            loop.call_soon_threadsafe(start)
         return future
 
     def call_soon(self, callback: Any, *arguments: object) -> None:

@@ -6,18 +6,22 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Awaitable
 from contextlib import aclosing
+from typing import Any
 
 import aiohttp
 
 from ..buffers import Slice
-from ..errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError
+from ..errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError, Unanswered
 from ..extentjson import ExtentReader
 from ..extents import Extent, ExtentList, ExtentStream
 from ..httpurl import HttpAddress
 from ..units import GiB, MiB
 from . import httpoptions
 from .base import BackendInfo, Context, Operation, ZeroMethod
+from .exclusion import Exclusion
+from .home import Home
 from .httpoptions import Options
 from .peer import DATA_TIMEOUT, Body, Peer, total_size, unexpected
 from .unflushed import Unflushed
@@ -34,9 +38,11 @@ SLOW = 30.0
 class HttpBackend:
     """Serve an image through requests to another server; see Backend for the contract.
 
-    A cancelled request ends at once here, while the other server may still write what it has received: who removes both
-    tickets removes the other one last. Writes and zeroing name their range, so repeating one is safe, and aiohttp
-    repeats a PUT whose kept-alive connection had just been closed; nothing else is repeated.
+    Changes that overlap are asked for one after the other, each when the one before was answered, whatever became of
+    who asked for it: a change that was begun is not cancelled. When no answer comes it may still be made, and flushing
+    fails from then on. Other requests end at once when they are cancelled. Writes and zeroing name their range, so
+    repeating one is safe, and aiohttp repeats a PUT whose kept-alive connection had just been closed; nothing else is
+    repeated.
     """
 
     def __init__(self, peer: Peer, options: Options, max_connections: int) -> None:
@@ -47,7 +53,9 @@ class HttpBackend:
         self._size = 0
         self._writes = 0
         self._unflushed = Unflushed()
-        #: Why each flush fails from now on: the next one could succeed although data was lost.
+        self._home = Home()
+        self._exclusion = Exclusion()
+        #: Why each flush fails from now on: the next one could succeed although data was lost, or will be.
         self._flush_failed: StorageError | None = None
 
     @classmethod
@@ -112,60 +120,15 @@ class HttpBackend:
             piece.buffer.release()
         op.advance(len(piece))
 
-    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
+    def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> Awaitable[object]:
         """Write the piece at offset."""
-        if not len(piece):
-            op.require_running()
-            return
-        last = offset + len(piece) - 1
-        piece.buffer.retain()
-        try:
-            instance = None if fua else await self._instance_before(op)
-            async with self._peer.request(
-                op,
-                "PUT",
-                f"?flush={'y' if fua else 'n'}",
-                headers={"Content-Range": f"bytes {offset}-{last}/*"},
-                body=Body(piece.view),
-                timeout=DATA_TIMEOUT,
-            ):
-                pass
-        except StorageError as e:
-            if fua:
-                self._flush_failed = e
-            raise
-        finally:
-            piece.buffer.release()
-        if not fua:
-            self._unflushed.changed(instance)
-        self._written(last + 1)
-        op.advance(len(piece))
+        return self._home.run_here(self._write(op, piece.view, offset, fua=fua), op, piece.buffer)
 
-    async def zero(
+    def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
-    ) -> ZeroMethod:
+    ) -> Awaitable[ZeroMethod]:
         """Make the range read as zeros. Whether it stays provisioned is for the other server's ticket to say."""
-        if fast_only:
-            raise NotFast("The other server does not tell what is fast")
-        op.require_running()
-        end, most = offset + length, ZERO_STEP
-        while offset < end:
-            step = min(most, end - offset)
-            instance = await self._instance_before(op)
-            asked = time.monotonic()
-            await self._patch(op, {"op": "zero", "offset": offset, "size": step, "flush": False})
-            self._unflushed.changed(instance)
-            seconds = time.monotonic() - asked
-            if seconds < QUICK:
-                most *= 2
-            elif seconds > SLOW:
-                most = max(MiB, most // 2)
-            offset += step
-            self._written(offset)
-            op.advance(step)
-        if fua:
-            await self.flush(op)
-        return ZeroMethod.REMOTE
+        return self._home.run_here(self._zero(op, offset, length, fast_only=fast_only, fua=fua), op)
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:
         """Do nothing: there is no such request."""
@@ -183,7 +146,8 @@ class HttpBackend:
             raise CannotFlush(str(self._peer.address))
         pending = self._unflushed.pending
         try:
-            await self._patch(op, {"op": "flush"})
+            async with self._peer.request(op, "PATCH", json={"op": "flush"}):
+                pass
         except StorageError as e:
             self._flush_failed = e
             raise
@@ -231,9 +195,60 @@ class HttpBackend:
         """Close the connections."""
         await self._peer.close()
 
-    async def _patch(self, op: Operation, todo: object) -> None:
-        async with self._peer.request(op, "PATCH", json=todo):
-            pass
+    # Changes: they run to their end
+
+    async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
+        end = offset + len(view)
+        async with self._exclusion.hold(offset, end):
+            op.require_running()
+            if offset == end:
+                return
+            instance = None if fua else await self._instance_before(op)
+            target, headers = f"?flush={'y' if fua else 'n'}", {"Content-Range": f"bytes {offset}-{end - 1}/*"}
+            try:
+                await self._change(op, "PUT", target, headers=headers, body=Body(view), timeout=DATA_TIMEOUT)
+            except StorageError as e:
+                if fua:
+                    self._flush_failed = e
+                raise
+        if not fua:
+            self._unflushed.changed(instance)
+        self._written(end)
+        op.advance(len(view))
+
+    async def _zero(self, op: Operation, offset: int, length: int, *, fast_only: bool, fua: bool) -> ZeroMethod:
+        if fast_only:
+            raise NotFast("The other server does not tell what is fast")
+        end, most = offset + length, ZERO_STEP
+        async with self._exclusion.hold(offset, end):
+            op.require_running()
+            while offset < end:
+                step = min(most, end - offset)
+                instance = await self._instance_before(op)
+                asked = time.monotonic()
+                await self._change(op, "PATCH", json={"op": "zero", "offset": offset, "size": step, "flush": False})
+                self._unflushed.changed(instance)
+                seconds = time.monotonic() - asked
+                if seconds < QUICK:
+                    most *= 2
+                elif seconds > SLOW:
+                    most = max(MiB, most // 2)
+                offset += step
+                self._written(offset)
+                op.advance(step)
+        if fua:
+            await self.flush(op)
+        return ZeroMethod.REMOTE
+
+    async def _change(self, op: Operation, method: str, target: str = "", **request: Any) -> None:
+        try:
+            async with self._peer.request(op, method, target, finishes=True, **request):
+                pass
+        except Unanswered as e:
+            self._flush_failed = e
+            raise
+
+    # What they share
 
     def _written(self, end: int) -> None:
         with self._lock:

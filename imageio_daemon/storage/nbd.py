@@ -4,7 +4,7 @@
 import errno
 import logging
 from collections.abc import Awaitable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager
 from itertools import islice
 from typing import Self
 
@@ -16,8 +16,9 @@ from ..nbdproto.constants import Command, CommandFlag, ExportFlag
 from ..nbdurl import NbdAddress
 from ..units import MiB
 from .base import BackendInfo, Context, Operation, ZeroMethod
+from .exclusion import Exclusion
 from .home import Home
-from .nbdblocks import Blocks, Exclusion
+from .nbdblocks import Blocks
 from .nbdconnection import Call
 from .nbdhandshake import Options
 from .nbdlink import Link
@@ -181,26 +182,28 @@ class NbdBackend:
             view[edge.outside] = edge.memory[edge.inside]
 
     async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
-        session = await self._begin(op, offset, len(view))
-        blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
-        flags = _fua(session) if fua else 0
-        async with self._writing(session, blocks), self._link.failing_flushes(flags):
-            calls = await self._patched(session, op, blocks, view, flags)
-            for piece, memory in self._whole_blocks(session, blocks, view, offset):
-                calls.append(Call(op, Command.WRITE, *piece, flags, payload=memory, counts=piece.length))
-            await session.change(calls)
+        async with self._changing(offset, len(view)):
+            session = await self._begin(op, offset, len(view))
+            blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
+            flags = _fua(session) if fua else 0
+            async with self._link.failing_flushes(flags):
+                calls = await self._patched(session, op, blocks, view, flags)
+                for piece, memory in self._whole_blocks(session, blocks, view, offset):
+                    calls.append(Call(op, Command.WRITE, *piece, flags, payload=memory, counts=piece.length))
+                await session.change(calls)
         if fua and not flags:
             await self._link.flush(op)
 
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
-        session = await self._begin(op, offset, length)
-        blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
-        if flags & CommandFlag.FAST_ZERO and (blocks.edges or not self._is_fast(session, offset, length)):
-            raise NotFast
-        fua_flag = _fua(session) if fua else 0
-        async with self._writing(session, blocks), self._link.failing_flushes(fua_flag):
-            await session.change(await self._patched(session, op, blocks, None, fua_flag))
-            method = await self._zero_blocks(session, op, blocks, flags | fua_flag)
+        async with self._changing(offset, length):
+            session = await self._begin(op, offset, length)
+            blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
+            if flags & CommandFlag.FAST_ZERO and (blocks.edges or not self._is_fast(session, offset, length)):
+                raise NotFast
+            fua_flag = _fua(session) if fua else 0
+            async with self._link.failing_flushes(fua_flag):
+                await session.change(await self._patched(session, op, blocks, None, fua_flag))
+                method = await self._zero_blocks(session, op, blocks, flags | fua_flag)
         if fua and not fua_flag:
             await self._link.flush(op)
         return method
@@ -225,11 +228,11 @@ class NbdBackend:
         return ZeroMethod.WRITE
 
     async def _trim(self, op: Operation, offset: int, length: int) -> None:
-        session = await self._begin(op, offset, length)
-        blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
-        if not session.agreed.can(ExportFlag.SEND_TRIM):
-            return
-        async with self._writing(session, blocks):
+        async with self._changing(offset, length):
+            session = await self._begin(op, offset, length)
+            blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
+            if not session.agreed.can(ExportFlag.SEND_TRIM):
+                return
             for piece in session.bare_pieces(blocks.start, blocks.end - blocks.start):
                 op.require_running()
                 await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
@@ -281,14 +284,10 @@ class NbdBackend:
             Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=e.memory, counts=e.length) for e in edges
         ]
 
-    def _writing(self, session: Session, blocks: Blocks) -> AbstractAsyncContextManager[None]:
-        """Keep other writers off the blocks, where a block is more than a byte."""
-        size = session.agreed.sizes.minimum
-        if size == 1:
-            return nullcontext()
-        outside = [edge.block for edge in blocks.edges]
-        first, last = min([blocks.start, *outside]), max([blocks.end, *(block + size for block in outside)])
-        return self._exclusion.hold(range(first, last))
+    def _changing(self, offset: int, length: int) -> AbstractAsyncContextManager[None]:
+        """Keep other changes off the blocks of a range until the server has answered all that was asked of it."""
+        size = self._link.agreed.sizes.minimum  # which stays: see same_image()
+        return self._exclusion.hold(offset // size * size, -(-(offset + length) // size) * size)
 
 
 def _fua(session: Session) -> int:

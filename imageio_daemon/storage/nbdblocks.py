@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of bytes on a server that takes whole blocks only."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 
@@ -42,39 +39,3 @@ class Blocks(NamedTuple):
                 inside, outside = slice(first - block, last - block), slice(first - offset, last - offset)
                 edges.append(Edge(block, memoryview(bytearray(size)), inside, outside))
         return cls(-(-offset // size) * size, end // size * size, edges)
-
-
-class Exclusion:
-    """Let writers that share blocks pass one after the other. For one loop."""
-
-    def __init__(self) -> None:
-        self._held: dict[asyncio.Future[None], range] = {}
-        self._waiting: dict[asyncio.Future[None], range] = {}
-
-    @asynccontextmanager
-    async def hold(self, blocks: range) -> AsyncIterator[None]:
-        """Hold a range of bytes for the time of the block, after all that asked before and overlap."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = blocks
-        self._admit()
-        try:
-            await turn
-            yield
-        finally:
-            self._held.pop(turn, None)
-            self._waiting.pop(turn, None)
-            self._admit()
-
-    def _admit(self) -> None:
-        """Admit who overlaps nobody that holds or came earlier."""
-        before = list(self._held.values())
-        for turn, wanted in list(self._waiting.items()):
-            if not any(_overlap(wanted, other) for other in before):
-                self._held[turn] = self._waiting.pop(turn)
-                if not turn.done():
-                    turn.set_result(None)
-            before.append(wanted)
-
-
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop

@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, address: NbdAddress, agreed: Agreed, transport: asyncio.Transport, *, paused: bool) -> None:
         #: What was negotiated.
         self.agreed = agreed
-        #: The server may still do what it was asked to change, after what it is asked from now on.
+        #: The connection has ended, and the server may still change what it was asked to, after what it is asked later.
         self.gave_up_changes = False
         self._address = address
         self._transport = transport
@@ -133,9 +133,7 @@ class Connection(asyncio.BufferedProtocol):
             await self.lost
 
     def _give_up(self) -> None:
-        waiting = self._replies.waiting.values()
-        self.gave_up_changes = any(request.command in _CHANGES for request in waiting)
-        log.warning("NBD server %s leaves %d requests unanswered", self._address, len(waiting))
+        log.warning("NBD server %s leaves %d requests unanswered", self._address, len(self._replies.waiting))
         self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
 
     def abort(self, reason: Exception) -> None:
@@ -227,7 +225,9 @@ class Connection(asyncio.BufferedProtocol):
         """Fail all that waits."""
         if self._failure is None:
             self._failure = exc
-        calls = [*self._replies.waiting.values(), self._sending, *self._queue]
+        waiting = self._replies.waiting.values()
+        self.gave_up_changes = any(request.command in _CHANGES for request in waiting)
+        calls = [*waiting, self._sending, *self._queue]
         self._queue.clear()
         self._sending, self._unsent = None, memoryview(b"")
         self._replies.waiting.clear()

@@ -98,7 +98,7 @@ class Session:
 
     @property
     def lost_changes(self) -> bool:
-        """Tell whether no flush has covered all changes that were answered, or some were given up unanswered."""
+        """Tell whether no flush has covered all changes that were answered, or some were not answered."""
         return self._changed > self._flushed or any(connection.gave_up_changes for connection in self._connections)
 
     def data_pieces(self, offset: int, length: int, most: int) -> Iterator[Piece]:
@@ -229,5 +229,5 @@ def same_image(before: Agreed, now: Agreed) -> bool:
     return _identity(before) == _identity(now)
 
 
-def _identity(agreed: Agreed) -> tuple[int, bool, list[str]]:
-    return agreed.size, agreed.can(ExportFlag.READ_ONLY), agreed.bitmaps
+def _identity(agreed: Agreed) -> tuple[int, int, bool, list[str]]:
+    return agreed.size, agreed.sizes.minimum, agreed.can(ExportFlag.READ_ONLY), agreed.bitmaps

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
-from ..errors import Canceled, Error, Forbidden, NotFound, OutOfRange, StorageError, Unavailable
+from ..errors import Canceled, Error, Forbidden, NotFound, OutOfRange, StorageError, Unanswered, Unavailable
 from ..httpurl import HttpAddress
 from ..units import KiB
 from .base import Operation
@@ -63,16 +63,18 @@ class Peer:
         json: object = None,
         body: "Body | None" = None,
         timeout: float | None = ANSWER_TIMEOUT,
+        finishes: bool = False,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Send a request for the image's url, target after it; the block reads the answer: 200, 204 or 206.
 
-        timeout: seconds for all of it. Raises Canceled, Forbidden, NotFound, OutOfRange, Unavailable, StorageError.
+        timeout: seconds for all of it. finishes: the answer is waited for, also when the operation is cancelled.
+        Raises Canceled, Forbidden, NotFound, OutOfRange, Unavailable, StorageError, Unanswered.
         """
         what = f"{method} {self.address}{target}"
         op.require_running()
         op.retain()
         try:
-            async with self._interruptible(op, timeout):
+            async with self._interruptible(op, timeout, finishes=finishes):
                 session = self._session()
                 async with session.request(
                     method, self._url + target, headers=headers, json=json, data=body, allow_redirects=False
@@ -80,8 +82,9 @@ class Peer:
                     _require_success(response, what)
                     yield response
         except TimeoutError:
-            op.require_running()
-            raise StorageError(errno.ETIMEDOUT, what, "http") from None
+            if not finishes:
+                op.require_running()
+            raise Unanswered(errno.ETIMEDOUT, what, "http") from None
         except aiohttp.ClientError as e:
             raise _failure(e, what) from None
         finally:
@@ -90,9 +93,9 @@ class Peer:
             op.release()
 
     def interrupt(self) -> None:
-        """End requests whose operation is cancelled. Thread-safe."""
+        """End requests whose operation is cancelled, unless they finish. Thread-safe."""
         with self._lock:
-            canceled = [running for running in self._running if running.op.canceled]
+            canceled = [running for running in self._running if running.op.canceled and not running.finishes]
         for running in canceled:
             running.loop.call_soon_threadsafe(self._expire, running)
 
@@ -139,9 +142,9 @@ class Peer:
         )
 
     @asynccontextmanager
-    async def _interruptible(self, op: Operation, timeout: float | None) -> AsyncIterator[None]:
+    async def _interruptible(self, op: Operation, timeout: float | None, *, finishes: bool) -> AsyncIterator[None]:
         async with asyncio.timeout(timeout) as deadline:
-            running = _Running(op, asyncio.get_running_loop(), deadline)
+            running = _Running(op, asyncio.get_running_loop(), deadline, finishes)
             with self._lock:
                 self._running.add(running)
             try:
@@ -161,6 +164,7 @@ class _Running(NamedTuple):
     op: Operation
     loop: asyncio.AbstractEventLoop
     deadline: asyncio.Timeout
+    finishes: bool
 
 
 class Body(aiohttp.Payload):
@@ -228,4 +232,5 @@ def _failure(error: aiohttp.ClientError, what: str) -> StorageError:
     if isinstance(error, aiohttp.ClientSSLError):
         return StorageError(errno.EPROTO, what, "tls", f"({type(error).__name__})")
     code = error.errno if isinstance(error, OSError) and error.errno else errno.ECONNRESET
-    return StorageError(abs(code), what, "http", f"({type(error).__name__})")
+    kind = StorageError if isinstance(error, aiohttp.ClientConnectorError) else Unanswered
+    return kind(abs(code), what, "http", f"({type(error).__name__})")

@@ -20,6 +20,7 @@ from imageio_daemon.errors import (
     NotFound,
     OutOfRange,
     StorageError,
+    Unanswered,
     Unavailable,
 )
 from imageio_daemon.extents import Extent
@@ -33,6 +34,7 @@ from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates, Daemon
+from tests.support.polling import eventually_async
 
 from .conftest import SIZE
 from .test_backend import read, write
@@ -488,31 +490,84 @@ async def test_a_cancelled_operation_that_waits_for_the_answer_is_interrupted(
         await waiting
 
 
-async def test_a_cancelled_task_leaves_the_buffer_alone(
+async def test_a_write_whose_client_is_gone_keeps_its_buffer_until_the_answer(
     open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
 ) -> None:
-    """The server takes the rest of a body whose write was cancelled: none of it comes from the buffer's next user."""
-    received = bytearray()
-    go_on = asyncio.Event()
+    received, go_on = bytearray(), asyncio.Event()
 
-    async def take_late(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+    async def take_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await go_on.wait()
-        while data := await reader.read(65536):
-            received.extend(data)
+        received.extend(await reader.readexactly(8 * 1024 * KiB))
+        writer.write(answer(200))
 
     backend = await open_scripted(options(), first_byte(), take_late)
     server.asked.clear()
     buffer = await pool.acquire(8 * 1024 * KiB)
     buffer.view[:] = b"a" * buffer.size
-    writing = asyncio.create_task(backend.pwrite(Operation(), buffer.slice(0, buffer.size), 0))
+    op = Operation()
+    writing = asyncio.ensure_future(backend.pwrite(op, buffer.slice(0, buffer.size), 0))
+    buffer.release()
     await server.asked.wait()
     writing.cancel()
+    op.cancel()
+    backend.interrupt()
     await asyncio.wait([writing])
-    buffer.view[:] = b"b" * buffer.size
-    buffer.release()
+    assert pool.lent
     go_on.set()
-    await backend.close()
-    assert b"b" not in received
+    await eventually_async(lambda: not pool.lent)
+    assert received == b"a" * (8 * 1024 * KiB)
+    assert not op.in_storage
+
+
+async def test_a_change_waits_for_an_earlier_one_that_overlaps_although_its_client_is_gone(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    go_on = asyncio.Event()
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(3)
+        await go_on.wait()
+        writer.write(answer(200))
+
+    backend = await open_scripted(options(), first_byte(), answer_late, answer(200), answer(200))
+    server.asked.clear()
+    first = asyncio.create_task(write(backend, pool, 0, b"old"))
+    await server.asked.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    later = asyncio.create_task(write(backend, pool, 1, b"new"))
+    await write(backend, pool, 3 + 1, b"elsewhere")
+    assert asked(server) == ["PUT", "PUT"]
+    assert not later.done()
+    go_on.set()
+    await later
+    assert server.bodies[-1] == b"new"
+
+
+@pytest.mark.parametrize("how", ["no answer", "hang up"])
+async def test_a_change_that_is_not_answered_fails_every_flush(
+    open_scripted: OpenScripted, pool: BufferPool, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It may be made after all, over what is written by then."""
+    bad = [stay_silent] if how == "no answer" else [hang_up] * 3  # aiohttp asks again
+    backend = await open_scripted(options(), first_byte(), *bad)
+    monkeypatch.setattr(http, "DATA_TIMEOUT", 0.2)
+    with pytest.raises(Unanswered):
+        await write(backend, pool, 0, b"old")
+    monkeypatch.undo()
+    for _ in range(2):
+        with pytest.raises(Unanswered):
+            await backend.flush(Operation())
+
+
+async def test_a_change_that_is_refused_fails_no_flush(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(500), answer(200))
+    with pytest.raises(StorageError):
+        await write(backend, pool, 0, b"old")
+    await backend.flush(Operation())
+    assert asked(server) == ["PUT", "PATCH"]
 
 
 async def test_no_server_no_image(certificates: Certificates) -> None:

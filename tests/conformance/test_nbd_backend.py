@@ -88,6 +88,15 @@ async def nothing(_: Asked) -> None:
     """Answer never."""
 
 
+def all_but_the_first(server: FakeNbd) -> Callable[[Asked], Awaitable[bytes | None]]:
+    """Answer what comes after the first request."""
+
+    async def answer(asked: Asked) -> bytes | None:
+        return None if asked is server.asked[0] else server.success(asked)
+
+    return answer
+
+
 # Connections and segments
 
 
@@ -316,6 +325,83 @@ async def test_writers_of_one_block_wait_for_each_other(server: FakeNbd, open_nb
     await asyncio.gather(write(backend, pool, 0, b"a"), write(backend, pool, 1, b"b"))
     commands = [asked.header.command for asked in server.asked]
     assert commands == [Command.READ, Command.WRITE, Command.READ, Command.WRITE]
+
+
+@pytest.mark.parametrize("change", ["write", "zero", "trim"])
+async def test_a_change_waits_for_an_earlier_one_that_overlaps_although_its_client_is_gone(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, change: str
+) -> None:
+    server.answer = all_but_the_first(server)
+    backend, op = await open_nbd(server), Operation()
+    buffer = await pool.acquire(4096)
+    if change == "write":
+        first = asyncio.ensure_future(backend.pwrite(op, buffer.slice(0, 4096), 0))
+    elif change == "zero":
+        first = asyncio.ensure_future(backend.zero(op, 0, 4096, allocate=False))
+    else:
+        first = asyncio.ensure_future(backend.trim(op, 0, 4096))
+    buffer.release()
+    await eventually_async(lambda: server.asked)
+    first.cancel()
+    op.cancel()
+    backend.interrupt()
+    later = asyncio.ensure_future(write(backend, pool, 4095, b"new"))
+    await write(backend, pool, 4096 + 3, b"elsewhere")
+    assert [asked.range for asked in server.asked[1:]] == [(4099, 9)]
+    assert not later.done()
+    assert op.in_storage
+    server.reply(server.asked[0])
+    await later
+    assert server.asked[-1].payload == b"new"
+    assert not op.in_storage
+    assert not pool.lent
+
+
+async def test_what_was_cancelled_while_it_waited_is_not_asked_for(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    server.answer = all_but_the_first(server)
+    backend, op = await open_nbd(server), Operation()
+    first = asyncio.ensure_future(write(backend, pool, 0, b"old"))
+    await eventually_async(lambda: server.asked)
+    later = asyncio.ensure_future(backend.zero(op, 0, 4096, allocate=False))
+    op.cancel()
+    backend.interrupt()
+    server.reply(server.asked[0])
+    await first
+    with pytest.raises(Canceled):
+        await later
+    assert len(server.asked) == 1
+
+
+async def test_a_change_that_was_not_answered_when_the_connection_ended_fails_every_flush(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    """It may be done after all, over what is written by then."""
+    server.answer = nothing
+    backend = await open_nbd(server)
+    writing = asyncio.ensure_future(write(backend, pool, 0, b"old"))
+    await eventually_async(lambda: server.asked)
+    server.hang_up()
+    with pytest.raises(ServerGone):
+        await writing
+    server.answer = None
+    await write(backend, pool, 0, b"new")
+    for _ in range(2):
+        with pytest.raises(ServerGone, match="before all changes were flushed"):
+            await backend.flush(Operation())
+
+
+async def test_a_server_that_comes_back_with_other_blocks_is_refused(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    backend = await open_nbd(server)
+    await server.stop()
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    await server.start()
+    await eventually_async(lambda: not backend._link._session.alive)
+    with pytest.raises(ServerGone, match="another image"):
+        await write(backend, pool, 0, b"x")
 
 
 async def test_a_size_that_is_no_whole_blocks_is_refused(server: FakeNbd, open_nbd: Open) -> None:

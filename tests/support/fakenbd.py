@@ -133,6 +133,10 @@ class FakeNbd:
             if header.command == Command.WRITE and len(payload) < header.length:
                 await reader.read()  # until the client is gone
 
+    def reply(self, asked: Asked) -> None:
+        """Answer late."""
+        self._writers[asked.connection].write(self.success(asked))
+
     def success(self, asked: Asked) -> bytes:
         """Return the reply of a server that does what it is asked."""
         header = asked.header
