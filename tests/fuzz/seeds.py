@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real requests, from which fuzzing begins: `python -m tests.fuzz.seeds DIRECTORY` writes them, by their targets."""
+
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+Seeds = Iterator[tuple[str, bytes]]
+
+
+def request(line: str, *fields: str, body: bytes = b"") -> bytes:
+    """Return an HTTP request for the one image that targets have."""
+    head = [f"{line} HTTP/1.1", "Host: localhost", *fields, *([f"Content-Length: {len(body)}"] if body else []), "", ""]
+    return "\r\n".join(head).encode() + body
+
+
+def patch(body: str) -> bytes:
+    """Return a PATCH as programs send it."""
+    return request("PATCH /images/x", "Content-Type: application/json", body=body.encode())
+
+
+HEADS = {
+    "get": request("GET /images/x", "Range: bytes=0-4095", "Accept-Encoding: identity", "User-Agent: x/1"),
+    "get-keep-alive": request("GET /images/x", "Connection: keep-alive", "range:bytes=5-5", "Authorization: x"),
+    "get-open": request("GET /images/x", "Range: bytes=0-"),
+    "put": request("PUT /images/x", "Content-Range: bytes 4096-8191/*", "Content-Length: 4096"),
+    "put-no-flush": request("PUT /images/x?flush=n", "content-range: bytes 0-*/*", "Content-Length: 1"),
+    "put-flush": request("PUT /images/x?flush=y", "Content-Range: bytes 1-2/70000", "Content-Length: 2"),
+    "patch": request("PATCH /images/x", "Content-Length: 44", "Content-Type: application/json"),
+    "options": request("OPTIONS /images/x"),
+    "browser": request("GET /images/x", "Range: bytes=0-1", "Referer: x", "Sec-Fetch-Mode: cors", "If-Range: x"),
+    "twice": request("GET /images/x", "Range: bytes=0-1", "Range: bytes=0-2"),
+    "long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4000),
+    "too-long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4050),
+    "large-numbers": request("PUT /images/x", f"Content-Range: bytes {2**64}-*/*", "Content-Length: 9" + "9" * 17),
+}
+
+PATCHES = {
+    "zero": '{"op": "zero", "offset": 0, "size": 4096, "flush": false}',
+    "zero-fast": '{"size":70000,"op":"zero","fast":true}',
+    "flush": '{"op": "flush"}',
+    "spaces": ' {\t"op"\r\n:"zero" , "size" : 1,"flush" : true }\n',
+    "twice": '{"op": "zero", "size": 1, "offset": 2, "offset": 3}',
+    "number": '{"op": "zero", "size": 0123, "offset": 1e3}',
+}
+
+BODY = bytes(range(1, 200))
+LONG = b"\xff"  # and two bytes: a payload of the stream, see targets/fuzz.h
+
+STREAMS = {
+    "mixed": b"\x20\0\0"
+    + request("PUT /images/x", "Content-Range: bytes 100-298/*", body=BODY)
+    + request("GET /images/x", "Range: bytes=0-8191")
+    + patch('{"op": "zero", "offset": 50, "size": 9000}')
+    + request("GET /images/x", "Range: bytes=0-69999")
+    + patch('{"op": "flush"}'),
+    "in-pieces": b"\x30\x03\x07"
+    + request("PUT /images/x?flush=n", "Content-Length: 199") + BODY
+    + request("GET /images/x", "Range: bytes=10-300")
+    + patch('{"op": "zero", "size": 4096, "flush": true}'),
+    "long": b"\x04\0\x01" + request("PUT /images/x", "Content-Length: 2097152") + LONG + b"\x80\0"
+    + request("GET /images/x", "Range: bytes=4095-3145730"),
+    "long-secure": b"\x14\x08\x05" + request("PUT /images/x", "Content-Length: 1310720") + LONG + b"\x50\0"
+    + request("GET /images/x", "Range: bytes=1-1310719"),
+    "grows": b"\x08\0\0" + request("PUT /images/x", "Content-Range: bytes 69000-*/*", "Content-Length: 1000")
+    + bytes(1000) + request("GET /images/x", "Range: bytes=0-69999"),
+    "given-back": b"\x02\0\x02" + patch('{"op": "zero", "size": 70000}') + request("OPTIONS /images/x"),
+    "fast": b"\0\0\0" + patch('{"op": "zero", "size": 65536, "fast": true}') + patch('{"op": "flush"}'),
+    "past-the-end": b"\0\0\0" + request("PUT /images/x", "Content-Range: bytes 69999-*/*", "Content-Length: 2") + b"xy",
+    "read-only": b"\x01\0\0" + request("GET /images/x", "Range: bytes=0-9") + patch('{"op": "flush"}'),
+    "cut-off": b"\0\0\x03" + request("PUT /images/x", "Content-Length: 300") + BODY,
+}  # fmt: skip
+
+READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
+COMPACT, EXTENDED = 0x25609513, 0x21E41C71
+
+
+def ask(command: int, offset: int, size: int, payload: bytes = b"", *, flags: int = 0, extended: bool = False) -> bytes:
+    """Return a request of NBD."""
+    if extended:
+        return struct.pack(">IHHQQQ", EXTENDED, flags, command, 1, offset, size) + payload
+    return struct.pack(">IHHQQI", COMPACT, flags, command, 1, offset, size) + payload
+
+
+def session(*, extended: bool) -> bytes:
+    """Return requests of all kinds, then the goodbye."""
+    writing = 32 if extended else 0
+    asked = [
+        (WRITE, 100, 199, BODY, writing | 1),
+        (READ, 0, 140000, b"", 0),
+        (ZEROES, 4096, 8192, b"", 2),
+        (TRIM, 65536, 65536, b"", 0),
+        (CACHE, 0, 4096, b"", 0),
+        (STATUS, 0, 140000, b"", 0),
+        (STATUS, 1, 100, b"", 8),
+        (ZEROES, 8192, 4096, b"", 16),
+        (READ, 50, 100, b"", 4),
+        (FLUSH, 0, 0, b"", 0),
+        (READ, 139999, 2, b"", 0),
+        (DISC, 0, 0, b"", 0),
+    ]
+    return b"".join(ask(c, o, n, p, flags=f, extended=extended) for c, o, n, p, f in asked)
+
+
+def long_session(*, extended: bool) -> bytes:
+    """Return requests with payloads of several pieces."""
+    flags = 32 if extended else 0
+    write = ask(WRITE, 4000, 4 * 1024 * 1024, flags=flags, extended=extended) + LONG + b"\xff\xff" + LONG + b"\x00\x01"
+    return write + ask(READ, 0, 4 * 1024 * 1024 + 5000, extended=extended) + write
+
+
+NBD_STREAMS = {
+    "simple": b"\x10\x01\0\0" + session(extended=False),
+    "structured": b"\x15\x01\0\x05" + session(extended=False),
+    "structured-at-once": b"\x15\x00\x10\0" + session(extended=False),
+    "extended": b"\x16\x03\0\0" + session(extended=True),
+    "extended-short-image": b"\x56\x01\x02\x03" + session(extended=True),
+    "read-only": b"\x1d\0\0\x02" + session(extended=False),
+    "long": b"\x91\x01\0\x01" + long_session(extended=False),
+    "long-extended": b"\x96\0\0\x01" + long_session(extended=True),
+    "long-secure": b"\x91\x03\0\x04" + long_session(extended=False),
+    "garbage": b"\x11\0\0\0" + ask(READ, 0, 10) + b"GET / HTTP/1.1\r\n" + bytes(40),
+    "refused": b"\x11\0\0\x02" + (ask(WRITE, 2**40, 70016) + LONG + b"\x04\x46" + ask(READ, 0, 10)) * 2,
+    "oversize": b"\x11\0\0\0" + ask(READ, 0, 10) + ask(WRITE, 0, 2**27) + bytes(100),
+}
+
+DELIVER, ANSWER, SERVE, KEEP, KEYS, TAMPER, MAKE_UP, END = range(8)
+HANDS = bytes([ANSWER, 0, DELIVER, 255, SERVE, 0, ANSWER, 0, DELIVER, 255, SERVE, 0])
+SAY = bytes([KEEP, 100, DELIVER, 255, SERVE, 200])
+
+SCENES = {
+    "plain": b"\0" + HANDS + SAY * 2,
+    "old": b"\x01" + HANDS + bytes([ANSWER, 0, DELIVER, 255, SERVE, 0]) + SAY * 2,
+    "in-pieces": b"\0" + bytes([ANSWER, 0]) + bytes([DELIVER, 40, SERVE, 0]) * 20 + HANDS + SAY,
+    "keys": b"\0" + HANDS + SAY + bytes([KEYS, 0, KEYS, 1, DELIVER, 255, SERVE, 100, ANSWER, 0]) + SAY,
+    "renegotiates": b"\x01" + HANDS + bytes([ANSWER, 0, DELIVER, 255, SERVE, 0, KEYS, 0, DELIVER, 255, SERVE, 9]) + SAY,
+    "refused": b"\x03" + HANDS + bytes([ANSWER, 0, DELIVER, 255, SERVE, 0, KEYS, 0, DELIVER, 255, SERVE, 9]) + SAY,
+    "changed": b"\0" + HANDS + bytes([KEEP, 10, TAMPER, 20, 1, DELIVER, 255, SERVE, 99, SERVE, 99]),
+    "changed-hello": b"\0" + bytes([ANSWER, 0, TAMPER, 50, 1, DELIVER, 255, SERVE, 0]),
+    "made-up": b"\0" + bytes([MAKE_UP, 11]) + b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03" + bytes([SERVE, 0]),
+    "http": b"\0" + bytes([MAKE_UP, 16]) + b"GET / HTTP/1.1\r\n" + bytes([SERVE, 0, SERVE, 0]),
+    "farewell": b"\0" + HANDS + SAY + bytes([END, 3, DELIVER, 255, SERVE, 9, SERVE, 9, END, 8]),
+    "writes": b"\0" + HANDS + SAY + bytes([SERVE, 15, ANSWER, 0, SERVE, 7, END, 7, SERVE, 7]),
+}
+
+
+def seeds() -> Seeds:
+    """Yield `target/name` and the bytes of all."""
+    for name, data in HEADS.items():
+        yield f"http_head/{name}", data
+    for name, text in PATCHES.items():
+        yield f"http_patch/{name}", text.encode()
+    for command in range(9):
+        for flags in (0, 1, 2, 4, 8, 16, 32):
+            yield f"nbd_wire/{command}-{flags}", b"\x15\x04" + ask(command, 512, 4096, flags=flags)
+            yield f"nbd_wire/{command}-{flags}-extended", b"\x06\x05" + ask(command, 1, 9, flags=flags, extended=True)
+    yield "nbd_wire/wraps", b"\x15\x04" + ask(WRITE, 2**64 - 4096, 4096)
+    yield "nbd_wire/wraps-extended", b"\x16\x04" + ask(READ, 4096, 2**64 - 4096, extended=True)
+    for target, streams in (("http_lane", STREAMS), ("nbd_lane", NBD_STREAMS), ("tls", SCENES)):
+        for name, data in streams.items():
+            yield f"{target}/{name}", data
+    for cut in range(1, 9):
+        yield f"http_lane/cut-{cut}", bytes([0, cut, cut]) + STREAMS["mixed"][3:]
+        yield f"nbd_lane/cut-{cut}", bytes([0x11, cut % 2, cut, cut]) + session(extended=False)
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    for name, data in seeds():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

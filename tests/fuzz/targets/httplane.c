@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A lane of HTTP: however a stream of requests comes, it is answered as if it had come at once, one request after the
+ * other, and what the lane does not serve is given back whole.
+ */
+
+#include "fuzz.h"
+
+#define LARGE (3 * MIB + 123) /* pieces of a request are 1 MiB */
+#define SMALL (70000u)
+#define MOST_ANSWERED (12 * MIB)
+
+static const char TARGET[] = "/images/x";
+static const char DONE[] = "HTTP/1.1 200 OK\r\n\r\n";
+static const char PARTIAL[] =
+    "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\nContent-Length: \3\r\n\r\n";
+
+enum { READ_ONLY = 1, SPARSE = 2, BIG = 4, SHORT_IMAGE = 8, SECURE = 16, COUNTS = 32 };
+
+/* What is expected. */
+struct model {
+    bool read_only;
+    bool certain; /* until a request that may fail, or did not come whole */
+    uint64_t size, image_size;
+    uint64_t requests;
+    uint64_t missing; /* bytes of the body of the last one */
+    iou_http_reason reason;
+    struct http_text left; /* of the stream */
+    struct bytes answers;
+};
+
+static char content[LARGE];
+
+static void begin(void) {
+    peers_begin();
+}
+
+/* ---- the model -------------------------------------------------------------------------------------------------- */
+
+static void note_change(struct model *model, uint64_t offset, uint64_t length) {
+    model->image_size = max_u64(model->image_size, offset + length);
+}
+
+static bool is_inside(const struct model *model, uint64_t offset, uint64_t length) {
+    return length <= model->size && offset <= model->size - length;
+}
+
+static bool get(struct model *model, const struct http_head *head) {
+    char text[300];
+    if (head->last >= model->size || model->image_size < model->size)
+        return false;
+    uint64_t length = head->last - head->first + 1;
+    int size =
+        snprintf(text, sizeof(text),
+                 "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %llu-%llu/9\r\nContent-Length: %llu\r\n\r\n",
+                 (unsigned long long)head->first, (unsigned long long)head->last, (unsigned long long)length);
+    model->left.at += head->size;
+    bytes_add(&model->answers, text, (size_t)size);
+    bytes_add(&model->answers, content + head->first, length);
+    return true;
+}
+
+static bool put(struct model *model, const struct http_head *head) {
+    if (model->read_only || !is_inside(model, head->first, head->length))
+        return false;
+    model->left.at += head->size;
+    uint64_t there = (uint64_t)(model->left.end - model->left.at);
+    if (there < head->length) {
+        model->left.at = model->left.end;
+        model->missing = head->length - there;
+        return true;
+    }
+    memcpy(content + head->first, model->left.at, head->length);
+    note_change(model, head->first, head->length);
+    model->left.at += head->length;
+    bytes_add(&model->answers, DONE, strlen(DONE));
+    return true;
+}
+
+/* MORE: a part of its body is not there. */
+static enum http_found patch(struct model *model, const struct http_head *head) {
+    struct http_text body = {model->left.at + head->size, model->left.at + head->size + head->length};
+    struct http_patch said;
+    if (body.end > model->left.end)
+        return HTTP_MORE;
+    if (!http_parse_patch(body, &said) || model->read_only)
+        return HTTP_OTHER;
+    if (!said.is_flush && (said.size == 0 || !is_inside(model, said.offset, said.size)))
+        return HTTP_OTHER;
+    model->left.at = body.end;
+    model->certain = !said.fast;
+    if (!said.is_flush) {
+        memset(content + said.offset, 0, said.size);
+        note_change(model, said.offset, said.size);
+    }
+    bytes_add(&model->answers, DONE, strlen(DONE));
+    return HTTP_WHOLE;
+}
+
+static enum http_found answer(struct model *model) {
+    struct http_text target = {TARGET, TARGET + strlen(TARGET)};
+    struct http_head head;
+    enum http_found found = http_parse_head(model->left, target, &head);
+    if (found != HTTP_WHOLE)
+        return found;
+    if (head.method == HTTP_PATCH)
+        return patch(model, &head);
+    return (head.method == HTTP_GET ? get : put)(model, &head) ? HTTP_WHOLE : HTTP_OTHER;
+}
+
+/* Answer all that is in the stream; a stream whose answers are too long ends there. */
+static void predict(struct model *model, struct bytes *stream) {
+    enum http_found found = HTTP_WHOLE;
+    model->left = (struct http_text){stream->data, stream->data + stream->length};
+    while (model->certain && !model->missing && model->answers.length < MOST_ANSWERED &&
+           (found = answer(model)) == HTTP_WHOLE)
+        model->requests += !model->missing;
+    if (model->answers.length >= MOST_ANSWERED) {
+        model->left.end = model->left.at;
+        stream->length = (size_t)(model->left.end - stream->data);
+    }
+    model->reason = model->missing ? IOU_HTTP_TRUNCATED : found == HTTP_OTHER ? IOU_HTTP_OTHER : IOU_HTTP_IDLE;
+}
+
+/* ---- the lane --------------------------------------------------------------------------------------------------- */
+
+static size_t look(struct peer *peer, bool *complete) {
+    const struct model *model = peer->own;
+    *complete = peer->received.length >= model->answers.length;
+    return peer->stream.length;
+}
+
+static void start(struct peer *peer, const struct model *model, uint32_t flags, size_t rest) {
+    iou_http_options options = {
+        .lane = peer_options(peer, flags, model->size, rest),
+        .target = TARGET,
+        .target_length = strlen(TARGET),
+        .done = DONE,
+        .done_length = strlen(DONE),
+        .partial = PARTIAL,
+        .partial_length = strlen(PARTIAL),
+    };
+    CHECK(iou_http_start(all_lanes, peer->handle, &options, &peer->lane) == 0);
+}
+
+static bool holds(const struct bytes *bytes, const char *data, size_t length) {
+    return bytes->length == length && (length == 0 || memcmp(bytes->data, data, length) == 0);
+}
+
+static void check_image(const struct model *model) {
+    uint64_t size;
+    const char *image = peer_image(&size);
+    CHECK(size == model->image_size && memcmp(image, content, size) == 0);
+}
+
+static void check_end(struct peer *peer, const struct model *model) {
+    static char rest[IOU_LANE_MAX_STAGED];
+    iou_http_end end;
+    iou_lane_stats stats;
+    struct bytes unread = {0};
+    int length = iou_http_ended(peer->lane, &end, rest);
+    CHECK(length >= 0);
+    bytes_add(&unread, rest, (size_t)length);
+    peer_take_unread(peer, &unread);
+    iou_lane_get_stats(peer->lane, &stats);
+    CHECK(stats.running == 0);
+    /* A client with TLS that leaves as soon as it has its answer may be seen to leave before. */
+    bool left = peer->secure && end.reason == IOU_HTTP_BROKEN;
+    if (left && model->certain)
+        CHECK(holds(&peer->received, model->answers.data, model->answers.length));
+    if (model->certain && !left && !peer_was_slow(peer)) {
+        CHECK(end.reason == model->reason && stats.requests == model->requests);
+        CHECK(holds(&peer->received, model->answers.data, model->answers.length));
+        bytes_add(&unread, peer->stream.data + peer->sent, peer->stream.length - peer->sent);
+        CHECK(holds(&unread, model->left.at, (size_t)(model->left.end - model->left.at)));
+        CHECK(!model->missing || end.unread == model->missing);
+        if (!model->missing)
+            check_image(model);
+    }
+    bytes_free(&unread);
+}
+
+/* ---- inputs ----------------------------------------------------------------------------------------------------- */
+
+/* Options, how much the lane is given at its beginning, how the stream is cut, and the stream. */
+static void run(const char *data, size_t size) {
+    struct input input = {data, data + size};
+    unsigned options = take_byte(&input), rest = take_byte(&input), cut = take_byte(&input);
+    struct peer peer = {.random = cut * UINT64_C(0x9E3779B97F4A7C15), .secure = options & SECURE, .look = look};
+    struct model model = {.read_only = options & READ_ONLY, .certain = true, .size = options & BIG ? LARGE : SMALL};
+    model.image_size = options & SHORT_IMAGE ? model.size / 3 : model.size;
+    uint32_t flags = (options & READ_ONLY ? IOU_LANE_READ_ONLY : 0) | (options & SPARSE ? IOU_LANE_SPARSE : 0) |
+                     (options & COUNTS ? IOU_LANE_COUNT_READS | IOU_LANE_COUNT_WRITES : 0);
+    expand(input, &peer.stream, 2 * LARGE);
+    peer.own = &model;
+    peer_copy_fresh(content, model.size, model.image_size);
+    peer_open(&peer, model.image_size, !model.read_only);
+    predict(&model, &peer.stream);
+    start(&peer, &model, flags, rest * 16);
+    peer_serve(&peer);
+    check_end(&peer, &model);
+    peer_close(&peer);
+    bytes_free(&model.answers);
+}
+
+const struct target http_lane_target = {.name = "http_lane", .begin = begin, .run = run};
