@@ -2,11 +2,11 @@
 # Every target sets up what it needs first: scripts/setup does nothing when nothing changed.
 
 PYTHON = .venv/bin/python
-C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] benchmarks/*.[ch] tests/lab/*.c))
+C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c))
 
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
-.PHONY: help setup demo run test soak lab test-oldest lint format sanitize bench bench-client bench-nbd bench-beside clean
+.PHONY: help setup demo run test soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-beside clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -51,6 +51,9 @@ format: setup ## Format Python and C sources
 
 sanitize: setup ## Stress the C engine under the address, undefined-behaviour and thread sanitizers
 	tests/ioutil/stress/run
+
+fuzz: setup ## Fuzz the C that reads what peers send, guided by coverage, an hour on two cores (SECONDS=600: less)
+	tests/fuzz/run $(or $(SECONDS),3600)
 
 bench: setup ## Measure beside ovirt-imageio, 30 minutes (QUICK=1: 3 minutes; ONLY=regex: some cases; ONLY=qcow2)
 	@benchmarks/setup
