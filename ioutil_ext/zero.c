@@ -131,6 +131,15 @@ static uint64_t tail_of(const struct op *op) {
     return max_u64(round_down(op->offset + op->length, op->handle->block_size), head_of(op));
 }
 
+/*
+ * A device may be made of several. If one zeroes its part and the next one refuses, the kernel says of the whole call
+ * that it is not supported. So a fast request does one block before all others: a refusal of that has changed nothing,
+ * and a later one is a failure.
+ */
+static int first_fast_block(struct zeroing *z, uint64_t start) {
+    return zero_step(z, start, z->op->handle->block_size);
+}
+
 static int begin_device(struct zeroing *z, uint64_t start, uint64_t end) {
     struct op *op = z->op;
     uint64_t head = head_of(op);
@@ -140,6 +149,8 @@ static int begin_device(struct zeroing *z, uint64_t start, uint64_t end) {
     int error = size_check_device(op, end);
     if (!error && start < head)
         error = io_write_range(op, NULL, start, head);
+    if (!error && z->fast_only)
+        error = first_fast_block(z, start);
     if (parts)
         zero_note_method(op, IOU_METHOD_WRITE);
     return error;

@@ -170,6 +170,28 @@ def test_fast_only_of_an_unaligned_range_of_a_device_is_refused_before_any_call(
     assert bytes(fake_block.content) == CONTENT
 
 
+@pytest.mark.parametrize("border", [0, OFFSET, OFFSET + 4 * KiB, OFFSET + LENGTH // 2, OFFSET + LENGTH, SIZE])
+def test_fast_only_is_not_refused_when_a_part_of_a_device_was_zeroed(fake_block: FakeImage, border: int) -> None:
+    """A device of two, of which the second cannot: the kernel tells it when the first has zeroed its part."""
+
+    def enter(name: str, offset: int, length: int) -> None:
+        if name == "punch_hole" and offset + length > border:
+            fake_block._clear(offset, max(offset, border))
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    fake_block._enter = enter  # type: ignore[method-assign]
+    with opened(fake_block) as image:
+        result = image.attempt(lib.IOU_ZERO, OFFSET, LENGTH, lib.IOU_FAST_ONLY)
+    if border <= OFFSET:
+        assert (result.error, result.done) == (errno.ENOTSUP, 0)
+        assert bytes(fake_block.content) == CONTENT
+    elif border < OFFSET + LENGTH:
+        assert result.error == errno.EIO
+    else:
+        assert result.error == 0
+        assert bytes(fake_block.content) == zeroed(OFFSET, LENGTH)
+
+
 def test_fast_only_with_allocate_is_refused_on_every_device(fake_block: FakeImage) -> None:
     with opened(fake_block) as image:
         result = image.attempt(lib.IOU_ZERO, 0, SIZE, lib.IOU_FAST_ONLY | lib.IOU_ALLOCATE)
