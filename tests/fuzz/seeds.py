@@ -32,6 +32,7 @@ HEADS = {
     "browser": request("GET /images/x", "Range: bytes=0-1", "Referer: x", "Sec-Fetch-Mode: cors", "If-Range: x"),
     "twice": request("GET /images/x", "Range: bytes=0-1", "Range: bytes=0-2"),
     "long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4000),
+    "many-fields": request("GET /images/x", "Range: bytes=0-1", *["Accept: x"] * 40),
     "too-long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4050),
     "large-numbers": request("PUT /images/x", f"Content-Range: bytes {2**64}-*/*", "Content-Length: 9" + "9" * 17),
 }
@@ -121,9 +122,13 @@ NBD_STREAMS = {
     "long-extended": b"\x96\0\0\x01" + long_session(extended=True),
     "long-secure": b"\x91\x03\0\x04" + long_session(extended=False),
     "garbage": b"\x11\0\0\0" + ask(READ, 0, 10) + b"GET / HTTP/1.1\r\n" + bytes(40),
+    "busy": b"\x95\0\0\0" + (ask(WRITE, 5, 200000) + LONG + b"\x0c\x35") * 16 + ask(READ, 0, 9),
+    "busy-mixed": b"\x95\0\0\x01"
+    + (ask(WRITE, 0, 2**18) + LONG + b"\x10\0" + ask(READ, 0, 9) + ask(WRITE, 70000, 64) + LONG + b"\0\1") * 12
+    + ask(WRITE, 0, 2**18) + LONG + b"\x10\0" + ask(WRITE, 0, 2**18) + LONG + b"\x08\0",
     "refused": b"\x11\0\0\x02" + (ask(WRITE, 2**40, 70016) + LONG + b"\x04\x46" + ask(READ, 0, 10)) * 2,
     "oversize": b"\x11\0\0\0" + ask(READ, 0, 10) + ask(WRITE, 0, 2**27) + bytes(100),
-}
+}  # fmt: skip
 
 DELIVER, ANSWER, SERVE, KEEP, KEYS, TAMPER, MAKE_UP, END = range(8)
 HANDS = bytes([ANSWER, 0, DELIVER, 255, SERVE, 0, ANSWER, 0, DELIVER, 255, SERVE, 0])
@@ -141,6 +146,7 @@ SCENES = {
     "made-up": b"\0" + bytes([MAKE_UP, 11]) + b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03" + bytes([SERVE, 0]),
     "http": b"\0" + bytes([MAKE_UP, 16]) + b"GET / HTTP/1.1\r\n" + bytes([SERVE, 0, SERVE, 0]),
     "farewell": b"\0" + HANDS + SAY + bytes([END, 3, DELIVER, 255, SERVE, 9, SERVE, 9, END, 8]),
+    "flood": b"\0" + HANDS + bytes([KEYS, 0]) * 100 + SAY + bytes([SERVE, 0]) + SAY,
     "writes": b"\0" + HANDS + SAY + bytes([SERVE, 15, ANSWER, 0, SERVE, 7, END, 7, SERVE, 7]),
 }
 
@@ -161,6 +167,9 @@ def seeds() -> Seeds:
         for name, data in streams.items():
             yield f"{target}/{name}", data
     for cut in range(1, 9):
+        yield f"nbd_lane/fault-{cut}", bytes([0x11, 4, 0, 0, cut]) + session(extended=False)
+        yield f"http_lane/fault-{cut}", bytes([0x40, 0, 0, cut]) + STREAMS["mixed"][3:]
+        yield f"http_lane/long-fault-{cut}", bytes([0x44, 0, 0, cut]) + STREAMS["long"][3:]
         yield f"http_lane/cut-{cut}", bytes([0, cut, cut]) + STREAMS["mixed"][3:]
         yield f"nbd_lane/cut-{cut}", bytes([0x11, cut % 2, cut, cut]) + session(extended=False)
 

@@ -72,7 +72,7 @@ struct peer {
     iou_lease lease;
     int fd, lanes_fd, owners_fd;
     iou_tls *ends[2]; /* of the server and the client */
-    bool said_all;
+    bool said_all, faulty;
     uint64_t began;
 };
 
@@ -82,6 +82,9 @@ extern iou_lanes *all_lanes;
 
 /* Make an image of this size, of data and holes, and a connection. */
 void peer_open(struct peer *peer, uint64_t image_size, bool writable);
+
+/* Let one call of storage fail, after so many. */
+void peer_break_storage(struct peer *peer, unsigned calls);
 
 /* rest: bytes of the stream that the lane is given at its beginning. */
 iou_lane_options peer_options(struct peer *peer, uint32_t flags, uint64_t size, size_t rest);
@@ -122,6 +125,7 @@ struct exchange {
     size_t looked_at; /* of what was received */
     bool in_order;    /* each is sent when the one before was answered */
     bool certain;     /* content is known */
+    bool faulty;      /* storage is */
     char *model;      /* the content then */
 };
 

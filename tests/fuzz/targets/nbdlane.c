@@ -14,7 +14,7 @@
 
 /* The options that are not flags of a lane. */
 enum { SHORT_IMAGE = 64, BIG = 128 };
-enum { IN_ORDER = 1, SECURE = 2 };
+enum { IN_ORDER = 1, SECURE = 2, FAULTY = 4 };
 
 static const uint32_t ERRORS[] = {
     [EPERM] = NBD_EPERM, [EINVAL] = NBD_EINVAL, [ENOSPC] = NBD_ENOSPC, [ENOTSUP] = NBD_ENOTSUP};
@@ -136,15 +136,18 @@ static void run(const char *data, size_t size) {
                             .header_size = options & IOU_LANE_EXTENDED ? 32 : 28},
                 .context = 7,
                 .in_order = more & IN_ORDER,
-                .certain = more & IN_ORDER || read_only,
+                .certain = (more & IN_ORDER || read_only) && !(more & FAULTY),
+                .faulty = more & FAULTY,
                 .model = content,
             },
     };
     uint64_t image_size = options & SHORT_IMAGE ? plan.exchange.dialect.size / 3 : plan.exchange.dialect.size;
-    expand(input, &peer.stream, 2 * LARGE);
     peer.own = &plan.exchange;
     peer_copy_fresh(content, plan.exchange.dialect.size, image_size);
     peer_open(&peer, image_size, !read_only);
+    if (more & FAULTY)
+        peer_break_storage(&peer, take_byte(&input) % 8);
+    expand(input, &peer.stream, 2 * LARGE);
     plan_all(&plan, &peer.stream);
     size_t first = plan.exchange.in_order && plan.exchange.count ? plan.asked[0].end : peer.stream.length;
     start(&peer, &plan.exchange, min_u64(rest * 16, first));

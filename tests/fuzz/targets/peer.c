@@ -8,6 +8,7 @@
 #include "fuzz.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <linux/sockios.h>
 #include <poll.h>
 #include <sched.h>
@@ -71,6 +72,38 @@ const char *peer_image(uint64_t *size) {
     return image;
 }
 
+/* ---- storage that fails once ------------------------------------------------------------------------------------ */
+
+static atomic_int calls_left; /* before it does; negative: none is to fail, or one has */
+
+static bool fails(void) {
+    errno = EIO;
+    return calls_left >= 0 && calls_left-- == 0;
+}
+
+static ssize_t faulty_pread(int fd, void *buffer, size_t length, int64_t offset) {
+    return fails() ? -1 : pread(fd, buffer, length, offset);
+}
+
+static ssize_t faulty_pwrite(int fd, const void *buffer, size_t length, int64_t offset) {
+    return fails() ? -1 : pwrite(fd, buffer, length, offset);
+}
+
+static int faulty_fallocate(int fd, int mode, int64_t offset, int64_t length) {
+    return fails() ? -1 : fallocate(fd, mode, offset, length);
+}
+
+static const iou_syscalls FAULTY = {
+    .pread = faulty_pread,
+    .pwrite = faulty_pwrite,
+    .fallocate = faulty_fallocate,
+};
+
+void peer_break_storage(struct peer *peer, unsigned calls) {
+    peer->faulty = true;
+    calls_left = (int)calls;
+}
+
 /* ---- what all have in common ------------------------------------------------------------------------------------ */
 
 static void make_contexts(void) {
@@ -88,6 +121,8 @@ static void make_contexts(void) {
 
 void peers_begin(void) {
     make_fresh();
+    iou_set_syscalls(&FAULTY);
+    calls_left = -1;
     image_fd = memfd_create("image", MFD_CLOEXEC);
     CHECK(image_fd != -1);
     image = mmap(NULL, LARGEST, PROT_READ, MAP_SHARED, image_fd, 0);
@@ -179,6 +214,7 @@ void peer_close(struct peer *peer) {
     close(peer->owners_fd);
     bytes_free(&peer->stream);
     bytes_free(&peer->received);
+    calls_left = -1;
 }
 
 /* ---- bytes ------------------------------------------------------------------------------------------------------ */
