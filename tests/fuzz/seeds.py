@@ -146,6 +146,9 @@ SCENES = {
     "made-up": b"\0" + bytes([MAKE_UP, 11]) + b"\x16\x03\x01\x00\x06\x01\x00\x00\x02\x03\x03" + bytes([SERVE, 0]),
     "http": b"\0" + bytes([MAKE_UP, 16]) + b"GET / HTTP/1.1\r\n" + bytes([SERVE, 0, SERVE, 0]),
     "farewell": b"\0" + HANDS + SAY + bytes([END, 3, DELIVER, 255, SERVE, 9, SERVE, 9, END, 8]),
+    "client": b"\x04" + bytes([SERVE, 0]) + HANDS + SAY + bytes([KEYS, 1, DELIVER, 255, SERVE, 9]) + SAY,
+    "old-client": b"\x05" + bytes([SERVE, 0]) + HANDS * 2 + SAY + bytes([KEYS, 0]) + SAY,
+    "client-of-another": b"\x04" + bytes([SERVE, 0, ANSWER, 0, TAMPER, 255, 9, DELIVER, 255, SERVE, 0]),
     "flood": b"\0" + HANDS + bytes([KEYS, 0]) * 100 + SAY + bytes([SERVE, 0]) + SAY,
     "writes": b"\0" + HANDS + SAY + bytes([SERVE, 15, ANSWER, 0, SERVE, 7, END, 7, SERVE, 7]),
 }
