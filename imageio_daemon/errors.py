@@ -71,6 +71,10 @@ class Changed(Error):
     """The image is not, or not for certain, the one that the peer has a part of."""
 
 
+class Shortened(OutOfRange):
+    """Others have made the image shorter: what it had there is lost."""
+
+
 class InUse(Error):
     """The ticket is still used; the caller may try again."""
 

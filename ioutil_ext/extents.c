@@ -49,7 +49,7 @@ int extents_run(struct op *op) {
     int error = size_refresh(op, op->handle, &size);
     if (!error && start >= size && start < op->handle->image->size)
         /* It got shorter: what was there is lost, and nothing may say that it was zeros. */
-        error = op_fail(op, IOU_SYS_FSTAT, ENODATA);
+        error = size_ends(op, size);
     uint64_t end = error ? 0 : min_u64(op->offset + op->length, size);
     for (; !error && start < end && op->result.count < most; start = stop) {
         if (op_canceled(op))

@@ -34,6 +34,7 @@ static void fail(struct http *http, iou_http_reason reason, const struct op *op)
             http->end.flags = op->flags;
             http->end.offset = op->offset;
             http->end.length = op->length;
+            http->end.size = op->result.size;
         }
         http->failed = true;
     }

@@ -357,6 +357,9 @@ int size_reach(struct op *op, uint64_t end);
 /* For who holds image->size_lock: make the file end bytes long, which is more than size_refresh() just told. */
 int size_extend_locked(struct op *op, uint64_t end);
 
+/* Fail because the image ends before the range, at size: others have cut it. */
+int size_ends(struct op *op, uint64_t size);
+
 /* -ENOSPC if a block device ends before end. */
 int size_check_device(struct op *op, uint64_t end);
 

@@ -61,7 +61,7 @@ static int check_stuck_read(struct op *op, uint64_t offset, unsigned *stuck) {
     if (error)
         return error;
     if (offset >= size)
-        return op_fail(op, IOU_SYS_PREAD, ENODATA);
+        return size_ends(op, size);
     return ++*stuck > MAX_STUCK ? op_fail(op, IOU_SYS_PREAD, EIO) : 0;
 }
 

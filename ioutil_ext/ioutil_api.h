@@ -18,9 +18,9 @@ typedef struct iou_handle iou_handle; /* an open image: one for each transfer */
 /*
  * What an operation is. Writes, zeros and trims that overlap are done one after the other, in order of submission. A
  * long one lets others have its thread between its steps. At success done is length where there is one (extents: the
- * bytes that the records cover). Errors of our own: ENODATA, read past the end, extents where the image was longer;
- * ENOSPC, write or zero past the end of a device, and nothing was written; ECANCELED; ENOTBLK, see iou_submit_open().
- * All others are the kernel's.
+ * bytes that the records cover). Errors of our own: ENODATA with IOU_SYS_NONE, read past the end, extents where the
+ * image was longer (with a call it is the kernel's: a medium that cannot be read); ENOSPC, write or zero past the end
+ * of a device, and nothing was written; ECANCELED; ENOTBLK, see iou_submit_open(). All others are the kernel's.
  */
 typedef enum {
     IOU_OPEN = 1, /* path -> handle */
@@ -99,6 +99,7 @@ typedef struct {
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
     uint32_t count;     /* extents: records filled */
+    uint64_t size;      /* ENODATA of our own: where the image ends */
     /* zero, trim: errnos of the methods that are given up, each told by one operation of an image only, the first;
        0: nothing new. The calls are those from IOU_SYS_PUNCH_HOLE on, in that order. */
     uint16_t given_up[4];

@@ -159,6 +159,7 @@ typedef struct {
     uint32_t reserved;
     uint64_t offset;
     uint64_t length;
+    uint64_t size;   /* of the image, as of iou_completion */
     uint64_t unread; /* bytes of its body that were not taken: what is left of the client's bytes begins with them */
 } iou_http_end;
 

@@ -11,6 +11,7 @@
 #define FAILED "the server failed to perform the operation"
 #define ENDED "the transfer has ended"
 #define NOT_FAST "the storage has no fast way to zero this"
+#define OUTSIDE "the range is not inside the image"
 #define NO_MEMORY "there is no memory for so long a range"
 
 /*
@@ -63,6 +64,8 @@ static struct answer answer_of(struct iou_lane *lane, const struct op *op) {
         return refuse(lane);
     if (refused)
         return (struct answer){NBD_ENOTSUP, NOT_FAST};
+    if (error == ENODATA && op->result.syscall == IOU_SYS_NONE) /* others have made the image shorter */
+        return (struct answer){NBD_EINVAL, OUTSIDE};
     uint32_t known = error < nbd->errors_count ? nbd->errors[error] : 0;
     return (struct answer){known ? known : NBD_EIO, FAILED};
 }

@@ -46,6 +46,11 @@ int size_reach(struct op *op, uint64_t end) {
     return error;
 }
 
+int size_ends(struct op *op, uint64_t size) {
+    op->result.size = size;
+    return op_fail(op, IOU_SYS_NONE, ENODATA);
+}
+
 int size_check_device(struct op *op, uint64_t end) {
     uint64_t size;
     if (end <= op->handle->image->size)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Canceled, Error, NotFast, StorageError
+from ..errors import Canceled, Error, NotFast, Shortened, StorageError
 from ..extents import ExtentList
 from .base import ZeroMethod
 
@@ -74,12 +74,17 @@ def check(code: int, what: str) -> None:
         raise StorageError(-code, what, "engine")
 
 
-def no_fault(code: int, flags: int) -> Error | None:
-    """Return what an errno means that is no fault of the storage; None: it is one. flags: of the operation."""
-    if code == errno.ECANCELED:
+def no_fault(end: Any, flags: int) -> Error | None:
+    """Return what the end of an operation means that is no fault of the storage; None: it is one.
+
+    end: what C tells, with error, syscall and size. flags: of the operation.
+    """
+    if end.error == errno.ECANCELED:
         return Canceled()
-    if code == errno.ENOTSUP and flags & lib.IOU_FAST_ONLY:
+    if end.error == errno.ENOTSUP and flags & lib.IOU_FAST_ONLY:
         return NotFast()
+    if end.error == errno.ENODATA and end.syscall == lib.IOU_SYS_NONE:
+        return Shortened(f"Requested range is outside of the image's {end.size} bytes", int(end.size))
     return None
 
 

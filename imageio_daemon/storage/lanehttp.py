@@ -86,7 +86,7 @@ class HttpLane(Lane):
             return None
         if not end.error:
             return None
-        error = no_fault(end.error, end.flags)
+        error = no_fault(end, end.flags)
         if error is not None:
             return error
         what = describe(end.kind, self._path, end.offset, end.length)

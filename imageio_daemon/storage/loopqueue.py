@@ -15,7 +15,7 @@ from .completions import METHODS, SLOW_NS, check, describe, extent_list, no_faul
 
 log = logging.getLogger(__name__)
 
-#: Completions moved in one call. More than one loop turn can have ready; a record is 64 bytes.
+#: Completions moved in one call. More than one loop turn can have ready; a record is 72 bytes.
 REAP_BATCH = 64
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
@@ -157,7 +157,7 @@ class LoopQueue:
 
 
 def _failure(pending: _Pending, completion: Any) -> Error:
-    error = no_fault(completion.error, pending.flags)
+    error = no_fault(completion, pending.flags)
     return error or StorageError(completion.error, pending.what, syscall_name(completion.syscall))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from imageio_daemon import operations
 from imageio_daemon.buffers import PAGE, BufferPool
-from imageio_daemon.errors import Canceled, InUse, NotFast, StorageError, Unavailable
+from imageio_daemon.errors import Canceled, InUse, NotFast, Shortened, StorageError, Unavailable
 from imageio_daemon.extents import Extent
 from imageio_daemon.storage.base import Backend, Context, Operation, ZeroMethod
 from imageio_daemon.storage.engine import Engine
@@ -224,8 +224,20 @@ async def test_extents_of_an_image_that_got_shorter_fail(backend: FileBackend, i
     os.truncate(image, 64 * KiB)
     extents = aiter(backend.extents(Operation(), 0, MiB, Context.ZERO))
     assert list(await anext(extents)) == [Extent(0, 64 * KiB)]
-    with pytest.raises(StorageError):
+    with pytest.raises(Shortened) as e:
         await asyncio.wait_for(anext(extents), 10)
+    assert e.value.size == 64 * KiB
+
+
+async def test_read_of_what_an_image_has_lost_tells_where_it_ends(
+    backend: FileBackend, image: Path, pool: BufferPool
+) -> None:
+    os.truncate(image, 64 * KiB)
+    buffer = await pool.acquire(PAGE)
+    with pytest.raises(Shortened) as e:
+        await backend.pread(Operation(), buffer.slice(0, PAGE), 128 * KiB)
+    buffer.release()
+    assert e.value.size == 64 * KiB
 
 
 async def test_ticket_is_not_removed_while_the_size_is_asked_for(

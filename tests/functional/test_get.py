@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET and HEAD of an image."""
 
+import os
+
 import pytest
 
 from tests.support.daemon import Daemon
@@ -291,6 +293,18 @@ def test_an_image_that_shrinks_in_mid_body_cuts_the_answer_short(client: Connect
     except (ConnectionError, OSError):
         pass
     assert received < size
+
+
+@pytest.mark.every_kind
+@needs(Trait.RAW_FILE)
+def test_a_range_that_the_image_has_lost_is_416(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(pattern(MiB))
+    assert client.get(image.url).status == 200  # now its size is known
+    os.truncate(image.path, 4096)
+    for offset in (8192, MiB - 100):
+        answer = client.get(image.url, {"Range": f"bytes={offset}-{offset + 99}"})
+        assert (answer.status, answer.headers["Content-Range"], answer.closes) == (416, "bytes */4096", False)
+    assert client.get(image.url, {"Range": "bytes=0-99"}).body == pattern(100)
 
 
 # HEAD

@@ -30,6 +30,7 @@ class Result:
     syscall: int
     method: int
     count: int
+    size: int
     given_up: tuple[int, ...]
 
 

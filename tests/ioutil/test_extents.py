@@ -134,7 +134,8 @@ def test_extents_of_what_an_image_has_lost_are_an_error(tmp_path: Path, offset: 
         os.truncate(path, 64 * KiB)
         records = ffi.new("iou_extent[]", 4)
         result = image.attempt(lib.IOU_EXTENTS, offset, MiB, buffer=records, buffer_size=ffi.sizeof(records))
-        assert (result.error, result.count) == (errno.ENODATA, 0)
+        assert (result.error, result.syscall, result.count) == (errno.ENODATA, lib.IOU_SYS_NONE, 0)
+        assert result.size == 64 * KiB
         assert image.extents(0, MiB) == [Extent(0, 64 * KiB, False)]
         assert image.extents(MiB, MiB) == []
 

@@ -27,6 +27,7 @@ async def world(gated: World) -> World:
     [
         (READ, "pread", errno.EIO, ErrorNumber.EIO),
         (READ, "pread", errno.ENOMEM, ErrorNumber.EIO),
+        (READ, "pread", errno.ENODATA, ErrorNumber.EIO),  # a medium that cannot be read
         (WRITE, "pwrite", errno.EIO, ErrorNumber.EIO),
         (WRITE, "pwrite", errno.ENOSPC, ErrorNumber.ENOSPC),
         (WRITE, "pwrite", errno.EDQUOT, ErrorNumber.ENOSPC),

@@ -199,6 +199,17 @@ def sparse_file(directory: Path) -> Path:
     return path
 
 
+async def test_what_the_image_has_lost_is_invalid_and_not_zeros(world: World, tmp_path: Path) -> None:
+    path = sparse_file(tmp_path)
+    world.add("short", size=4 * MiB, path=path)
+    client = await world.go("short")
+    os.truncate(path, MiB + 4096)
+    for _ in range(2):
+        assert (await client.request(READ, 2 * MiB, 4096)).error == ErrorNumber.EINVAL
+        assert (await client.request(STATUS, 2 * MiB, 4096)).error == ErrorNumber.EINVAL
+    assert (await client.request(READ, MiB, 4096)).data == b"x" * 4096
+
+
 async def test_many_extents_are_told_in_several_replies(world: World, tmp_path: Path) -> None:
     path = tmp_path / "image"
     count = 2500

@@ -65,6 +65,8 @@ def _log(exception: Exception, status: int, client: str) -> None:
         log.info("the client is gone: %s", exception, extra=fields)
     elif isinstance(exception, errors.StorageError):
         log.error("storage failed: %s", exception, extra=fields)
+    elif isinstance(exception, errors.Shortened):
+        log.warning("the image got shorter: %s", exception, extra=fields)
     elif isinstance(exception, errors.Error):
         log.debug("request refused: %s", exception, extra=fields)
     else:
