@@ -2,6 +2,7 @@
 """What is known of a range of an image: is there data, does it read as zeros, was it changed."""
 
 from array import array
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from operator import sub
@@ -77,6 +78,14 @@ class ExtentList(Sequence[Extent]):
         taken = ExtentList(self.bounds[: count + 1], self.flags[:count])
         del self.bounds[:count], self.flags[:count]
         return taken
+
+    def drop(self, offset: int) -> None:
+        """Remove what is before an offset, which is not before the first extent."""
+        if offset >= self.end:
+            self.bounds, self.flags = array("Q", (offset,)), bytearray()
+            return
+        self.take(bisect_right(self.bounds, offset) - 1)
+        self.bounds[0] = offset
 
     def _join(self, flags: int) -> None:
         """Make room for an extent's end: that of the last one if it says the same."""

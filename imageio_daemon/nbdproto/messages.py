@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the transmission, pack beside unpack. All numbers are big-endian."""
 
-from collections.abc import Iterator, Sequence
-from struct import Struct, pack
+from collections.abc import Sequence
+from struct import Struct, pack, unpack_from
 from typing import NamedTuple, Self
 
 from .constants import (
@@ -161,12 +161,23 @@ def pack_extents(context_id: int, lengths: Sequence[int], statuses: Sequence[int
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:
     """Return the id of the context, and length and status of each extent. Raises ValueError."""
-    context_id, found = iter_extents(payload, extended=extended)
-    return context_id, list(found)
+    count, context_id = _extents_head(payload, extended=extended)
+    lengths, statuses = unpack_statuses(payload, count, extended=extended)
+    if 0 in lengths:
+        raise ValueError("empty extent")
+    return context_id, list(zip(lengths, statuses, strict=True))
 
 
-def iter_extents(payload: bytes, *, extended: bool) -> tuple[int, Iterator[tuple[int, int]]]:
-    """Return the same without a list: a chunk may hold a million of them. Raises ValueError, the iterator too."""
+def unpack_statuses(payload: bytes, most: int, *, extended: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the lengths and the statuses of the first extents, at most so many. Raises ValueError."""
+    count, _ = _extents_head(payload, extended=extended)
+    head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
+    numbers = unpack_from(f">{2 * min(count, most)}{form.format[-1]}", payload, head.size)
+    return numbers[::2], numbers[1::2]
+
+
+def _extents_head(payload: bytes, *, extended: bool) -> tuple[int, int]:
+    """Return the number of extents and the id of the context. Raises ValueError."""
     head, form = (CONTEXT_COUNT, EXTENDED_EXTENT) if extended else (CONTEXT, COMPACT_EXTENT)
     count, left = divmod(len(payload) - head.size, form.size)
     if count < 1 or left:
@@ -174,14 +185,7 @@ def iter_extents(payload: bytes, *, extended: bool) -> tuple[int, Iterator[tuple
     context_id, *told = head.unpack_from(payload)
     if told and told[0] != count:
         raise ValueError(f"status chunk of {count} extents says {told[0]}")
-    return context_id, _not_empty(form.iter_unpack(memoryview(payload)[head.size :]))
-
-
-def _not_empty(extents: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    for extent in extents:
-        if not extent[0]:
-            raise ValueError("empty extent")
-        yield extent
+    return count, context_id
 
 
 def clean_text(text: str) -> bytes:

@@ -167,11 +167,11 @@ class Session:
         call = Call(op, Command.BLOCK_STATUS, *piece, flags)
         await self.run([call])
         until = min(piece.offset + piece.length, offset + length)
-        told = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
         try:
-            found = ExtentList.of((_from(extent, offset) for extent in told if extent.end > offset), offset)
+            found = nbdextents.extents(call.statuses, contexts, start, until, extended=agreed.extended)
         except ValueError as e:
             raise self._broken(str(e)) from None
+        found.drop(offset)
         if not found:
             raise self._broken(f"no status at {offset}")
         return found
@@ -215,12 +215,6 @@ class Session:
         for connection in self._connections:
             if not connection.lost.done():
                 connection.abort(gone)
-
-
-def _from(extent: Extent, offset: int) -> Extent:
-    """Return the part of an extent from offset on."""
-    start = max(extent.start, offset)
-    return extent._replace(start=start, length=extent.end - start)
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:
