@@ -52,7 +52,7 @@ class HttpBackend:
         self._lock = threading.Lock()
         self._size = 0
         self._writes = 0
-        self._unflushed = Unflushed()
+        self._unflushed = Unflushed(self._ask_instance, options.instance)
         self._home = Home()
         self._exclusion = Exclusion()
         #: Why each flush fails from now on: the next one could succeed although data was lost, or will be.
@@ -151,7 +151,7 @@ class HttpBackend:
         except StorageError as e:
             self._flush_failed = e
             raise
-        if pending and not self._unflushed.flushed(pending, await self._instance(op)):
+        if not await self._unflushed.flushed(op, pending):
             why = "(the server was started anew before all changes were flushed)"
             self._flush_failed = StorageError(errno.EIO, f"flush {self._peer.address}", "http", why)
             raise self._flush_failed
@@ -203,7 +203,7 @@ class HttpBackend:
             op.require_running()
             if offset == end:
                 return
-            instance = None if fua else await self._instance_before(op)
+            instance = None if fua else await self._unflushed.instance(op)
             target, headers = f"?flush={'y' if fua else 'n'}", {"Content-Range": f"bytes {offset}-{end - 1}/*"}
             try:
                 await self._change(op, "PUT", target, headers=headers, body=Body(view), timeout=DATA_TIMEOUT)
@@ -224,7 +224,7 @@ class HttpBackend:
             op.require_running()
             while offset < end:
                 step = min(most, end - offset)
-                instance = await self._instance_before(op)
+                instance = await self._unflushed.instance(op)
                 asked = time.monotonic()
                 await self._change(op, "PATCH", json={"op": "zero", "offset": offset, "size": step, "flush": False})
                 self._unflushed.changed(instance)
@@ -255,20 +255,7 @@ class HttpBackend:
             self._writes += 1
             self._size = max(self._size, end)
 
-    async def _instance_before(self, op: Operation) -> str | None:
-        """Return a name of the server's process that was told before a change which begins now.
-
-        The first change after a flush asks: between them the server may start anew and nothing is lost. For those after
-        it that name is good enough, because each of them is lost, or none.
-        """
-        if self._unflushed.pending:
-            return self._unflushed.instance
-        return await self._instance(op)
-
-    async def _instance(self, op: Operation) -> str | None:
-        """Ask for the name of the server's process; None if it does not tell one."""
-        if self._options.instance is None:
-            return None
+    async def _ask_instance(self, op: Operation) -> str | None:
         return (await httpoptions.ask(self._peer, op, self._max_connections)).instance
 
     async def _learn_size(self, op: Operation) -> None:

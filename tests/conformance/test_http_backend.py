@@ -25,7 +25,7 @@ from imageio_daemon.errors import (
 )
 from imageio_daemon.extents import Extent
 from imageio_daemon.httpurl import HttpAddress
-from imageio_daemon.storage import http
+from imageio_daemon.storage import http, unflushed
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.http import HttpBackend
 from imageio_daemon.storage.peer import Body
@@ -367,8 +367,9 @@ def asked(server: ScriptedServer) -> list[str]:
 
 
 async def test_a_flush_by_the_process_that_had_all_changes_is_good(
-    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unflushed, "KNOWN_FOR", 0)
     backend = await open_scripted(
         *(process("x"), first_byte()),
         *(process("x"), answer(200), answer(200), answer(200), process("x")),
@@ -384,8 +385,13 @@ async def test_a_flush_by_the_process_that_had_all_changes_is_good(
 
 @pytest.mark.parametrize("zeroes", [False, True])
 async def test_a_flush_by_another_process_than_had_the_changes_fails_for_ever(
-    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, zeroes: bool
+    open_scripted: OpenScripted,
+    server: ScriptedServer,
+    pool: BufferPool,
+    zeroes: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(unflushed, "KNOWN_FOR", 0)
     backend = await open_scripted(process("x"), first_byte(), process("x"), answer(200), answer(200), process("y"))
     if zeroes:
         await backend.zero(Operation(), 0, 1, allocate=False)
@@ -398,9 +404,21 @@ async def test_a_flush_by_another_process_than_had_the_changes_fails_for_ever(
     assert len(server.heads) == 6
 
 
-async def test_a_process_that_begins_with_nothing_to_flush_is_good(
-    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+async def test_a_name_that_was_just_told_is_not_asked_for_again(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unflushed, "KNOWN_FOR", 60)
+    backend = await open_scripted(process("x"), first_byte(), *(answer(200), answer(200), process("x")) * 2)
+    for _ in range(2):
+        await write(backend, pool, 0, b"a")
+        await backend.flush(Operation())
+    assert asked(server) == ["PUT", "PATCH", "OPTIONS"] * 2
+
+
+async def test_a_process_that_begins_with_nothing_to_flush_is_good(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unflushed, "KNOWN_FOR", 0)
     backend = await open_scripted(
         *(process("x"), first_byte()),
         *(process("y"), answer(200), answer(200), process("y")),
@@ -424,8 +442,9 @@ async def test_writes_with_fua_are_not_lost_with_the_process(
 
 
 async def test_a_flush_of_which_nobody_knows_who_did_it_fails_and_the_next_one_tells(
-    open_scripted: OpenScripted, pool: BufferPool
+    open_scripted: OpenScripted, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(unflushed, "KNOWN_FOR", 0)
     backend = await open_scripted(
         *(process("x"), first_byte(), process("x"), answer(200)),
         *(answer(200), answer(503)),
@@ -446,23 +465,36 @@ async def test_a_server_that_does_not_tell_its_instance_is_not_asked(
     assert asked(server) == ["PUT", "PATCH"]
 
 
-def test_changes_of_two_processes_are_not_flushed_by_either() -> None:
-    for last in "xy":
-        unflushed = Unflushed()
-        unflushed.changed("x")
-        unflushed.changed("y")
-        assert not unflushed.flushed(unflushed.pending, last)
+def changes_of(*instances: str) -> tuple[Unflushed, list[str]]:
+    """Return changes that processes with these names have answered, and the list of names that are told from now on."""
+    names: list[str] = []
+
+    async def ask(_: Operation) -> str:
+        return names[-1]
+
+    unflushed = Unflushed(ask, "x")
+    for instance in instances:
+        unflushed.changed(instance)
+    return unflushed, names
 
 
-def test_a_change_during_a_flush_waits_for_the_next_one() -> None:
-    unflushed = Unflushed()
-    unflushed.changed("x")
+@pytest.mark.parametrize("last", ["x", "y"])
+async def test_changes_of_two_processes_are_not_flushed_by_either(last: str) -> None:
+    unflushed, names = changes_of("x", "y")
+    names.append(last)
+    assert not await unflushed.flushed(Operation(), unflushed.pending)
+
+
+async def test_a_change_during_a_flush_waits_for_the_next_one() -> None:
+    unflushed, names = changes_of("x")
     pending = unflushed.pending
     unflushed.changed("x")
-    assert unflushed.flushed(pending, "x")
-    assert unflushed.pending
-    assert not unflushed.flushed(unflushed.pending, "y")
-    assert unflushed.flushed(unflushed.pending, "x")
+    names.append("x")
+    assert await unflushed.flushed(Operation(), pending)
+    names.append("y")
+    assert not await unflushed.flushed(Operation(), unflushed.pending)
+    names.append("x")
+    assert await unflushed.flushed(Operation(), unflushed.pending)
     assert not unflushed.pending
 
 

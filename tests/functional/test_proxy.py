@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon whose images are on another daemon."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+import random
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -183,30 +186,36 @@ def test_the_other_server_is_killed_in_mid_upload(make_daemon: MakeDaemon, proxy
     assert proxy.running
 
 
+def unused_port() -> int:
+    """Return a port that no daemon has, and below those that connections get: a daemon can have it twice."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket(socket.AF_INET6) as sock, contextlib.suppress(OSError):
+            sock.bind(("::", port))
+            return port
+
+
 @pytest.fixture
-def restarted(make_daemon: MakeDaemon) -> Callable[[Daemon, Image], None]:
-    """End the daemon that has an image, and start another with its port and ticket: restarted(daemon, image)."""
-
-    def restart(storage_daemon: Daemon, image: Image) -> None:
-        (ticket_id,) = (status["uuid"] for status in storage_daemon.control("GET", "/tickets/").json())
-        storage_daemon.kill()
-        another = make_daemon(remote={"port": storage_daemon.port})
-        another.put_ticket({**ticket(image.path, image.path.stat().st_size), "uuid": ticket_id})
-
-    return restart
+def other(make_daemon: MakeDaemon) -> Daemon:
+    """A daemon that can be restarted."""
+    return make_daemon(remote={"port": unused_port()})
 
 
-Restarted = Callable[[Daemon, Image], None]
+def restart(daemon: Daemon, image: Image) -> None:
+    """End the daemon that has an image, and start it again with the same ticket."""
+    (ticket_id,) = (status["uuid"] for status in daemon.control("GET", "/tickets/").json())
+    daemon.kill()
+    daemon.restart()
+    daemon.put_ticket({**ticket(image.path, image.path.stat().st_size), "uuid": ticket_id})
 
 
 def test_a_flush_fails_if_the_other_server_was_restarted_before_it(
-    make_daemon: MakeDaemon, proxy: Daemon, tmp_path: Path, restarted: Restarted
+    other: Daemon, proxy: Daemon, tmp_path: Path
 ) -> None:
-    storage_daemon = make_daemon()
-    image = make_image(storage_daemon, proxy, tmp_path / "image", bytes(MiB))
+    image = make_image(other, proxy, tmp_path / "image", bytes(MiB))
     with proxy.connect("tls") as client:
         assert client.put_at(f"{image.url}?flush=n", 0, b"lost").status == 200
-        restarted(storage_daemon, image)
+        restart(other, image)
         assert client.put_at(f"{image.url}?flush=n", 4096, b"written").status == 200
         for _ in range(2):
             assert client.patch(image.url, {"op": "flush"}).status == 500
@@ -215,13 +224,12 @@ def test_a_flush_fails_if_the_other_server_was_restarted_before_it(
 
 
 def test_an_upload_goes_on_if_the_other_server_was_restarted_after_a_flush(
-    make_daemon: MakeDaemon, proxy: Daemon, tmp_path: Path, restarted: Restarted
+    other: Daemon, proxy: Daemon, tmp_path: Path
 ) -> None:
-    storage_daemon = make_daemon()
-    image = make_image(storage_daemon, proxy, tmp_path / "image", bytes(MiB))
+    image = make_image(other, proxy, tmp_path / "image", bytes(MiB))
     with proxy.connect("tls") as client:
         assert client.put_at(image.url, 0, b"kept").status == 200
-        restarted(storage_daemon, image)
+        restart(other, image)
         assert client.put_at(f"{image.url}?flush=n", 4096, b"written").status == 200
         assert client.patch(image.url, {"op": "flush"}).status == 200
         assert client.put_at(image.url, 8192, b"written").status == 200
