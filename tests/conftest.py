@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that look at a running daemon from outside."""
 
-from collections.abc import Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import ways
 from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
 from tests.support.places import Place, Setting
+from tests.support.polling import eventually
 from tests.support.services import Connect, Service
 
 pytest_plugins = ["tests.support.realstorage"]
@@ -37,17 +40,27 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
-@pytest.fixture(scope="session", params=["fast_lane", "aiohttp_lane"])
-def shared_daemon(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
-    """One daemon for all tests that do not need their own; with each way to serve requests, and number of loops."""
-    fast = request.param == "fast_lane"
-    config: dict[str, Section] = {
-        "daemon": {"loops": 2 if fast else 1},
-        "remote": {"fast_lane": str(fast).lower()},
-        "backend_http": {"ca_file": certificates.cafile},
-    }
-    with Daemon(certificates, config) as daemon:
-        yield daemon
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out ways to serve that need not be tested each time."""
+    items[:] = [item for item in items if ways.is_wanted(item)]
+
+
+@pytest.fixture(scope="session")
+def daemons(certificates: Certificates) -> Iterator[Callable[[str], Daemon]]:
+    """Return the daemon that serves in a way: one for all tests that do not need their own."""
+    with ExitStack() as cleanup:
+
+        @functools.cache
+        def daemon_of(way: str) -> Daemon:
+            return cleanup.enter_context(ways.start(way, certificates))
+
+        yield daemon_of
+
+
+@pytest.fixture(scope="session", params=ways.WAYS)
+def shared_daemon(request: pytest.FixtureRequest, daemons: Callable[[str], Daemon]) -> Daemon:
+    """Run the test with each way to serve requests."""
+    return daemons(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -58,11 +71,14 @@ def other_daemon(certificates: Certificates) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def daemon(shared_daemon: Daemon) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, shared_daemon: Daemon) -> Iterator[Daemon]:
     """The shared daemon; what it logs during the test is checked after it."""
     assert shared_daemon.running, f"a test before this one ended the daemon:\n{shared_daemon.log.text()[-5000:]}"
+    start = shared_daemon.log.end()
     yield shared_daemon
     shared_daemon.check_log()
+    if request.node.get_closest_marker("unopened") is None:
+        assert shared_daemon.log.find("lane missed", start=start) is None, "C did not see each request that is for it"
 
 
 @pytest.fixture
@@ -115,9 +131,18 @@ def new_image(request: pytest.FixtureRequest, tmp_path: Path, daemon: Daemon, im
             *arguments, **fields
         )
         cleanup.callback(daemon.control, "DELETE", f"/tickets/{image.ticket}")
+        if daemon.eager and request.node.get_closest_marker("unopened") is None:
+            _open(daemon, image)
         return image
 
     return make
+
+
+def _open(daemon: Daemon, image: Image) -> None:
+    """Have the image opened, without which C serves nothing; nobody is connected to it then."""
+    with daemon.connect("unix") as connection:
+        connection.request("OPTIONS", image.url)
+    eventually(lambda: daemon.status(image.ticket)["connections"] == 0, "the connection is gone")
 
 
 @pytest.fixture

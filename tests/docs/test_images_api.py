@@ -51,6 +51,7 @@ def as_pattern(output: str) -> str:
     return ".*".join(re.escape(part) for part in output.split("…"))
 
 
+@pytest.mark.unopened
 @pytest.mark.parametrize("heading", OTHERS)
 def test_examples(daemon: Daemon, tmp_path: Path, heading: str) -> None:
     if shutil.which("xxd") is None and any("xxd" in example.command for example in SECTIONS[heading]):

@@ -133,6 +133,7 @@ def test_the_checksum_of_a_broken_device_is_an_error(
     check_failed(client.get(f"{image.url}/checksum").status, daemon, start, "EIO")
 
 
+@pytest.mark.unopened
 def test_a_file_that_is_immutable_is_an_error(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image()
     chattr = shutil.which("chattr")
@@ -149,6 +150,7 @@ def test_a_file_that_is_immutable_is_an_error(client: Connection, new_image: Mak
         subprocess.run([chattr, "-i", image.path], check=True)
 
 
+@pytest.mark.unopened
 @pytest.mark.parametrize("kind", ["directory", "missing", "fifo", "link to nowhere"])
 def test_what_is_no_image_is_an_error(
     client: Connection, daemon: Daemon, new_image: MakeImage, tmp_path: Path, kind: str

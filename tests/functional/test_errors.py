@@ -97,6 +97,7 @@ def test_all_reasons_for_no_access_look_the_same(
     assert answers.pop().startswith("You are not allowed to access this resource")
 
 
+@pytest.mark.unopened
 @needs(Trait.NAMED)
 def test_an_error_of_the_server_tells_no_detail(client: Connection, new_image: MakeImage) -> None:
     image = new_image()
@@ -108,6 +109,7 @@ def test_an_error_of_the_server_tells_no_detail(client: Connection, new_image: M
     assert "errno" not in answer.text.lower()
 
 
+@pytest.mark.unopened
 @needs(Trait.NAMED, Trait.OWN)
 def test_the_detail_of_an_error_of_the_server_is_in_the_log(
     client: Connection, new_image: MakeImage, daemon: Daemon
@@ -145,6 +147,7 @@ def test_an_error_with_nothing_unread_keeps_the_connection(
     assert client.get(image.url).body == image.content()
 
 
+@pytest.mark.unopened
 @needs(Trait.NAMED)
 def test_an_error_of_the_server_keeps_the_connection(client: Connection, image: Image, new_image: MakeImage) -> None:
     missing = new_image()

@@ -23,6 +23,7 @@ def wait_closed(daemon: Daemon, image: Image) -> None:
     eventually(lambda: not image.place.is_open(daemon), "the image is closed", timeout=LIMIT)
 
 
+@pytest.mark.unopened
 @pytest.mark.every_kind
 def test_an_idle_connection_keeps_no_image_and_goes_on_when_the_ticket_is_revived(
     client: Connection, image: Image, daemon: Daemon

@@ -264,6 +264,7 @@ def test_an_http_1_0_client_may_ask_to_keep_the_connection(client: Connection, n
         assert client.receive().body == CONTENT
 
 
+@pytest.mark.unopened
 @pytest.mark.every_kind
 @needs(Trait.NAMED)
 def test_a_missing_image_is_the_servers_fault(client: Connection, new_image: MakeImage) -> None:

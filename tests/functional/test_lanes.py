@@ -17,8 +17,8 @@ from tests.support.images import Image, MiB, make_image, pattern
 
 #: Ways to serve requests: by C, which takes over where no request is logged; without aiohttp; by aiohttp.
 LANES: dict[str, dict[str, dict[str, object]]] = {
-    "lent": {"log": {"level": "INFO"}},
-    "fast": {},
+    "lent": {},
+    "fast": {"log": {"level": "DEBUG"}},
     "general": {"remote": {"fast_lane": "false"}},
 }
 

@@ -27,7 +27,7 @@ def service_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def own(make_daemon: MakeDaemon, request: pytest.FixtureRequest) -> Daemon:
     name = request.getfixturevalue("service_name") if "service_name" in request.fixturenames else "tls"
-    return make_daemon(log={"level": "INFO"}, tls={"enable": name != "tcp"})
+    return make_daemon(tls={"enable": name != "tcp"})
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_connection_of_plain_requests_is_lent(own: Daemon, image: Image, service
 def test_nothing_is_lent_if_each_request_is_logged_or_it_is_switched_off(
     make_daemon: MakeDaemon, tmp_path: Path, config: dict[str, dict[str, object]], service_name: str
 ) -> None:
-    own = make_daemon(**{"log": {"level": "INFO"}, "tls": {"enable": service_name != "tcp"}, **config})
+    own = make_daemon(**{"tls": {"enable": service_name != "tcp"}, **config})
     with own.connect(service_name) as connection:
         lend(connection, make_image(own, tmp_path)())
         assert not lent(own)

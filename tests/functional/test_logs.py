@@ -3,14 +3,26 @@
 
 import json
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection, encode_request
-from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.images import MakeImage, MiB, make_image, pattern
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
+from tests.support.ways import WAYS
+
+
+@pytest.fixture(scope="module", params=["python_lane", "aiohttp_lane"])
+def talkative(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that logs each request, which C would not."""
+    config: dict[str, Section] = {**WAYS[request.param], "log": {"level": "debug"}}
+    with Daemon(certificates, config) as daemon:
+        yield daemon
+        daemon.check_log()
 
 
 def transfer(daemon: Daemon, new_image: MakeImage, **fields: object) -> str:
@@ -64,6 +76,7 @@ def test_a_transfer_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImag
     assert "seconds=" in line
 
 
+@pytest.mark.unopened
 def test_each_request_is_counted_once(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
     image, start = new_image(transfer_id="job-21"), daemon.log.end()
     for _ in range(3):
@@ -79,6 +92,7 @@ def test_each_request_is_counted_once(daemon: Daemon, client: Connection, new_im
     daemon.log.wait_for(r"transfer ended.*job-21 requests=12 ", start=start)
 
 
+@pytest.mark.unopened
 def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeImage) -> None:
     image, start = new_image(transfer_id="job-19"), daemon.log.end()
     with daemon.connect("tls") as connection:
@@ -100,22 +114,24 @@ def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeIm
     ],
 )
 def test_each_request_is_told_at_debug(
-    daemon: Daemon, client: Connection, image: Image, method: str, target: str, body: bytes | None, status: int
+    talkative: Daemon, tmp_path: Path, service_name: str, method: str, target: str, body: bytes | None, status: int
 ) -> None:
-    start = daemon.log.end()
-    assert client.request(method, f"{image.url}{target}", None, body).status == status
-    daemon.log.wait_for(
+    image, start = make_image(talkative, tmp_path)(), talkative.log.end()
+    with talkative.connect(service_name) as client:
+        assert client.request(method, f"{image.url}{target}", None, body).status == status
+    talkative.log.wait_for(
         rf"DEBUG .*: request client=.* method={method} .*status={status} seconds=[\d.e-]+$", start=start
     )
 
 
-def test_a_download_is_told_when_it_ends(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
-    image, start = new_image(size=64 * MiB), daemon.log.end()
-    client.send(encode_request("GET", image.url))
-    eventually(lambda: daemon.status(image.ticket)["active"], "the download runs")
-    assert daemon.log.find(r": request .*method=GET .*/images/", start=start) is None
-    assert client.receive().status == 200
-    daemon.log.wait_for(r": request .*method=GET resource=/images/\{\} status=200", start=start)
+def test_a_download_is_told_when_it_ends(talkative: Daemon, tmp_path: Path, service_name: str) -> None:
+    image, start = make_image(talkative, tmp_path)(size=64 * MiB), talkative.log.end()
+    with talkative.connect(service_name) as client:
+        client.send(encode_request("GET", image.url))
+        eventually(lambda: talkative.status(image.ticket)["active"], "the download runs")
+        assert talkative.log.find(r": request .*method=GET .*/images/", start=start) is None
+        assert client.receive().status == 200
+    talkative.log.wait_for(r": request .*method=GET resource=/images/\{\} status=200", start=start)
 
 
 def test_the_service_manager_is_told_the_port(

@@ -89,6 +89,7 @@ def test_what_was_changed_is_sent_whole(client: Connection, image: Image, writab
 
 
 @needs(Trait.OWN)
+@pytest.mark.unopened
 def test_what_was_changed_while_the_image_was_closed_is_sent_whole(
     client: Connection, daemon: Daemon, image: Image
 ) -> None:

@@ -40,6 +40,7 @@ def test_a_ticket_with_timeout_0_is_expired_from_the_start(client: Connection, n
     assert client.get(new_image(timeout=0).url).status == 403
 
 
+@pytest.mark.unopened
 def test_an_expired_ticket_lives_again_when_extended(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image(timeout=0)
     daemon.extend(image.ticket, 100)
@@ -272,6 +273,7 @@ def test_a_replaced_ticket_counts_from_the_start(client: Connection, new_image: 
     assert (status["transferred"], status["connections"]) == (0, 0)
 
 
+@pytest.mark.unopened
 @pytest.mark.every_kind
 def test_an_idle_connection_uses_the_image_of_the_new_ticket(client: Connection, new_image: MakeImage) -> None:
     old, new = new_image(b"old"), new_image(b"new")

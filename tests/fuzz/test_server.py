@@ -14,6 +14,9 @@ from tests.support.daemon import Baseline, Daemon
 from tests.support.http_client import encode_request
 from tests.support.images import Image, MakeImage, make_image, pattern
 
+#: A ticket is used only to see that it works.
+pytestmark = pytest.mark.unopened
+
 STATUS = re.compile(rb"HTTP/1\.[01] (\d\d\d) ")
 
 
@@ -22,6 +25,8 @@ def target(
     request: pytest.FixtureRequest, daemon: Daemon, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator["Target"]:
     image = make_image(daemon, tmp_path_factory.mktemp("fuzz"))(pattern(100_000))
+    with daemon.connect("unix") as connection:
+        assert connection.request("OPTIONS", image.url).status == 200, "it is open, so that C can serve it"
     baseline = Baseline(daemon)
     yield Target(daemon, request.param, image)
     assert daemon.running

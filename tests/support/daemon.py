@@ -34,7 +34,12 @@ from tests.support.processes import open_files
 PROJECT = Path(__file__).resolve().parents[2]
 
 #: Started with leaks made visible in the log.
-COMMAND: tuple[str, ...] = (sys.executable, "-W", "default::ResourceWarning", "-m", "imageio_daemon")
+_PYTHON: tuple[str, ...] = (sys.executable, "-W", "default::ResourceWarning", "-m")
+PROGRAM = "imageio_daemon"
+#: The same with C serving as soon as it can.
+EAGER_PROGRAM = "tests.support.eager"
+#: The same on slow storage.
+SLOW_PROGRAM = "tests.support.slow"
 
 START_TIMEOUT = 30.0
 #: More than the shutdown_timeout of a daemon under test.
@@ -45,6 +50,9 @@ MOST_LOOPS = 4
 
 #: What the log of a healthy daemon never holds.
 _ACCIDENTS = re.compile(r"Traceback \(most recent|never retrieved|never awaited|was destroyed|ResourceWarning|Fatal")
+
+#: What an eager daemon tells of each connection that C had.
+_SERVED = re.compile(r"lane served (\d+) requests")
 
 Section = Mapping[str, object]
 
@@ -76,7 +84,8 @@ class Certificates:
 class Daemon:
     """One running daemon. `directory` is its own and is removed at the end.
 
-    config: sections of the configuration, over defaults that suit tests (a free port, path sockets, a full log).
+    config: sections of the configuration, over defaults that suit tests (a free port, path sockets). The log's level is
+    that of production: at DEBUG, C serves no requests of HTTP. program: another module that is the daemon.
     """
 
     def __init__(
@@ -85,13 +94,15 @@ class Daemon:
         config: Mapping[str, Section] | None = None,
         *,
         arguments: Sequence[str] = (),
+        program: str = PROGRAM,
     ) -> None:
         self.certificates = certificates
         # Not below pytest's directory: the path of a unix socket may have 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="imageio-"))
         self.log = Log()
         self._config = self._with_defaults(config or {})
-        self._arguments = arguments
+        self.eager = program == EAGER_PROGRAM
+        self._command = [*_PYTHON, program, "-c", str(self.directory), *arguments]
         self._secrets: set[str] = set()
         self._process: subprocess.Popen[str] | None = None
         self._ended = False  # a test has ended the process on purpose
@@ -116,7 +127,7 @@ class Daemon:
         """Start the process and wait until it serves."""
         write_config(self.directory / "conf.d" / "test.conf", self._config)
         self._process = subprocess.Popen(
-            [*COMMAND, "-c", str(self.directory), *self._arguments],
+            self._command,
             cwd=PROJECT,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -183,6 +194,10 @@ class Daemon:
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def served_by_lane(self, *, start: int = 0) -> int:
+        """Return how many requests C has served, on connections that it had and gave back; of an eager daemon."""
+        return sum(int(found[1]) for line in self.log.lines()[start:] if (found := _SERVED.search(line)))
 
     def check_log(self) -> None:
         """Fail if the new part of the log holds a ticket id or the trace of an accident."""
@@ -327,7 +342,6 @@ class Daemon:
             "remote": {"port": 0},
             "local": {"socket": self.directory / "local"},
             "control": {"socket": self.control_socket},
-            "log": {"level": "DEBUG"},
         }
         for section, options in config.items():
             merged.setdefault(section, {}).update(options)
@@ -429,6 +443,7 @@ class Baseline:
         with contextlib.ExitStack() as cleanup:
             for _ in range(MOST_LOOPS):  # a new connection goes to the loop that has the fewest
                 connection = cleanup.enter_context(self._daemon.connect("unix"))
+                connection.request("OPTIONS", f"/images/{ticket_id}")  # opens it, so that C can serve the next one
                 assert connection.get(f"/images/{ticket_id}").status == 200
         eventually(lambda: self._daemon.status(ticket_id)["connections"] == 0, "nobody is connected")
         self._daemon.remove(ticket_id)
@@ -445,7 +460,7 @@ class Baseline:
 def run_to_end(arguments: Sequence[str], *, timeout: float = START_TIMEOUT) -> subprocess.CompletedProcess[str]:
     """Run the daemon's command with arguments that make it end by itself."""
     return subprocess.run(
-        [*COMMAND, *arguments], check=False, cwd=PROJECT, capture_output=True, text=True, timeout=timeout
+        [*_PYTHON, PROGRAM, *arguments], check=False, cwd=PROJECT, capture_output=True, text=True, timeout=timeout
     )
 
 
