@@ -23,7 +23,7 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-soak: setup ## Campaigns of minutes: memory under load, storage against a model, long fuzzing, the images API on all storage
+soak: setup ## Campaigns of minutes: memory under load, the order of changes, storage against a model, long fuzzing, the images API in all ways on all storage
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/functional $(ARGS)
 
