@@ -44,6 +44,14 @@ def streams(url: str) -> dict[str, list[tuple[str, bytes]]]:
         "all general": [options, extents, chunked, unknown],
         "there and back": [put, options, get, extents, zero, unknown, flush, chunked, get],
         "back and there": [unknown, put, chunked, get, options, zero, extents, get],
+        "fields of browsers": [
+            (
+                "GET",
+                encode_request("GET", url, {"Range": "bytes=0-3", "Referer": "https://ui", "Sec-Fetch-Mode": "cors"}),
+            ),
+            ("PUT", encode_request("PUT", url, {"X-Forwarded-For": "192.0.2.1", "traceparent": "00-1-2-03"}, b"hello")),
+            get,
+        ],
         "bad range": [("GET", encode_request("GET", url, {"Range": "bytes=9-1"})), get],
         "range past the end": [("GET", encode_request("GET", url, {"Range": "bytes=99999999-"})), get],
         "bad content range": [("PUT", encode_request("PUT", url, {"Content-Range": "bytes 5-1/*"}, b"x")), get],
@@ -62,8 +70,8 @@ def seen(answer: Answer) -> tuple[int, list[tuple[str, str]], bytes]:
     """Return what a client sees of an answer; servers and dates apart."""
     fields = [(name, answer.headers[name]) for name in ("Content-Type", "Content-Range", "Content-Disposition", "Allow")
               if name in answer.headers]  # fmt: skip
-    cors = "Access-Control-Allow-Origin"
-    fields += [(cors, answer.headers[cors])] if cors in answer.headers else []
+    more = ("Access-Control-Allow-Origin", "Access-Control-Expose-Headers", "X-Content-Type-Options")
+    fields += [(name, answer.headers[name]) for name in more if name in answer.headers]
     body = b"" if b"unix_socket" in answer.body else answer.body
     return answer.status, fields, body
 

@@ -50,10 +50,7 @@ def entity_tag(transfer: Transfer, size: int) -> str | None:
     write that begins later is of another generation, so the tag is never given to its bytes again.
     """
     backend = transfer.opened
-    if backend is None:
-        return None
-    generation, identity = backend.generation, backend.info.identity
-    if not generation or identity is None:
+    if backend is None or not (generation := backend.generation) or (identity := backend.info.identity) is None:
         return None
     named = f"{INSTANCE} {identity} {size} {generation}"
     return f'"{hashlib.sha256(named.encode()).hexdigest()[:32]}"'
