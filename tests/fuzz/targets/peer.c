@@ -16,7 +16,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#define TIMEOUT_MS 30000
+#define TIMEOUT_MS 100000
 #define MEMORY (64 * MIB)
 #define LARGEST (8 * MIB) /* image */
 
