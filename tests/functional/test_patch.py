@@ -187,6 +187,7 @@ def test_a_body_may_be_chunked(client: Connection, image: Image) -> None:
     assert client.receive().status == 200
 
 
+@pytest.mark.unopened
 def test_zero_of_a_missing_image_is_the_servers_fault(client: Connection, daemon: Daemon) -> None:
     ticket_id = daemon.add_ticket("/does/not/exist", MiB)
     answer = client.patch(f"/images/{ticket_id}", {"op": "zero", "size": 10})

@@ -15,7 +15,7 @@ either may win, and of an operation that nobody has seen begin nobody knows when
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
@@ -228,15 +228,15 @@ class _View:
             if other.answered < observation.sent and (seen := other.at(unit)) is not None
         ]
 
-    def violations(self, seen: frozenset[int], operations: dict[int, Operation]) -> Iterator[str]:
-        """Return why what is seen is wrong."""
+    def violations(self, seen: frozenset[int], operations: Mapping[int, Operation]) -> Iterator[str]:
+        """Return why what is seen is wrong. operations: by number."""
         for number in seen:
             if number == ZERO:
                 zeros = [op for op in self._operations if op.zero]
                 reasons = [self._why_not(ZERO, op) for op in zeros] + [self._why_not(ZERO, _NEVER_WRITTEN)]
                 if all(reasons):
                     yield f"zeros, but {'; '.join(filter(None, reasons))}; read by {self._observation.by}"
-            elif number == FOREIGN or operations[number] not in self._operations:
+            elif number == FOREIGN or operations.get(number) not in self._operations:
                 yield f"bytes of {operations.get(number, 'nobody')}, which has no business here"
             elif reason := self._why_not(number, operations[number]):
                 yield f"{reason}; read by {self._observation.by} at {self._observation.sent:.4f}"
