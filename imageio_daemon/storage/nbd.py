@@ -195,11 +195,11 @@ class NbdBackend:
             await self._link.flush(op)
 
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
+        if flags & CommandFlag.FAST_ZERO and not self._is_fast(await self._begin(op, offset, length), offset, length):
+            raise NotFast  # at once: it does not wait for other changes
         async with self._changing(offset, length):
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
-            if flags & CommandFlag.FAST_ZERO and (blocks.edges or not self._is_fast(session, offset, length)):
-                raise NotFast
             fua_flag = _fua(session) if fua else 0
             async with self._link.failing_flushes(fua_flag):
                 await session.change(await self._patched(session, op, blocks, None, fua_flag))
@@ -260,7 +260,8 @@ class NbdBackend:
         agreed, end = session.agreed, offset + length
         if self._zero_unit is None or not self._can_zero_fast(agreed):
             return False
-        whole = offset % self._zero_unit == 0 and (end % self._zero_unit == 0 or end == agreed.size)
+        unit = max(self._zero_unit, agreed.sizes.minimum)  # powers of two
+        whole = offset % unit == 0 and (end % unit == 0 or end == agreed.size)
         return whole and all(piece.length == length for piece in session.bare_pieces(offset, length))
 
     @staticmethod

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fast zeros of images that a server has: done, or refused with every byte as it was and nothing sent."""
 
+import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,6 +12,7 @@ import pytest
 from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import NotFast, OutOfRange, StorageError
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
+from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.nbdurl import parse
 from imageio_daemon.storage import nbdsession
 from imageio_daemon.storage.base import Backend, Operation, ZeroMethod
@@ -19,6 +21,7 @@ from imageio_daemon.storage.nbd import NbdBackend
 from imageio_daemon.units import KiB, MiB
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import nbdkit, qemu_nbd
+from tests.support.polling import eventually_async
 from tests.support.realstorage import Storage
 
 from .conftest import NBD_OPTIONS
@@ -237,6 +240,34 @@ async def test_whole_units_are_asked_for_with_the_flags(server: FakeNbd) -> None
     assert await attempt(backend, CLUSTER, CLUSTER, allocate=True)
     (asked,) = server.commands(Command.WRITE_ZEROES)
     assert (asked.range, asked.header.flags) == ((CLUSTER, CLUSTER), CommandFlag.FAST_ZERO | CommandFlag.NO_HOLE)
+    await backend.close()
+
+
+async def test_whole_units_that_are_parts_of_blocks_are_refused(server: FakeNbd) -> None:
+    server.sizes = BlockSizes(4096, 4096, MiB)
+    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=512)
+    assert not await attempt(backend, 4096, 512)
+    assert not await attempt(backend, 512, 4096)
+    assert not server.commands(Command.WRITE_ZEROES)
+    assert await attempt(backend, 4096, 4096)
+    await backend.close()
+
+
+async def test_a_refusal_does_not_wait_for_other_changes(server: FakeNbd, pool: BufferPool) -> None:
+    go_on = asyncio.Event()
+
+    async def late(asked: Asked) -> bytes:
+        await go_on.wait()
+        return server.success(asked)
+
+    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+    server.answer = late
+    writing = asyncio.ensure_future(write(backend, pool, 0, b"x"))
+    await eventually_async(lambda: server.commands(Command.WRITE))
+    assert not await attempt(backend, 0, 512)
+    assert not writing.done()
+    go_on.set()
+    await writing
     await backend.close()
 
 
