@@ -2,7 +2,7 @@
 # Every target sets up what it needs first: scripts/setup does nothing when nothing changed.
 
 PYTHON = .venv/bin/python
-C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c))
+C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c))
 
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
