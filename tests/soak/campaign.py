@@ -181,11 +181,14 @@ class Round:
         for incarnation in ended:
             incarnation.ended = time.monotonic()
 
-    def install(self, name: str, image: str) -> None:
-        """Note that a ticket is sent now."""
+    @contextmanager
+    def installing(self, name: str, image: str) -> Iterator[None]:
+        """Have a ticket installed in the block. Clients connect for it only after that, or they may get another one."""
         incarnation = Incarnation(name, image, begun=time.monotonic())
         with self._lock:
             self.history.incarnations.append(incarnation)
+        yield
+        with self._lock:
             self._living[name] = incarnation
 
     # Operations
@@ -390,9 +393,10 @@ class Manager:
     def _install(self, name: str) -> None:
         image = self._choose.choice(IMAGES)
         fields = ticket(self._round.name_of(image, self._choose), SIZE * UNIT, sparse=self._choose.random() < 0.5)
-        self._round.install(name, image)
-        answer = self._round.daemon.control("PUT", f"/tickets/{name}", json.dumps({**fields, "uuid": name}).encode())
-        assert answer.status == 200, answer
+        document = json.dumps({**fields, "uuid": name}).encode()
+        with self._round.installing(name, image):
+            answer = self._round.daemon.control("PUT", f"/tickets/{name}", document)
+            assert answer.status == 200, answer
 
     def _replace(self, name: str) -> None:
         for _ in range(self._choose.randrange(1, 3)):

@@ -230,16 +230,17 @@ class _View:
 
     def violations(self, seen: frozenset[int], operations: Mapping[int, Operation]) -> Iterator[str]:
         """Return why what is seen is wrong. operations: by number."""
+        by = f"{self._observation.by} at {self._observation.sent:.4f}"
         for number in seen:
             if number == ZERO:
                 zeros = [op for op in self._operations if op.zero]
                 reasons = [self._why_not(ZERO, op) for op in zeros] + [self._why_not(ZERO, _NEVER_WRITTEN)]
                 if all(reasons):
-                    yield f"zeros, but {'; '.join(filter(None, reasons))}; read by {self._observation.by}"
+                    yield f"zeros, but {'; '.join(filter(None, reasons))}; read by {by}"
             elif number == FOREIGN or operations.get(number) not in self._operations:
-                yield f"bytes of {operations.get(number, 'nobody')}, which has no business here"
+                yield f"bytes of {operations.get(number, 'nobody')}, which has no business here; read by {by}"
             elif reason := self._why_not(number, operations[number]):
-                yield f"{reason}; read by {self._observation.by} at {self._observation.sent:.4f}"
+                yield f"{reason}; read by {by}"
 
     def _why_not(self, value: int, op: Operation) -> str | None:
         """Return why an operation is not what is seen."""
