@@ -15,9 +15,9 @@ from . import logs, privileges, systemd, tls
 from .buffers import BufferPool, Buffers
 from .checksum import Hashing
 from .config import Config
+from .connectionlimit import ConnectionLimit
 from .errors import StorageError
 from .frontends.http.app import control_server, images_server
-from .frontends.limit import ConnectionLimit
 from .frontends.nbd.server import nbd_servers
 from .loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
 from .sockets import listen_localhost, listen_tcp, listen_unix, remove_unix

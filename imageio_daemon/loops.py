@@ -18,8 +18,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import uvloop
 
 from . import tls
+from .connectionlimit import LOCAL, ConnectionLimit
 from .sockets import BACKLOG
-from .tlstransport import Pollers, shake_hands
+from .tlsarrival import TlsArrival
+from .tlstransport import Pollers
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +32,8 @@ MOST_BY_DEFAULT = 4
 #: Errors of accept() that end by themselves, and how long it is left alone then, in seconds.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 ACCEPT_PAUSE = 1.0
-#: Connections of one loop that may be in their TLS handshake: the servers' own limits count them only after it. As many
-#: as may wait to be accepted at once, so that a burst of clients passes; who only connects gets no more descriptors.
-MAX_HANDSHAKES = BACKLOG
+#: Connections that are accepted in one turn of the loop, so that others are served while many come: 64 take 4 ms.
+MOST_ACCEPTED = 64
 
 
 def default_count() -> int:
@@ -46,6 +47,11 @@ class Server(Protocol):
     @property
     def connections(self) -> int:
         """Return how many there are now."""
+        ...
+
+    @property
+    def limit(self) -> ConnectionLimit:
+        """Return what counts them."""
         ...
 
     def connection(self) -> asyncio.BaseProtocol:
@@ -70,7 +76,8 @@ class ServingLoop:
         self._pollers: Pollers | None = None
         self._servers: list[Server] = []
         self._connecting: set[asyncio.Task[None]] = set()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._arrivals: set[TlsArrival] = set()
+        self._none_arrives = asyncio.Event()
         # Each is changed by one thread only, so that neither needs a lock.
         self._handed_over = 0  # by the one that accepts
         self._made = 0  # by this loop's
@@ -97,40 +104,43 @@ class ServingLoop:
             await self.run(server.start())
             self._servers.append(server)
 
-    def hand_over(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
-        """Let one of the servers serve a connection that was accepted; too many in their TLS handshake are closed."""
-        if secure is not None and self._being_made >= MAX_HANDSHAKES:
-            log.warning("a connection was closed: %d are in their TLS handshake", MAX_HANDSHAKES)
-            sock.close()
-            return
+    def hand_over(self, sock: socket.socket, address: str, server: Server, secure: tls.ServerTls | None) -> None:
+        """Let one of the servers serve a connection that was accepted of this address."""
         self._handed_over += 1
         if self._loop is asyncio.get_running_loop():
-            self._take(sock, server, secure)
+            self._take(sock, address, server, secure)
         else:
-            self._loop.call_soon_threadsafe(self._take, sock, server, secure)
+            self._loop.call_soon_threadsafe(self._take, sock, address, server, secure)
 
     async def stop(self, timeout: float) -> None:
         """Stop the servers. No connection is handed over any more."""
         await self.run(self._stop(timeout))
 
-    def _take(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
-        task = self._loop.create_task(self._connect(sock, server, secure))
-        tasks = self._connecting if secure is None else self._handshakes
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    def _take(self, sock: socket.socket, address: str, server: Server, secure: tls.ServerTls | None) -> None:
+        if secure is not None:
+            arrival = TlsArrival(
+                self._get_pollers(), sock, lambda: secure.context, server.connection, self._arrival_ended
+            )
+            self._arrivals.add(arrival)
+            arrival.begin(server.limit, address)
+            return
+        task = self._loop.create_task(self._connect(sock, server))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
-    async def _connect(self, sock: socket.socket, server: Server, secure: tls.ServerTls | None) -> None:
+    def _arrival_ended(self, arrival: TlsArrival) -> None:
+        self._arrivals.discard(arrival)
+        self._made += 1
+        if not self._arrivals:
+            self._none_arrives.set()
+
+    async def _connect(self, sock: socket.socket, server: Server) -> None:
         try:
             with ExitStack() as stack:
                 stack.enter_context(sock)
-                if secure is None:
-                    await self._loop.connect_accepted_socket(server.connection, sock)
-                else:
-                    await shake_hands(
-                        self._get_pollers(), sock, secure.context, server.connection, tls.HANDSHAKE_TIMEOUT
-                    )
+                await self._loop.connect_accepted_socket(server.connection, sock)
                 stack.pop_all()
-        except OSError as e:  # a handshake that failed, or took too long, too
+        except OSError as e:
             log.debug("connection was not made: %s", e)
         finally:
             self._made += 1
@@ -144,12 +154,14 @@ class ServingLoop:
         return self._pollers
 
     async def _stop(self, timeout: float) -> None:
-        await asyncio.sleep(0)  # a task that is cancelled before it began would leave its socket open
-        for task in self._handshakes:
-            task.cancel()
+        self._none_arrives.clear()
+        for arrival in list(self._arrivals):
+            arrival.drop()
+        if self._arrivals:
+            await self._none_arrives.wait()
         # The others take a moment, and their connections end with their server.
-        if tasks := self._handshakes | self._connecting:
-            await asyncio.wait(tasks)
+        if self._connecting:
+            await asyncio.wait(self._connecting)
         await asyncio.gather(*(server.stop(timeout) for server in self._servers))
         if self._pollers is not None:
             self._pollers.close()
@@ -252,9 +264,9 @@ class Acceptor:
         self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(BACKLOG):
+        for _ in range(MOST_ACCEPTED):
             try:
-                sock, _ = self._socket.accept()
+                sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as e:
@@ -266,4 +278,4 @@ class Acceptor:
                 return
             sock.setblocking(False)
             loop, server = min(self._endpoints, key=lambda endpoint: endpoint.loop.connections)
-            loop.hand_over(sock, server, self._secure)
+            loop.hand_over(sock, address[0] if isinstance(address, tuple) else LOCAL, server, self._secure)

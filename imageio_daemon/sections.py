@@ -23,7 +23,9 @@ class Daemon:
     )
     max_total_connections: int = number(
         1024,
-        "Connections of all clients together; more are answered with 503. Keep it well below the limit of open files.",
+        "Connections of all clients together. For a new one the oldest is closed that has shown no valid ticket; if "
+        "all have, the new one is answered with 503. Those in their TLS handshake are not counted here. Keep it well "
+        "below the limit of open files.",
         "connections",
         1,
         65536,
@@ -163,7 +165,8 @@ class Nbd:
     )
     max_connections: int = number(
         256,
-        "Connections of all NBD clients together; more are closed at once. Copying tools open 4 for an image.",
+        "Connections of NBD clients that have entered an export, all together; more are refused. Copying tools open 4 "
+        "for an image.",
         "connections",
         1,
         65536,

@@ -11,9 +11,6 @@ from .tlssocket import TlsContext
 
 log = logging.getLogger(__name__)
 
-#: A handshake that takes longer is given up, in seconds: a peer may hold a connection without a word.
-HANDSHAKE_TIMEOUT = 10.0
-
 _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 

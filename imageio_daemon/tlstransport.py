@@ -39,20 +39,17 @@ async def shake_hands(
     sock: socket.socket,
     context: TlsContext,
     make: Callable[[], asyncio.BaseProtocol],
-    timeout: float,
 ) -> None:
     """Let a protocol serve a connection that was accepted, when it has proved to speak TLS.
 
-    sock: it is the transport's when this succeeds. timeout in seconds. Raises OSError, TimeoutError. When it is
-    cancelled, nothing of the connection is left but the socket.
+    sock: it is the transport's when this succeeds. Raises OSError. When it is cancelled, nothing of the connection is
+    left but the socket.
     """
     poller, fd = pollers.handshakes, sock.fileno()
     send_at_once(sock)
-    async with asyncio.timeout(timeout):
-        await _ready(poller, fd, READABLE)  # a client speaks first
-        tls = context.wrap(sock)
-        while result := tls.handshake():
-            await _ready(poller, fd, READABLE if result == WANTS_INPUT else WRITABLE)
+    tls = context.wrap(sock)
+    while result := tls.handshake():
+        await _ready(poller, fd, READABLE if result == WANTS_INPUT else WRITABLE)
     TlsTransport(pollers.connections, sock, tls, context, make())
 
 

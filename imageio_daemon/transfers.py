@@ -83,6 +83,11 @@ class Transfer:
         if access is not None and not self.ticket.may(access):
             raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
 
+    @property
+    def in_force(self) -> bool:
+        """Tell whether the ticket is valid, or was when what runs began. May be asked in any thread."""
+        return not (self._canceled or self._has_expired()) or self.running > 0
+
     def require_range(self, offset: int, length: int) -> None:
         """Raise OutOfRange unless the bytes are inside the ticket."""
         end, size = offset + length, self.ticket.size

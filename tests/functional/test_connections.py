@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limits on connections, and when idle and stuck ones are closed."""
 
+import contextlib
 import itertools
 import select
 import socket
 import ssl
+import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.crowd import crowd
 from tests.support.daemon import Baseline, Daemon, MakeDaemon
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, encode_request
 from tests.support.images import MakeImage, MiB, make_image, pattern
@@ -248,6 +252,147 @@ def test_silent_connections_are_reaped(impatient: Daemon) -> None:
     finally:
         for connection in silent:
             connection.close()
+
+
+# Connections that have shown no ticket
+
+
+@pytest.fixture
+def small(make_daemon: MakeDaemon) -> Daemon:
+    """A daemon for 40 connections."""
+    nbd = {"enable": True, "host": "localhost", "port": 0, "tls": "off", "max_connections": 40}
+    return make_daemon(daemon={"loops": 2, "max_total_connections": 40}, nbd=nbd)
+
+
+@contextlib.contextmanager
+def asking(daemon: Daemon, count: int) -> Iterator[list[Connection]]:
+    """Open TLS connections that ask what needs no ticket."""
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(daemon.connect("tls")) for _ in range(count)]
+        for connection in connections[-10:]:
+            assert connection.get("/info/").status == 200
+        yield connections
+
+
+def test_connections_without_a_ticket_keep_nobody_out(small: Daemon, tmp_path: Path, service_name: str) -> None:
+    image = make_image(small, tmp_path)()
+    with small.connect(service_name) as first:
+        assert first.get(image.url).status == 200
+        with asking(small, 60) as strangers, small.connect(service_name) as second:
+            assert second.get(image.url).status == 200
+            assert strangers[0].is_closed()
+            assert strangers[-1].get("/info/").status == 200
+            assert first.get(image.url).status == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["silent", "in their handshake"])
+def test_connections_without_a_handshake_keep_nobody_out(small: Daemon, tmp_path: Path, said: bytes) -> None:
+    image = make_image(small, tmp_path)()
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(2100):
+            silent.append(stack.enter_context(socket.create_connection(("localhost", small.port), timeout=20)))
+            silent[-1].sendall(said)
+        with small.connect("tls") as new:
+            assert new.get(image.url).status == 200
+        assert silent[0].recv(1) == b""
+
+
+def test_local_clients_are_not_closed_for_others(small: Daemon) -> None:
+    with small.connect("unix") as local, asking(small, 60):
+        assert local.get("/info/").status == 200
+
+
+def test_connection_whose_ticket_was_deleted_goes_for_a_new_one(small: Daemon, tmp_path: Path) -> None:
+    images = make_image(small, tmp_path)
+    doomed, other = images(), images()
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(small.connect("tls")) for _ in range(40)]
+        for number, connection in enumerate(connections):
+            assert connection.get((doomed if number < 10 else other).url).status == 200
+        with small.connect("tls") as refused:
+            assert refused.receive().status == 503
+        small.remove(doomed.ticket)
+
+        def is_served() -> bool:
+            """Ask; the tickets are looked at once a second."""
+            with small.connect("tls") as new:
+                return new.status_or_end() is None if not new.is_silent(0.2) else new.get(other.url).status == 200
+
+        eventually(is_served, "a new client has the place of one whose ticket is gone")
+        assert connections[0].is_closed()
+        assert connections[-1].get(other.url).status == 200
+
+
+def test_a_ticket_with_too_many_connections_keeps_no_more_places(small: Daemon, tmp_path: Path) -> None:
+    images = make_image(small, tmp_path)
+    mine, others = images(), images()
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(small.connect("tls")) for _ in range(39)]
+        statuses = [connection.get(mine.url).status for connection in connections]
+        assert statuses == [200] * 32 + [503] * 7
+        for _ in range(8):
+            assert stack.enter_context(small.connect("tls")).get(others.url).status == 200
+
+
+def nbd_port(daemon: Daemon) -> int:
+    match = daemon.log.find(r"service=nbd address=.*port=(\d+)")
+    assert match is not None
+    return int(match[1])
+
+
+def negotiate(port: int, ticket: str) -> bool:
+    """Tell whether an NBD client is let in."""
+    name = ticket.encode()
+    with (
+        contextlib.suppress(ConnectionError),
+        socket.create_connection(("localhost", port), timeout=20) as sock,
+        sock.makefile("rb") as received,
+    ):
+        if received.read(18) != b"NBDMAGICIHAVEOPT\0\3":
+            return False
+        sock.sendall(b"\0\0\0\3IHAVEOPT" + struct.pack(">LL", 1, len(name)) + name)
+        return len(received.read(10)) == 10
+    return False
+
+
+def test_nbd_connections_without_a_ticket_keep_nobody_out(small: Daemon, tmp_path: Path) -> None:
+    image = make_image(small, tmp_path)()
+    port = nbd_port(small)
+    with contextlib.ExitStack() as stack:
+        for _ in range(60):
+            stack.enter_context(socket.create_connection(("localhost", port), timeout=20))
+        assert negotiate(port, image.ticket)
+
+
+@pytest.mark.parametrize("addresses", [1, 500])
+@pytest.mark.parametrize(("kind", "connections"), [("silent", 2200), ("hello", 2200), ("info", 400), ("nbd", 400)])
+def test_clients_with_a_ticket_get_through_a_crowd(
+    make_daemon: MakeDaemon, tmp_path: Path, kind: str, connections: int, addresses: int
+) -> None:
+    nbd = {"enable": True, "host": "localhost", "port": 0, "tls": "off"}
+    daemon = make_daemon(daemon={"loops": 2, "max_total_connections": 256}, nbd=nbd, log={"level": "info"})
+    image = make_image(daemon, tmp_path)(size=4096)
+    memory = daemon.resident_memory()
+    port = nbd_port(daemon) if kind == "nbd" else daemon.port
+    with daemon.connect("tls") as old, crowd(port, kind, addresses=addresses, connections=connections):
+        assert old.get(image.url).status == 200
+
+        def is_served(service: str) -> bool:
+            """Ask; a client that was too slow among so many may try again."""
+            with contextlib.suppress(DisconnectedError, ConnectionError, ssl.SSLError), daemon.connect(service) as new:
+                return new.get(image.url).status == 200
+            return False
+
+        for _ in range(10):
+            eventually(lambda: is_served("tls"), "a client gets through", timeout=10)
+            eventually(lambda: negotiate(nbd_port(daemon), image.ticket), "an NBD client gets through", timeout=10)
+            assert is_served("unix")
+            started = time.monotonic()
+            assert daemon.control("GET", "/tickets/").status == 200
+            assert time.monotonic() - started < 2
+        assert old.get(image.url).status == 200
+        assert daemon.resident_memory() - memory < 150 * MiB
 
 
 # Addresses

@@ -2,11 +2,13 @@
 """Connections: how they begin, whom they belong to, and how they end."""
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
 
 import pytest
 
+from imageio_daemon import connectionlimit
 from imageio_daemon.errors import StorageError
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
@@ -220,15 +222,59 @@ async def test_slow_storage_is_not_the_clients_fault() -> None:
         assert (await client.receive())[0] == cookie
 
 
-async def test_clients_above_the_limit_are_closed_at_once() -> None:
+async def test_clients_above_the_limit_are_told() -> None:
     async with World(most=2).running() as world:
         first, _ = await world.go(), await world.go()
-        reader, writer = await asyncio.open_unix_connection(world.address)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
-        writer.close()
+        client = await world.connect()
+        with pytest.raises(Refused, match="the limit is 2") as e:
+            await client.ask(Option.GO, info("disk"))
+        assert e.value.reply == Reply.ERR_POLICY
+        assert world.disk.status()["connections"] == 2
         await first.close()
-        await world.until(lambda: len(world.server._connections) == 1)
+        await world.until(lambda: world.server.limit.count == 1)
+        await client.go("disk")
+        assert (await client.request(READ, 0, 1)).error == 0
+
+
+async def test_clients_without_a_ticket_take_nobodys_place() -> None:
+    async with World(most=2).running() as world:
+        for _ in range(10):
+            await world.connect()
+        for _ in range(2):
+            client = await world.go()
+            assert (await client.request(READ, 0, 1)).error == 0
+
+
+@pytest.mark.parametrize(("speaks", "limit"), [(False, "MAX_SILENT"), (True, "MAX_GREETING")])
+async def test_oldest_client_in_the_negotiation_goes_for_a_new_one(
+    monkeypatch: pytest.MonkeyPatch, speaks: bool, limit: str
+) -> None:
+    monkeypatch.setattr(connectionlimit, limit, 4)
+    async with World().running() as world:
+        greeted = []
+        for _ in range(5):
+            reader, writer = await asyncio.open_unix_connection(world.address)
+            await reader.readexactly(18)
+            if speaks:
+                writer.write(b"\0\0\0\3" + OptionHeader(Option.LIST, 0).pack())
+                await reader.readexactly(20)
+            greeted.append((reader, writer))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await asyncio.wait_for(greeted[0][0].read(), 10)
+        assert greeted[0][0].at_eof()
+        await world.until(lambda: len(world.server._connections) == 4)
+        for _, writer in greeted:
+            writer.close()
+
+
+async def test_client_whose_ticket_has_expired_goes_for_a_new_one() -> None:
+    async with World(most=2).running() as world:
+        world.add("short", timeout=10)
+        client = await world.go("short")
+        await world.go()
+        world.now += 100
         assert (await (await world.go()).request(READ, 0, 1)).error == 0
+        assert await client.at_end()
 
 
 # The end of the server

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from imageio_daemon.buffers import BufferPool, Buffers
-from imageio_daemon.frontends.limit import ConnectionLimit
+from imageio_daemon.connectionlimit import ConnectionLimit
 from imageio_daemon.frontends.nbd.handshake import Service
 from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.nbdproto.constants import Command

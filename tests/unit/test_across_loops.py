@@ -11,8 +11,8 @@ import pytest
 
 from imageio_daemon import operations
 from imageio_daemon.buffers import MIN_BUFFER, Buffer, BufferPool, Buffers
-from imageio_daemon.errors import Canceled, Forbidden, InUse, TooManyConnections
-from imageio_daemon.frontends.limit import ConnectionLimit
+from imageio_daemon.connectionlimit import LOCAL, ConnectionLimit, Stage
+from imageio_daemon.errors import Canceled, Forbidden, InUse
 from imageio_daemon.loops import ServingLoop, serving_loops
 from imageio_daemon.storage.base import Backend, Operation
 from imageio_daemon.storage.engine import Engine
@@ -263,17 +263,16 @@ async def test_status_is_whole_while_another_loop_begins_and_ends_operations(wor
 
 async def test_limit_counts_the_connections_of_all_loops(loops: Loops) -> None:
     limit = ConnectionLimit(3)
+    dropped = threading.Event()
     for loop in loops:
-        await loop.run(take(limit))
-    with pytest.raises(TooManyConnections, match="the limit is 3"):
-        limit.take()
-    limit.give_back()
-    limit.take()
+        await loop.run(take(limit, dropped))
+    limit.enter(Stage.STRANGER, LOCAL, dropped.set).know(lambda: True)
+    assert dropped.is_set()
     assert limit.count == 3
 
 
-async def take(limit: ConnectionLimit) -> None:
-    limit.take()
+async def take(limit: ConnectionLimit, dropped: threading.Event) -> None:
+    limit.enter(Stage.STRANGER, LOCAL, dropped.set)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -9,11 +9,11 @@ import weakref
 import trustme
 import uvloop
 
+from imageio_daemon.connectionlimit import ConnectionLimit
 from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.connection import Connection
 from imageio_daemon.frontends.http.messages import Request, Response
 from imageio_daemon.frontends.http.routes import Resource, Routes
-from imageio_daemon.frontends.limit import ConnectionLimit
 
 #: Longest wait for anything that must happen, in seconds.
 SOON = 10.0

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from aiohttp.http_exceptions import BadStatusLine
 
-from imageio_daemon.errors import NotFound, TooManyConnections
+from imageio_daemon import connectionlimit
+from imageio_daemon.connectionlimit import ConnectionLimit, Stage
+from imageio_daemon.errors import NotFound
 from imageio_daemon.frontends.http import app
 from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.messages import Request, Response
 from imageio_daemon.frontends.http.routes import Resource, Routes
-from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.pipeline import ByteSink
 from imageio_daemon.units import MiB
 
@@ -106,6 +107,11 @@ class Server:
         client = Client(ours)
         self._clients.append(client)
         return client
+
+    def show_ticket(self) -> None:
+        """Count all connections as those that have shown one."""
+        for connection in self.http._connections:
+            connection._place.know(lambda: True)
 
     async def stop(self) -> None:
         for client in self._clients:
@@ -414,19 +420,12 @@ def test_bugs_in_aiohttp_keep_their_traceback() -> None:
 # Limits
 
 
-def test_limit_counts() -> None:
-    limit = ConnectionLimit(1)
-    limit.take()
-    with pytest.raises(TooManyConnections):
-        limit.take()
-    limit.give_back()
-    limit.take()
-
-
 async def test_connection_past_the_limit_is_told(service: Service) -> None:
     server = Server(service, most=1)
     await server.http.start()
-    first, second = await server.connect(), await server.connect()
+    first = await server.connect()
+    server.show_ticket()
+    second = await server.connect()
     assert (await second.receive()).startswith(b"HTTP/1.1 503 ")
     await first.send(get("a", CLOSE))
     assert (await first.receive()).endswith(b"GET a ")
@@ -434,6 +433,29 @@ async def test_connection_past_the_limit_is_told(service: Service) -> None:
     third = await server.connect()
     await third.send(get("b", CLOSE))
     assert (await third.receive()).endswith(b"GET b ")
+    await server.stop()
+
+
+async def test_oldest_connection_without_a_ticket_is_closed_for_a_new_one(service: Service) -> None:
+    server = Server(service, most=1)
+    await server.http.start()
+    first, second = await server.connect(), await server.connect()
+    assert await first.receive() == b""
+    await second.send(get("a", CLOSE))
+    assert (await second.receive()).endswith(b"GET a ")
+    await server.stop()
+
+
+async def test_connections_that_are_refused_are_limited(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectionlimit, "MAX_REFUSED", 2)
+    server = Server(service, most=1)
+    await server.http.start()
+    await server.connect()
+    server.show_ticket()
+    refused = [await server.connect() for _ in range(4)]
+    for client in refused:
+        assert (await client.receive()).startswith(b"HTTP/1.1 503 ")
+    assert len(server.limit._strangers[Stage.REFUSED]) == 2
     await server.stop()
 
 

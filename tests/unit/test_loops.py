@@ -17,7 +17,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from imageio_daemon import loops
+from imageio_daemon import connectionlimit, loops, tlsarrival
+from imageio_daemon.connectionlimit import ConnectionLimit, Stage
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.loops import Acceptor, Endpoint, ServingLoop, default_count, serving_loops
 from imageio_daemon.tls import ServerTls, client_context
@@ -51,6 +52,7 @@ class EchoServer:
         self.open: set[Echo] = set()
         self.started_in = 0
         self.refuses: Exception | None = None
+        self.limit = ConnectionLimit(100)
 
     @property
     def connections(self) -> int:
@@ -237,32 +239,115 @@ async def test_bug_in_a_protocol_is_told_and_costs_nobody_else(world: World, cap
     assert "a bug" in caplog.text
 
 
-async def test_connections_in_their_handshake_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loops, "MAX_HANDSHAKES", 2)
-    loop, server = _here(), EchoServer()
-    secure = cast(ServerTls, SimpleNamespace(context=TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))))
+# TLS
 
-    def connect() -> socket.socket:
+
+@pytest.fixture
+async def arriving() -> AsyncIterator["Arriving"]:
+    made = Arriving()
+    yield made
+    await made.loop.stop(SOON)
+    for sock in made.clients:
+        sock.close()
+
+
+class Arriving:
+    """A loop whose connections have TLS, on which clients are silent."""
+
+    def __init__(self) -> None:
+        self.loop, self.server = _here(), EchoServer()
+        self.clients: list[socket.socket] = []
+        self._secure = cast(ServerTls, SimpleNamespace(context=TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))))
+
+    def connect(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        ours.settimeout(SOON)
-        loop.hand_over(theirs, server, secure)
+        ours.setblocking(False)
+        self.clients.append(ours)
+        self.loop.hand_over(theirs, "192.0.2.1", self.server, self._secure)
         return ours
 
-    silent = [connect(), connect()]
-    with connect() as one_too_many:
-        assert one_too_many.recv(1) == b""
-    assert loop.connections == 2
-    silent.pop().close()
+    async def greet(self) -> socket.socket:
+        """Connect, and have the handshake begun, if the client is to stay."""
+        client = self.connect()
+        client.send(b"\x16\x03\x01")
+        async with asyncio.timeout(SOON):
+            while any(arrival._place.stage is Stage.SILENT for arrival in self.loop._arrivals):
+                await asyncio.sleep(0)
+        return client
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(SOON):
+            while self.loop.connections != count:
+                await asyncio.sleep(0.001)
+
+
+async def received(sock: socket.socket) -> bytes:
     async with asyncio.timeout(SOON):
-        while loop.connections > 1:
-            await asyncio.sleep(0.001)
-    silent.append(connect())
-    assert loop.connections == 2
-    await asyncio.sleep(0)  # a task that never began could not close its socket
-    await loop.stop(SOON)
-    for sock in silent:
-        sock.close()
+        try:
+            return await asyncio.get_running_loop().sock_recv(sock, 1000)
+        except ConnectionResetError:  # what the client has sent was not read
+            return b""
+
+
+async def test_oldest_silent_connection_goes_for_a_new_one(arriving: Arriving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectionlimit, "MAX_SILENT", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    first, second, third = (arriving.connect() for _ in range(3))
+    assert await received(first) == b""
+    assert arriving.loop.connections == 2
+    arriving.connect()
+    assert await received(second) == b""
+    with pytest.raises(BlockingIOError):
+        third.recv(1)
+
+
+async def test_connection_that_has_begun_its_handshake_does_not_go_for_silent_ones(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectionlimit, "MAX_SILENT", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    began = await arriving.greet()
+    silent = [arriving.connect() for _ in range(3)]
+    assert await received(silent[0]) == b""
+    with pytest.raises(BlockingIOError):
+        began.recv(1)
+
+
+async def test_oldest_connection_in_its_handshake_goes_for_a_new_one(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connectionlimit, "MAX_GREETING", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    clients = [await arriving.greet() for _ in range(3)]
+    assert await received(clients[0]) == b""
+    await arriving.until(2)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_handshake_that_takes_too_long_is_given_up(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    monkeypatch.setattr(tlsarrival, "HANDSHAKE_TIMEOUT", 0.1)
+    client = await arriving.greet() if speaks else arriving.connect()
+    assert await received(client) == b""
+    await arriving.until(0)
+
+
+async def test_client_that_speaks_no_tls_is_closed(arriving: Arriving) -> None:
+    client = arriving.connect()
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    while await received(client):
+        pass
+    await arriving.until(0)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_stopping_closes_connections_that_are_not_made_yet(arriving: Arriving, speaks: bool) -> None:
+    client = await arriving.greet() if speaks else arriving.connect()
+    await arriving.loop.stop(SOON)
+    assert await received(client) == b""
+    assert arriving.loop.connections == 0
 
 
 # A listening socket

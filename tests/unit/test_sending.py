@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from imageio_daemon.connectionlimit import ConnectionLimit
 from imageio_daemon.frontends.http import fastlane
 from imageio_daemon.frontends.http.app import HttpServer
 from imageio_daemon.frontends.http.connection import Connection
 from imageio_daemon.frontends.http.routes import Routes
-from imageio_daemon.frontends.limit import ConnectionLimit
 from imageio_daemon.units import KiB, MiB
 from tests.support.polling import eventually_async
 

@@ -88,7 +88,7 @@ class World:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, and remember the client's socket."""
         ours, self.sock = await _tcp_pair()
-        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol, SOON))
+        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol))
         streams = await asyncio.open_connection(sock=self.sock, ssl=self.client, server_hostname="localhost")
         await making
         return streams
@@ -97,7 +97,7 @@ class World:
         """Connect with a socket that blocks."""
         ours, theirs = await _tcp_pair()
         theirs.settimeout(SOON)
-        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol, SOON))
+        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol))
         client = await asyncio.to_thread(
             self.client.wrap_socket, theirs, server_hostname="localhost", suppress_ragged_eofs=False
         )
@@ -341,19 +341,11 @@ async def test_another_protocol_takes_over(world: World, streams: Streams) -> No
 # Handshakes
 
 
-async def test_handshake_that_takes_too_long_is_given_up(certificates: Certificates) -> None:
-    world = World(certificates)
-    ours, theirs = await _tcp_pair()
-    with ours, theirs, pytest.raises(TimeoutError):
-        await shake_hands(world.pollers, ours, world.context, Recorder, 0.01)
-    world.pollers.close()
-
-
 async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certificates) -> None:
     world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs:
-        task = asyncio.create_task(shake_hands(world.pollers, ours, world.context, Recorder, SOON))
+        task = asyncio.create_task(shake_hands(world.pollers, ours, world.context, Recorder))
         await asyncio.sleep(0)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -30,6 +30,11 @@ class Account:
             self._transfers.remove(old)
         self._transfers.append(transfer)
 
+    @property
+    def has_ticket(self) -> bool:
+        """Tell whether a transfer that the connection has used is in force. May be asked in any thread."""
+        return any(transfer.in_force for transfer in tuple(self._transfers))
+
     def add(self, *, requests: int, received: int, sent: int) -> None:
         """Count what somebody else did with the connection."""
         self.requests += requests

@@ -4,6 +4,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import Callable
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -12,11 +13,11 @@ from ... import __version__
 from ...buffers import Buffers
 from ...checksum import Hashing
 from ...config import Config
+from ...connectionlimit import ConnectionLimit, Place, Stage
 from ...errors import Error, Unavailable
 from ...storage.lane import Lanes
 from ...transferstore import TransferStore
 from ...units import KiB
-from ..limit import ConnectionLimit
 from .adapter import Adapter
 from .checksum import Checksums
 from .connection import Connection
@@ -55,6 +56,7 @@ class HttpServer:
         express: Express | None = None,
         lending: Lending | None = None,
         limit: ConnectionLimit,
+        trusts: bool = False,
     ) -> None:
         self.routes = routes
         #: Serve requests without aiohttp where that is possible.
@@ -66,7 +68,8 @@ class HttpServer:
         self.scratch = memoryview(bytearray(SCRATCH))
         #: Seconds for a connection that has not used a ticket.
         self.inactivity_timeout = inactivity_timeout
-        self._limit = limit
+        self.limit = limit
+        self._trusts = trusts
         self._connections: set[Connection] = set()
         self._empty = asyncio.Event()
         self._stopping = False
@@ -120,19 +123,21 @@ class HttpServer:
 
     # For connections
 
-    def admit(self, connection: Connection) -> None:
-        """Count a connection. Raises TooManyConnections, Unavailable."""
+    def admit(self, connection: Connection, address: str, drop: Callable[[], object]) -> Place:
+        """Return the place of a connection. Raises TooManyConnections, Unavailable."""
         if self._stopping:
             raise Unavailable("The server is shutting down")
-        self._limit.take()
+        place = self.limit.enter(Stage.STRANGER, address, drop)
+        if self._trusts:
+            place.know(lambda: True)
         self._connections.add(connection)
         self._empty.clear()
+        return place
 
     def forget(self, connection: Connection) -> None:
         """Count it no more."""
         if connection in self._connections:
             self._connections.remove(connection)
-            self._limit.give_back()
             if not self._connections:
                 self._empty.set()
 
@@ -199,6 +204,7 @@ def control_server(config: Config, store: TransferStore) -> HttpServer:
         inactivity_timeout=config.daemon.inactivity_timeout,
         # Of its own: clients that use up the other one must not keep the manager out.
         limit=ConnectionLimit(config.daemon.max_total_connections),
+        trusts=True,  # who may connect may do all
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import cast
 
 from ... import logs
+from ...connectionlimit import Place, Stage
 from ...errors import Error, Truncated
 from ...transfers import Transfer
 from ..watchdog import Watchdog
@@ -56,6 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._account = Account(self._loop)
         self._lender = Lender(owner.lending, self)
         self._discard: Discard | None = None
+        self._place: Place
 
     # The socket's side
 
@@ -67,9 +69,11 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self._wire.peer
         self._wire.watch_writing()
         self._watchdog.start(transport)
+        address = self._wire.address
         try:
-            self._owner.admit(self)
+            self._place = self._owner.admit(self, address, self._drop_soon)
         except Error as e:
+            self._place = self._owner.limit.enter(Stage.REFUSED, address, self._drop_soon)
             self.reason = "limit"
             self.write(encode(errors.answer(e, self.peer), close=True))
             self._begin_discard()
@@ -80,6 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watchdog.stop()
         self._stop_discarding()
         self._account.close()
+        self._place.leave()
         self._owner.forget(self)
         self._lender.lost()
         self._incoming.lost()
@@ -148,6 +153,7 @@ class Connection(asyncio.BufferedProtocol):
     def use(self, transfer: Transfer) -> None:
         """Count this connection as one of the transfer's, and live by its timeout. Raises TooManyConnections."""
         self._account.use(transfer)
+        self._place.know(self._has_ticket)
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
     def waiting_for_body(self, *, waiting: bool) -> None:
@@ -328,6 +334,15 @@ class Connection(asyncio.BufferedProtocol):
         self._state = State.CLOSED
         self._watchdog.progress()
         self._wire.close()
+
+    # Its place
+
+    def _has_ticket(self) -> bool:
+        return self._account.has_ticket
+
+    def _drop_soon(self) -> None:
+        """End it, from any thread: another connection needs its place."""
+        self._loop.call_soon_threadsafe(self.abort, "limit")
 
     # Timers
 

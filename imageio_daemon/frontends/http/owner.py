@@ -2,8 +2,10 @@
 """What a connection needs of the server that it belongs to."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from ...connectionlimit import ConnectionLimit, Place
 from .express import Express
 from .framing import Head
 from .lending import Lending
@@ -21,8 +23,13 @@ class Owner(Protocol):
         """Seconds for a connection that has not used a ticket."""
         ...
 
-    def admit(self, connection: "Connection") -> None:
-        """Count a connection. Raises TooManyConnections, Unavailable."""
+    @property
+    def limit(self) -> ConnectionLimit:
+        """Return what counts connections."""
+        ...
+
+    def admit(self, connection: "Connection", address: str, drop: Callable[[], object]) -> Place:
+        """Return the place of a connection. Raises TooManyConnections, Unavailable."""
         ...
 
     def forget(self, connection: "Connection") -> None:

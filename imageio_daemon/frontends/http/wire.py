@@ -6,6 +6,7 @@ import select
 from collections.abc import Callable
 from contextlib import suppress
 
+from ...connectionlimit import LOCAL
 from ...errors import PeerGone
 from ...tlssocket import TlsSocket
 from ...transports import pause_when_anything_waits
@@ -54,6 +55,12 @@ class Wire:
         """Return the client's address and port; unix: it has none."""
         peer = self.transport.get_extra_info("peername")
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+
+    @property
+    def address(self) -> str:
+        """Return the client's address, or LOCAL."""
+        peer = self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else LOCAL
 
     @property
     def fileno(self) -> int:

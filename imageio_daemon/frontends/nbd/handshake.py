@@ -12,6 +12,7 @@ from typing import Protocol, cast
 
 from ... import logs
 from ...buffers import Buffers
+from ...connectionlimit import LOCAL, Place
 from ...errors import DENIED, Error, Forbidden, StorageError, TooManyConnections
 from ...nbdproto.constants import Reply
 from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
@@ -20,6 +21,7 @@ from ...storage.base import Backend
 from ...storage.lane import Lanes
 from ...tlssocket import TlsContext
 from ...tlstransport import Pollers, shake_hands
+from ...transfers import Transfer
 from ...transferstore import TransferStore
 from ...transports import keep_alive, pause_when_anything_waits
 from ...units import KiB, MiB
@@ -70,8 +72,8 @@ class Owner(Protocol):
         """Return where connections with TLS are polled, if there are any."""
         ...
 
-    def admit(self, connection: "Handshake") -> bool:
-        """Count a connection; False: there are too many."""
+    def admit(self, connection: "Handshake", address: str) -> Place | None:
+        """Return the place of a connection; None: the server stops."""
         ...
 
     def replace(self, connection: "Handshake", session: AnySession) -> None:
@@ -101,6 +103,7 @@ class Handshake(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
         self._attachment: Attachment | None = None
+        self._place: Place | None = None
         self._secure = False
 
     def stop(self) -> None:
@@ -120,7 +123,9 @@ class Handshake(asyncio.BufferedProtocol):
         if self._secure:
             return
         pause_when_anything_waits(self._transport)
-        if not self._owner.admit(self):
+        peer = self._transport.get_extra_info("peername")
+        self._place = self._owner.admit(self, str(peer[0]) if isinstance(peer, tuple) else LOCAL)
+        if self._place is None:
             self._transport.abort()
             return
         # A mounted disk may be idle for hours: only the kernel can tell that its client is gone.
@@ -133,6 +138,8 @@ class Handshake(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take bytes."""
+        if self._place is not None:
+            self._place.spoke()
         self._negotiation.feed(memoryview(self._memory)[:nbytes])
         self._arrived.set()
 
@@ -198,7 +205,7 @@ class Handshake(asyncio.BufferedProtocol):
             transfer, export = await exports.find(self._service.store, event.name)
             self._negotiation.preferred = LANE_BLOCK if self._lanes_for(await transfer.backend()) else SESSION_BLOCK
             if event.enter:
-                self._attachment = Attachment(transfer)
+                self._enter(transfer)
         except Forbidden:
             return self._negotiation.refused(Reply.ERR_UNKNOWN, DENIED)
         except TooManyConnections as e:
@@ -210,6 +217,16 @@ class Handshake(asyncio.BufferedProtocol):
             return self._negotiation.refused(Reply.ERR_SHUTDOWN, str(e))
         return self._negotiation.found(export)
 
+    def _enter(self, transfer: Transfer) -> None:
+        """Use a transfer, and keep the place. Raises TooManyConnections, Forbidden."""
+        self._attachment = Attachment(transfer)
+        try:
+            if self._place is not None:
+                self._place.know(lambda: transfer.in_force)
+        except TooManyConnections:
+            self._detach()
+            raise
+
     async def _start_tls(self) -> None:
         """Go on with a copy of the socket. Its transport is closed when TLS has begun."""
         context, pollers = self._service.context, self._owner.pollers
@@ -219,7 +236,7 @@ class Handshake(asyncio.BufferedProtocol):
         with ExitStack() as stack:
             sock = stack.enter_context(socket.socket(fileno=os.dup(self._socket.fileno())))
             sock.setblocking(False)
-            await shake_hands(pollers, sock, context(), self._secured, self._service.handshake_timeout)
+            await shake_hands(pollers, sock, context(), self._secured)
             stack.pop_all()
 
     def _secured(self) -> "Handshake":

@@ -4,15 +4,15 @@
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 
 from ...buffers import Buffers
 from ...config import Config
-from ...errors import TooManyConnections
+from ...connectionlimit import ConnectionLimit, Place, Stage
 from ...nbdproto.negotiation import Tls
 from ...storage.lane import Lanes
 from ...tlstransport import Pollers
 from ...transferstore import TransferStore
-from ..limit import ConnectionLimit
 from .handshake import AnySession, Handshake, MakeContext, Service
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class NbdServer:
 
     def __init__(self, service: Service, limit: ConnectionLimit) -> None:
         self._service = service
-        self._limit = limit
-        self._connections: set[Handshake | AnySession] = set()
+        self.limit = limit
+        self._connections: dict[Handshake | AnySession, Place] = {}
         self._empty = asyncio.Event()
         self._stopping = False
         #: For connections with TLS.
@@ -99,31 +99,34 @@ class NbdServer:
 
     # For connections
 
-    def admit(self, connection: Handshake) -> bool:
-        """Count a connection; False: there are too many."""
+    def admit(self, connection: Handshake, address: str) -> Place | None:
+        """Return the place of a connection; None: the server stops."""
         if self._stopping:
             log.info("connection refused: the server stops")
-            return False
-        try:
-            self._limit.take()
-        except TooManyConnections as e:
-            log.info("connection refused: %s", e)
-            return False
-        self._connections.add(connection)
+            return None
+        place = self.limit.enter(Stage.SILENT, address, _dropper(connection))
+        self._connections[connection] = place
         self._empty.clear()
-        return True
+        return place
 
     def replace(self, connection: Handshake, session: AnySession) -> None:
         """Count the session instead."""
-        self._connections.remove(connection)
-        self._connections.add(session)
+        place = self._connections.pop(connection)
+        place.drop = _dropper(session)
+        self._connections[session] = place
         if self._stopping:
             session.shut_down()
 
     def forget(self, connection: Handshake | AnySession) -> None:
         """Count it no more."""
-        if connection in self._connections:
-            self._connections.remove(connection)
-            self._limit.give_back()
+        place = self._connections.pop(connection, None)
+        if place is not None:
+            place.leave()
             if not self._connections:
                 self._empty.set()
+
+
+def _dropper(connection: Handshake | AnySession) -> Callable[[], object]:
+    """Return what ends a connection of this loop, from any thread: another one needs its place."""
+    loop = asyncio.get_running_loop()
+    return lambda: loop.call_soon_threadsafe(connection.abort, "limit")
