@@ -7,9 +7,8 @@ An answer may have a million of them. So they are looked at many at a time, by w
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, compress
-from operator import ne, or_
-from typing import cast
+from itertools import accumulate, chain, compress, repeat
+from operator import ne, or_, sub
 
 from ..extents import DIRTY, HOLE, ZERO, ExtentList
 from ..nbdproto import constants
@@ -70,19 +69,18 @@ def _told(name: str, lengths: Sequence[int], statuses: Sequence[int], offset: in
 def _both(one: _Told, other: _Told) -> _Told:
     """Return what two contexts tell, as far as both go."""
     end = min(one[0][-1], other[0][-1])
-    bounds = sorted({*one[0], *other[0]})
+    bounds = list(dict.fromkeys(sorted([*one[0], *other[0]])))  # two runs, which sorting only merges
     del bounds[bisect_right(bounds, end) :]
-    return bounds, bytes(map(or_, _spread(one, bounds), _spread(other, bounds)))[:-1]
+    places = dict(zip(bounds, range(len(bounds)), strict=True))
+    return bounds, bytes(map(or_, _spread(one, places), _spread(other, places)))
 
 
-def _spread(told: _Told, bounds: Sequence[int]) -> Iterator[int]:
-    """Return the flags from each bound on; the context's own are among them."""
-    found: dict[int, int | None] = dict(zip(*told, strict=False))
-    return cast(Iterator[int], accumulate(map(found.get, bounds), _last))
-
-
-def _last(last: int | None, new: int | None) -> int | None:
-    return last if new is None else new
+def _spread(told: _Told, places: Mapping[int, int]) -> Iterator[int]:
+    """Return the flags between all bounds, of which the context's own are some. places: the number of each bound."""
+    bounds, flags = told
+    own = [place for place in map(places.get, bounds) if place is not None]
+    own.append(len(places) - 1)
+    return chain.from_iterable(map(repeat, flags, map(sub, own[1:], own)))
 
 
 def _joined(told: _Told, end: int) -> ExtentList:
