@@ -68,6 +68,7 @@ MOST_GROWTH = 2.5
 #: Below this a time is that of the call itself, and says nothing on how it grows.
 NOTHING = MOST_SECONDS / 10
 TRIES = 5
+ROUNDS = 4
 
 Make = Callable[[int], bytes]
 
@@ -661,8 +662,13 @@ def test_time_grows_with_the_input_and_no_faster(parser: Row) -> None:
     slow = {}
     for name, make in parser.inputs.items():
         inputs = make(largest // 2), make(largest)
-        half, whole = seconds(parser.parse, *inputs)
-        if whole > parser.most * max(1.0, len(inputs[1]) / (64 * KiB)) or whole > MOST_GROWTH * max(half, NOTHING):
+        # Again, if need be: on a busy machine, memory and caches are slower for a while. What is slow is so each time.
+        for _ in range(ROUNDS):
+            half, whole = seconds(parser.parse, *inputs)
+            most = parser.most * max(1.0, len(inputs[1]) / (64 * KiB))
+            if whole <= min(most, MOST_GROWTH * max(half, NOTHING)):
+                break
+        else:
             slow[name] = f"{half * 1000:.2f} ms, twice the input {whole * 1000:.2f} ms"
     assert not slow
 
