@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import mmap
 import threading
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Hashable
+from dataclasses import dataclass
 
 from ioutil_ext import ffi, lib
 
@@ -35,13 +36,15 @@ class Buffer:
     `view`: the memory. `address`: the same for C. Not thread-safe: retained and released on one loop.
     """
 
-    __slots__ = ("_holders", "_pool", "address", "memory", "size", "view")
+    __slots__ = ("_holders", "_pool", "address", "memory", "owner", "size", "view")
 
     def __init__(self, pool: "BufferPool", size: int) -> None:
         self.memory = mmap.mmap(-1, size)
         self.size = size
         self.view = memoryview(self.memory)
         self.address = ffi.cast("char *", ffi.from_buffer(self.memory))
+        #: Of whose share it is.
+        self.owner: Hashable = None
         self._pool = pool
         self._holders = 0
 
@@ -87,11 +90,26 @@ class Slice:
         return bool(lib.iou_is_zero(self.buffer.address + self.start, self.stop - self.start))
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """Somebody waits for a buffer."""
+
+    size: int
+    owner: Hashable
+    loop: asyncio.AbstractEventLoop
+    future: "asyncio.Future[Buffer]"
+
+
 class BufferPool:
     """Lend buffers, never more than `limit` bytes in all.
 
     Who must wait for a first buffer waits in a queue (back-pressure on the peer, not growth); a second one, for reading
     ahead, is taken only if it is there, so that no two requests can wait for each other. Thread-safe: shared by loops.
+
+    An owner, the transfer that a buffer is for, has no more than twice what is left, beyond the first buffer: so there
+    is always something left for another one. A single owner has two thirds of all at most, and n of them share 2 n
+    parts of 2 n + 1. Lanes do the same (ioutil_ext/lane_memory.c). Owners that wait take turns; None is nobody and may
+    have all.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +118,8 @@ class BufferPool:
         self._free: dict[int, list[Buffer]] = {}
         self._allocated = 0
         self._lent = 0
-        self._waiting: deque[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[Buffer]]] = deque()
+        self._shares: Counter[Hashable] = Counter()  # bytes lent, of those who have some
+        self._waiting: dict[Hashable, deque[_Claim]] = {}  # the owner whose turn is next first; no empty ones
 
     @property
     def lent(self) -> int:
@@ -112,19 +131,19 @@ class BufferPool:
         """Return the bytes that exist, lent or free."""
         return self._allocated
 
-    async def acquire(self, size: int) -> Buffer:
-        """Return a buffer of at least size bytes, retained once; waits while the budget is used up.
+    async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
+        """Return a buffer of at least size bytes, retained once; waits while the budget or the share is used up.
 
         Raises Unavailable when the whole budget could not hold it, or the system has no memory.
         """
         rounded = self._rounded(size)
         with self._lock:
-            buffer = None if self._waiting else self._take(rounded)
+            buffer = self._take_at_once(rounded, owner)
             if buffer is not None:
                 return buffer
             loop = asyncio.get_running_loop()
             future: asyncio.Future[Buffer] = loop.create_future()
-            self._waiting.append((rounded, loop, future))
+            self._waiting.setdefault(owner, deque()).append(_Claim(rounded, owner, loop, future))
         try:
             return await future
         except asyncio.CancelledError:
@@ -134,17 +153,21 @@ class BufferPool:
                 future.result().release()
             raise
 
-    def try_acquire(self, size: int) -> Buffer | None:
+    def try_acquire(self, size: int, owner: Hashable = None) -> Buffer | None:
         """Return a buffer of at least size bytes, retained once, or None when one would have to wait."""
         rounded = self._rounded(size)
         with self._lock, contextlib.suppress(Unavailable):
-            return None if self._waiting else self._take(rounded)
+            return self._take_at_once(rounded, owner)
         return None
 
     def give_back(self, buffer: Buffer) -> None:
         """Take a buffer back that nobody holds any more."""
         with self._lock:
             self._lent -= buffer.size
+            self._shares[buffer.owner] -= buffer.size
+            if not self._shares[buffer.owner]:
+                del self._shares[buffer.owner]
+            buffer.owner = None
             self._free.setdefault(buffer.size, []).append(buffer)
         if self._waiting:
             self._serve_waiting()
@@ -155,7 +178,18 @@ class BufferPool:
             raise Unavailable(f"No buffer of {size} bytes within the budget of {self._limit}")
         return rounded
 
-    def _take(self, size: int) -> Buffer | None:
+    def _may_have(self, owner: Hashable, size: int) -> bool:
+        """Tell whether an owner's share allows for another buffer."""
+        share = self._shares[owner]
+        return owner is None or not share or share + size <= 2 * (self._limit - self._lent - size)
+
+    def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
+        """Take a buffer if nobody's turn is before."""
+        if self._next_claim() is not None or not self._may_have(owner, size):
+            return None
+        return self._take(size, owner)
+
+    def _take(self, size: int, owner: Hashable) -> Buffer | None:
         free = self._free.get(size)
         if free:
             buffer = free.pop()
@@ -168,6 +202,8 @@ class BufferPool:
         else:
             return None
         self._lent += size
+        self._shares[owner] += size
+        buffer.owner = owner
         buffer.retain()
         return buffer
 
@@ -180,20 +216,32 @@ class BufferPool:
                 self._allocated -= buffers.pop().size
         return self._allocated + size <= self._limit
 
+    def _next_claim(self) -> _Claim | None:
+        """Return the first claim of the owner whose turn it is, and whose share allows for it."""
+        for owner, claims in list(self._waiting.items()):
+            while claims and claims[0].future.cancelled():
+                claims.popleft()
+            if not claims:
+                del self._waiting[owner]
+            elif self._may_have(owner, claims[0].size):
+                return claims[0]
+        return None
+
     def _serve_waiting(self) -> None:
         with self._lock:
-            while self._waiting:
-                size, loop, future = self._waiting[0]
-                if not future.cancelled():
-                    try:
-                        buffer = self._take(size)
-                    except Unavailable as e:  # who waits is told; who called has only given something back
-                        loop.call_soon_threadsafe(_refuse, future, e)
-                    else:
-                        if buffer is None:
-                            return
-                        loop.call_soon_threadsafe(_hand_over, future, buffer)
-                self._waiting.popleft()
+            while (claim := self._next_claim()) is not None:
+                try:
+                    buffer = self._take(claim.size, claim.owner)
+                except Unavailable as e:  # who waits is told; who called has only given something back
+                    claim.loop.call_soon_threadsafe(_refuse, claim.future, e)
+                else:
+                    if buffer is None:
+                        return  # nobody overtakes whose turn it is
+                    claim.loop.call_soon_threadsafe(_hand_over, claim.future, buffer)
+                claims = self._waiting.pop(claim.owner)
+                claims.popleft()
+                if claims:
+                    self._waiting[claim.owner] = claims  # behind the others
 
 
 class Buffers:
@@ -204,7 +252,9 @@ class Buffers:
         self.size = size
 
     @contextlib.asynccontextmanager
-    async def lease(self, length: int | None, most: int = 2, piece: int = MAX_BUFFER) -> AsyncIterator[list[Buffer]]:
+    async def lease(
+        self, owner: Hashable, length: int | None, most: int = 2, piece: int = MAX_BUFFER
+    ) -> AsyncIterator[list[Buffer]]:
         """Lend one buffer, and more for requests that can use them, if they are there without waiting.
 
         Who has to wait for the first one gets SCARCE bytes at most. piece: bytes moved at once, at most, where that is
@@ -212,14 +262,14 @@ class Buffers:
         """
         size = min(self.size, piece)
         wanted = size if length is None else min(size, length + PAGE)
-        first = self.pool.try_acquire(wanted)
+        first = self.pool.try_acquire(wanted, owner)
         if first is None:
             wanted = min(wanted, SCARCE)
-            first = await self.pool.acquire(wanted)
+            first = await self.pool.acquire(wanted, owner)
         buffers = [first]
         try:
             if length is None or length > wanted - PAGE:
-                others = (self.pool.try_acquire(wanted) for _ in range(most - 1))
+                others = (self.pool.try_acquire(wanted, owner) for _ in range(most - 1))
                 buffers += [buffer for buffer in others if buffer is not None]
             yield buffers
         finally:

@@ -47,7 +47,7 @@ class Hashing:
 
 async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algorithm: str, block_size: int) -> str:
     """Return the digest of all that can be read of the image, in hexadecimal; see blockhash."""
-    async with running(transfer, None) as (op, backend), buffers.lease(None, most=hashing.threads) as lent:
+    async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as lent:
         work = _Checksum(backend, op, hashing, lent, algorithm)
         try:
             plan = BlockPlan(block_size)

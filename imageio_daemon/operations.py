@@ -51,7 +51,7 @@ async def write(
         writes, piece = 1, MAX_BUFFER
         if transfer.running == 1:  # several requests overlap anyway, and longer pieces cost less
             writes, piece = backend.info.writes, backend.info.write_piece
-        async with buffers.lease(length, 1 + writes, piece) as lent:
+        async with buffers.lease(transfer, length, 1 + writes, piece) as lent:
             await Writer(transfer, backend, op, lent, piece).run(offset, length, source)
         if flush:
             await backend.flush(op)
@@ -60,7 +60,7 @@ async def write(
 async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, sink: ByteSink) -> None:
     """Send length bytes from offset to the sink. Reading a piece overlaps sending the one before it."""
     transfer.require_range(offset, length)
-    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(length) as lent:
+    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(transfer, length) as lent:
         await send(backend, op, lent, offset, length, sink)
 
 

@@ -33,6 +33,16 @@ struct memory {
     size_t size;
 };
 
+/* What the connections of one ticket have of the memory, and their requests that wait for more. */
+struct share {
+    struct link link;        /* in lanes->shares */
+    struct link turn;        /* in lanes->waiting, if somebody waits */
+    const iou_lease *ticket; /* whose it is */
+    uint64_t lent;           /* bytes of pieces */
+    uint32_t lanes;
+    struct link waiters; /* the first one first */
+};
+
 struct iou_lanes {
     struct iou_engine *engine;
     uint32_t born; /* fork generation; a lane may outlive the engine */
@@ -43,7 +53,8 @@ struct iou_lanes {
     bool long_taken;
     struct link kept; /* slabs that nobody uses; the last one used is first: it is in the caches */
     uint64_t kept_size;
-    struct link waiters; /* threads that wait for memory, the first one first; lane_memory.c */
+    struct link shares;
+    struct link waiting; /* shares of which requests wait for memory, that whose turn is next first; lane_memory.c */
     uint32_t count;      /* of lanes */
     atomic_uint_fast32_t threads;
 };
@@ -58,8 +69,8 @@ int memory_join(struct iou_lane *lane);
 void memory_part(struct iou_lane *lane);
 
 /*
- * At least size bytes; waits until there is so much, for the lane and its device, too, if it shall. NULL: there is
- * none, size is past the limit, or the request ends. A thread that has some must not wait for more.
+ * At least size bytes; waits until there is so much, for the lane, its ticket and its device, too, if it shall. NULL:
+ * there is none, size is past the limit, or the request ends. A thread that has some must not wait for more.
  */
 struct memory *memory_get(struct iou_lane *lane, size_t size, bool wait);
 void memory_put(struct iou_lane *lane, struct memory *memory);
@@ -106,6 +117,7 @@ struct iou_lane {
     struct iou_lanes *lanes;
     struct borrower *borrower;
     struct depth *depth; /* of the borrower: lane_depth.h */
+    struct share *share; /* of the ticket */
     uint64_t lent;       /* bytes of pieces; under the lock of lanes */
     struct iou_engine *engine;
     iou_handle *handle; /* holds a reference */

@@ -3,6 +3,11 @@
 /*
  * Memory for the data of all lanes: what each may have, and waiting for it. It comes in pieces of slabs (lane_slabs.c);
  * a long read has one of its own.
+ *
+ * A ticket that has some gets more only as long as it then has no more than twice what is left: so there is always
+ * something left for another one. A single ticket has two thirds of all at most, and n of them share 2 n parts of
+ * 2 n + 1. (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998, is about
+ * this rule.) Among those who wait, tickets take turns; requests of one ticket are served in their order.
  */
 
 #define _GNU_SOURCE
@@ -41,7 +46,8 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     lanes->limit = memory - lanes->long_limit;
     link_init(&lanes->kept);
     pthread_mutex_init(&lanes->lock, NULL);
-    link_init(&lanes->waiters);
+    link_init(&lanes->shares);
+    link_init(&lanes->waiting);
     *result = lanes;
     return 0;
 }
@@ -62,13 +68,40 @@ int iou_lanes_free(iou_lanes *lanes) {
 
 /* ---- lanes come and go ------------------------------------------------------------------------------------------ */
 
+/* The lock is held. NULL: no memory. */
+static struct share *join_share(struct iou_lanes *lanes, const iou_lease *ticket) {
+    struct share *share = NULL;
+    for (struct link *node = lanes->shares.next; node != &lanes->shares && !share; node = node->next)
+        if (container_of(node, struct share, link)->ticket == ticket)
+            share = container_of(node, struct share, link);
+    if (!share && (share = calloc(1, sizeof(*share)))) {
+        share->ticket = ticket;
+        link_init(&share->waiters);
+        link_append(&lanes->shares, &share->link);
+    }
+    if (share)
+        share->lanes++;
+    return share;
+}
+
+/* The lock is held. */
+static void part_share(struct share *share) {
+    if (--share->lanes)
+        return;
+    link_remove(&share->link);
+    free(share);
+}
+
 int memory_join(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     pthread_mutex_lock(&lanes->lock);
-    lane->borrower = slab_join(lanes, lane->handle->image->device);
+    lane->share = join_share(lanes, lane->lease);
+    lane->borrower = lane->share ? slab_join(lanes, lane->handle->image->device) : NULL;
     if (lane->borrower) {
         lane->depth = slab_depth(lane->borrower);
         lanes->count++;
+    } else if (lane->share) {
+        part_share(lane->share);
     }
     pthread_mutex_unlock(&lanes->lock);
     return lane->borrower ? 0 : -ENOMEM;
@@ -80,23 +113,39 @@ void memory_part(struct iou_lane *lane) {
         return;
     pthread_mutex_lock(&lanes->lock);
     lanes->count--;
+    part_share(lane->share);
     slab_part(lanes, lane->borrower);
     pthread_mutex_unlock(&lanes->lock);
 }
 
 /* ---- pieces; the lock is held ----------------------------------------------------------------------------------- */
 
+/*
+ * Whether the lane may have so many bytes more: it has three quarters of what its ticket may have at most, which has
+ * twice what is left after that. Each may have one piece.
+ */
+static bool may_have(const struct iou_lane *lane, size_t piece) {
+    uint64_t left = slab_left(lane->lanes, lane->borrower), tickets = lane->share->lent;
+    uint64_t most = min_u64((tickets + left) / 2, LANE_MOST);
+    if (tickets && tickets + piece + 2 * piece > 2 * left)
+        return false;
+    return lane->lent == 0 || lane->lent + piece <= most;
+}
+
 static int take_piece(struct iou_lane *lane, size_t size, struct memory **memory) {
-    if (lane->lent && lane->lent + slab_piece(size) > LANE_MOST)
+    if (!may_have(lane, slab_piece(size)))
         return -EAGAIN;
     int error = slab_take(lane->lanes, lane->borrower, size, memory);
-    if (!error)
-        lane->lent += (*memory)->size;
-    return error;
+    if (error)
+        return error;
+    lane->lent += (*memory)->size;
+    lane->share->lent += (*memory)->size;
+    return 0;
 }
 
 static void put_piece(struct iou_lane *lane, struct memory *memory) {
     lane->lent -= memory->size;
+    lane->share->lent -= memory->size;
     slab_put(lane->lanes, memory);
 }
 
@@ -140,22 +189,40 @@ static int take(struct iou_lane *lane, size_t size, struct memory **memory) {
     return size > LANE_PIECE ? take_long(lane->lanes, size, memory) : take_piece(lane, size, memory);
 }
 
-/* Let those who wait have what they can, in the order in which they came; nobody waits longer than his lane. The lock
-   is held. */
+/* Serve the first request of a ticket that can be; nobody waits longer than his lane. The lock is held. */
+static bool serve_one(struct share *share, struct link *served) {
+    for (struct link *node = share->waiters.next; node != &share->waiters; node = node->next) {
+        struct claimant *claimant = container_of(node, struct claimant, waiter.link);
+        if (lane_cuts(claimant->lane) || take(claimant->lane, claimant->size, &claimant->memory) != -EAGAIN) {
+            waiter_serve(&claimant->waiter, served);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Let those who wait have what they can. A ticket that was served goes behind the others. The lock is held. */
 static void serve(struct iou_lanes *lanes, struct link *served) {
     link_init(served);
-    for (struct link *node = lanes->waiters.next, *next; node != &lanes->waiters; node = next) {
-        struct claimant *claimant = container_of(node, struct claimant, waiter.link);
-        next = node->next;
-        if (lane_cuts(claimant->lane) || take(claimant->lane, claimant->size, &claimant->memory) != -EAGAIN)
-            waiter_serve(&claimant->waiter, served);
+    for (struct link *node = lanes->waiting.next; node != &lanes->waiting;) {
+        struct share *share = container_of(node, struct share, turn);
+        node = node->next;
+        if (!serve_one(share, served))
+            continue;
+        link_remove(&share->turn);
+        if (!link_empty(&share->waiters))
+            link_append(&lanes->waiting, &share->turn);
+        node = lanes->waiting.next;
     }
 }
 
 /* Wait for others to give back, but no longer than the request may go on. The lock is held; it is released. */
 static struct memory *await_memory(struct iou_lane *lane, size_t size) {
     struct claimant claimant = {.lane = lane, .size = size};
-    waiter_join(&claimant.waiter, &lane->lanes->waiters);
+    struct share *share = lane->share;
+    if (link_empty(&share->waiters))
+        link_append(&lane->lanes->waiting, &share->turn);
+    waiter_join(&claimant.waiter, &share->waiters);
     pthread_mutex_unlock(&lane->lanes->lock);
     while (!waiter_sleep(&claimant.waiter,
                          lane->kind->finishes ? UINT64_MAX : __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED)))

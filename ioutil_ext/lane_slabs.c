@@ -185,14 +185,17 @@ struct depth *slab_depth(struct borrower *borrower) {
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
-/* See to it that the device's first slab of this class has a piece. Who has nothing may have a slab. */
+uint64_t slab_left(const struct iou_lanes *lanes, const struct borrower *borrower) {
+    uint64_t all = lanes->limit - (lanes->used - lanes->kept_size), own = lanes->limit / 4 * 3 - borrower->lent;
+    return round_down(min_u64(all, own), LANE_PIECE);
+}
+
+/* See to it that the device's first slab of this class has a piece. */
 static int find_slab(struct iou_lanes *lanes, struct borrower *borrower, int class) {
     const struct link *slabs = &borrower->slabs[class];
     if (!link_empty(slabs) && container_of(slabs->next, struct slab, link)->free)
         return 0;
-    if (borrower->lent && borrower->lent + LANE_PIECE > lanes->limit / 4 * 3)
-        return -EAGAIN;
-    if (link_empty(&lanes->kept) && lanes->used + LANE_PIECE > lanes->limit)
+    if (slab_left(lanes, borrower) == 0)
         return -EAGAIN;
     struct slab *slab = link_empty(&lanes->kept) ? new_slab(lanes) : take_kept(lanes);
     if (!slab)

@@ -22,6 +22,9 @@ void slab_part(struct iou_lanes *lanes, struct borrower *borrower);
 
 struct depth *slab_depth(struct borrower *borrower);
 
+/* Bytes of slabs that a device may have besides those it has. */
+uint64_t slab_left(const struct iou_lanes *lanes, const struct borrower *borrower);
+
 /* Take a piece of at least size bytes. -EAGAIN: there is none before another one is given back; -ENOMEM. */
 int slab_take(struct iou_lanes *lanes, struct borrower *borrower, size_t size, struct memory **memory);
 void slab_put(struct iou_lanes *lanes, struct memory *memory);

@@ -116,6 +116,44 @@ async def test_storage_that_hangs_leaves_memory_for_other_connections(gated: Wor
     assert len(await one.receive_all()) == 64
 
 
+async def test_ticket_whose_storage_hangs_leaves_memory_to_another_one(gated: World, calls: Calls) -> None:
+    """To one of the same file system, and for requests as long as there are."""
+    gated.add("other")
+    hogs, other = [await gated.go() for _ in range(4)], await gated.go("other")
+    held = calls.hold("pread", 6)
+    for hog in hogs:
+        for i in range(8):
+            hog.send(READ, i * MiB, 2 * MiB)
+    await gated.until(lambda: held.full)
+    held.most = 64
+    for _ in range(3):
+        assert (await other.request(WRITE, 0, data=bytes(2 * MiB))).error == 0
+    held.release()
+    for hog in hogs:
+        assert not any(result.error for result in (await hog.receive_all()).values())
+
+
+async def test_requests_that_wait_let_one_of_another_ticket_pass(lane_world: MakeWorld, calls: Calls) -> None:
+    async with lane_world(lanes=MIN_LANE_MEMORY, size=16 * MiB) as world:
+        names = "one", "two", "three", "many", "other"
+        for name in names:
+            world.add(name, size=16 * MiB)
+        *holders, many, other = [await world.go(name) for name in names]
+        held = calls.hold("pread", 3)
+        for holder in holders:  # a piece each is all that there is for one device
+            holder.send(READ, 0, 2 * MiB)
+        await world.until(lambda: held.full)
+        for i in range(8):
+            many.send(READ, i * MiB, 2 * MiB)
+        other.send(WRITE, 0, data=bytes(2 * MiB))
+        later = calls.hold("pread", 64)
+        held.release()
+        assert not (await other.receive())[1].error
+        later.release()
+        for client in (*holders, many):
+            assert not any(result.error for result in (await client.receive_all()).values())
+
+
 async def test_device_that_hangs_leaves_memory_for_requests_of_any_length_to_another(
     lane_world: MakeWorld, calls: Calls
 ) -> None:
@@ -127,17 +165,20 @@ async def test_device_that_hangs_leaves_memory_for_requests_of_any_length_to_ano
             assert world.image is not None
             assert world.image.stat().st_dev != os.fstat(image.fileno()).st_dev
             world.add("other", path=Path(image.name))
-            hog, other = await world.go(), await world.go("other")
+            for i in range(len(lengths)):
+                world.add(f"hog{i}")
+            hogs, other = [await world.go(f"hog{i}") for i in range(len(lengths))], await world.go("other")
             held = calls.hold("pread", 3)
             try:
-                for length in lengths:
+                for hog, length in zip(hogs, lengths, strict=True):
                     hog.send(READ, 0, length)
                 await world.until(lambda: held.full)
                 for length in lengths:
                     assert (await other.request(WRITE, 0, data=bytes(length))).error == 0
             finally:
                 held.release()
-            assert not any(result.error for result in (await hog.receive_all()).values())
+            for hog in hogs:
+                assert not (await hog.receive())[1].error
 
 
 @pytest.mark.parametrize("command", [READ, WRITE])
@@ -146,10 +187,12 @@ async def test_request_that_waits_for_memory_ends_when_its_ticket_does(
 ) -> None:
     async with lane_world(lanes=MIN_LANE_MEMORY) as world:
         ticket = world.add("short")
-        hog, client = await world.go(), await world.go("short")
+        hogs = [world.add(f"hog{i}") for i in range(3)]  # with a piece each they have what one device may have
+        clients = [await world.go(hog.ticket.ticket_id) for hog in hogs]
+        client = await world.go("short")
         held = calls.hold("pread", 3)
         try:
-            for _ in range(3):  # what one device may have
+            for hog in clients:
                 hog.send(READ, 0, 2 * MiB)
             await world.until(lambda: held.full)
             ticket.lease.expires = time.monotonic() + 0.5
@@ -158,7 +201,8 @@ async def test_request_that_waits_for_memory_ends_when_its_ticket_does(
             assert await client.at_end()
         finally:
             held.release()
-        assert not any(result.error for result in (await hog.receive_all()).values())
+        for hog in clients:
+            assert not (await hog.receive())[1].error
 
 
 @pytest.mark.parametrize("offset", [0, 1, 511, 4095])

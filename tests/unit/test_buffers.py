@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from imageio_daemon.buffers import MIN_BUFFER, PAGE, BufferPool
+from imageio_daemon.buffers import MIN_BUFFER, PAGE, Buffer, BufferPool
 from imageio_daemon.errors import Unavailable
 from imageio_daemon.units import MiB
 from ioutil_ext import ffi
@@ -154,3 +154,70 @@ async def test_memory_that_cannot_be_had_is_unavailable(monkeypatch: pytest.Monk
 
 def no_memory(*_: object) -> mmap.mmap:
     raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+
+async def _take_all(pool: BufferPool, owner: str) -> list[Buffer]:
+    """Take the smallest buffers for an owner, as many as there are without waiting."""
+    taken = []
+    while (buffer := pool.try_acquire(1, owner)) is not None:
+        taken.append(buffer)
+    return taken
+
+
+async def test_an_owner_has_no_more_than_twice_what_is_left() -> None:
+    pool = BufferPool(24 * MIN_BUFFER)
+    assert [len(await _take_all(pool, owner)) for owner in "abcd"] == [16, 5, 2, 1]
+
+
+async def test_nobodys_buffers_may_be_all() -> None:
+    pool = BufferPool(4 * MIN_BUFFER)
+    assert [pool.try_acquire(1) is not None for _ in range(5)] == [True] * 4 + [False]
+
+
+async def test_an_owner_that_gives_back_may_have_more() -> None:
+    pool = BufferPool(4 * MIN_BUFFER)
+    one, other = await _take_all(pool, "a")
+    one.release()
+    assert pool.try_acquire(1, "a") is one
+    other.release()
+
+
+async def test_who_waits_for_a_share_lets_others_pass() -> None:
+    pool = BufferPool(4 * MIN_BUFFER)
+    taken = await _take_all(pool, "a")
+    waiting = asyncio.create_task(pool.acquire(1, "a"))
+    await asyncio.sleep(0)
+    assert pool.try_acquire(1, "b") is not None
+    assert not waiting.done()
+    taken[0].release()
+    assert await waiting is taken[0]
+
+
+async def test_owners_that_wait_take_turns() -> None:
+    pool = BufferPool(2 * MIN_BUFFER)
+    held = [await pool.acquire(1) for _ in range(2)]
+    served: list[str] = []
+
+    async def wait(owner: str) -> None:
+        buffer = await pool.acquire(1, owner)
+        served.append(owner)
+        buffer.release()
+
+    tasks = [asyncio.create_task(wait(owner)) for owner in ("a", "a", "a", "b", "c")]
+    await asyncio.sleep(0)
+    held[0].release()
+    await asyncio.gather(*tasks)
+    assert served == ["a", "b", "c", "a", "a"]
+    held[1].release()
+
+
+async def test_a_claim_that_is_given_up_is_nobodys_turn() -> None:
+    pool = BufferPool(MIN_BUFFER)
+    first = await pool.acquire(1, "a")
+    given_up = asyncio.create_task(pool.acquire(1, "b"))
+    waiting = asyncio.create_task(pool.acquire(1, "c"))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    await asyncio.sleep(0)
+    first.release()
+    assert await waiting is first

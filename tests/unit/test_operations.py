@@ -242,9 +242,9 @@ async def test_requests_beside_each_other_have_one_write_under_way_each(world: W
 
 
 async def test_fewer_writes_are_under_way_where_memory_is_short(world: World, slow: SlowBackend) -> None:
-    hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(6)]
+    hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(5)]
     writing, data = start_long_write(world)
-    await end_one_by_one(world, slow, lent=8 * MIN_BUFFER)
+    await end_one_by_one(world, slow, lent=7 * MIN_BUFFER)
     await writing
     assert slow.content[: len(data)] == data
     for hog in hogs:
@@ -429,10 +429,10 @@ async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> No
     everybody = asyncio.Barrier(8)
 
     async def hold() -> None:
-        async with buffers.lease(None):
+        async with buffers.lease(None, None):
             await everybody.wait()
 
-    async with buffers.lease(None) as lent:
+    async with buffers.lease(None, None) as lent:
         assert [buffer.size for buffer in lent] == [4 * MiB, 4 * MiB]
         tasks = [asyncio.create_task(hold()) for _ in range(8)]
         await asyncio.sleep(0)

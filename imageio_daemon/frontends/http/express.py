@@ -91,7 +91,7 @@ class Express:
         start = offset % PAGE
         if not 0 < length <= self._buffers.size - PAGE or (found := self._attach(name, line, Access.WRITE)) is None:
             return None
-        buffer = self._buffers.pool.try_acquire(start + length)
+        buffer = self._buffers.pool.try_acquire(start + length, found[0])
         if buffer is None:
             return None
         try:
@@ -113,7 +113,10 @@ class Express:
             return None
         offset, length = wanted.resolve(size, size)
         start = PAGE + offset % PAGE
-        if length > WRITE_PIECE or (buffer := self._buffers.pool.try_acquire(start + length)) is None:
+        if length > WRITE_PIECE:
+            return None
+        buffer = self._buffers.pool.try_acquire(start + length, transfer)
+        if buffer is None:
             return None
         headers = partial_headers(transfer.ticket, offset, length, size)
         try:

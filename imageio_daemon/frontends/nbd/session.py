@@ -44,7 +44,7 @@ class Session(asyncio.BufferedProtocol):
         self._transport = transport
         self._tls = tls
         self._on_lost = on_lost
-        self._share = Share(buffers.pool)
+        self._share = Share(buffers.pool, attachment.transfer)
         self._output = Output(transport, self._share, self._progress)
         self._commands = Commands(
             attachment.transfer,

@@ -3,6 +3,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Hashable
 
 from ...buffers import Buffer, BufferPool
 from ...units import MiB
@@ -13,10 +14,11 @@ MAX_BYTES = 16 * MiB
 
 
 class Share:
-    """Count what a connection has borrowed from the pool. Lives on one loop."""
+    """Count what a connection has borrowed from the pool, of its transfer's share. Lives on one loop."""
 
-    def __init__(self, pool: BufferPool, limit: int = MAX_BYTES) -> None:
+    def __init__(self, pool: BufferPool, owner: Hashable, limit: int = MAX_BYTES) -> None:
         self._pool = pool
+        self._owner = owner
         self._limit = limit
         self._waiting: deque[asyncio.Future[None]] = deque()
         #: Bytes of buffers that are lent now.
@@ -29,14 +31,14 @@ class Share:
 
     def try_acquire(self, size: int) -> Buffer | None:
         """Return a buffer of at least size bytes, or None when one would have to wait. Raises Unavailable."""
-        buffer = self._pool.try_acquire(size)
+        buffer = self._pool.try_acquire(size, self._owner)
         if buffer is not None:
             self.bytes += buffer.size
         return buffer
 
     async def acquire(self, size: int) -> Buffer:
         """Return a buffer of at least size bytes as soon as the pool has one. Raises Unavailable."""
-        buffer = await self._pool.acquire(size)
+        buffer = await self._pool.acquire(size, self._owner)
         self.bytes += buffer.size
         return buffer
 
