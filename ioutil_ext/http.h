@@ -80,6 +80,13 @@ bool http_parse_patch(struct http_text body, struct http_patch *patch);
 #define HTTP_PIECE MIB
 #define HTTP_AHEAD 3u
 
+/*
+ * Pieces of an answer to a client that pauses, one at a time: what a socket takes. With longer ones much would be read
+ * again and again. It is taken for a fast one again after so many bytes: more than a socket holds.
+ */
+#define HTTP_SLOW_PIECE (128 * KIB)
+#define HTTP_UNPAUSED (8 * MIB)
+
 /* How long the next piece is where so many bytes are left. */
 static inline uint64_t http_piece_length(uint64_t offset, uint64_t left) {
     return left <= HTTP_PIECE ? left : HTTP_PIECE - offset % HTTP_PIECE;
@@ -115,6 +122,9 @@ struct http {
     uint64_t next, left;  /* the leader's: what no piece was taken of. left: 0 when there is nothing to take */
     uint32_t taken;       /* the leader's: pieces */
     struct memory *first; /* the leader's: memory for the first piece */
+    bool slow;            /* the leader's: of a body came less than the staging in a moment */
+    atomic_bool pauses;   /* the client did so in an answer lately */
+    uint64_t unpaused;    /* bytes sent since; whose turn it is to answer */
     atomic_bool busy;     /* there is one */
     atomic_bool watched;  /* the leader waits for a change of these */
     atomic_bool failed;
@@ -149,7 +159,8 @@ void http_fail(struct iou_lane *lane);
 /* All went well. */
 void http_answer_done(struct iou_lane *lane);
 
-/* Send data of a GET; first: with the head before it. */
-void http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first);
+/* Send data of a GET until the client pauses; first: with the head before it. Returns how many bytes of it were sent.
+ */
+uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first);
 
 #endif

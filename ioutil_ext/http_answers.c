@@ -59,12 +59,17 @@ void http_answer_done(struct iou_lane *lane) {
     socket_send(lane, &part, 1);
 }
 
-void http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first) {
+uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first) {
     char head[MAX_FILLED];
     struct http *http = http_of(lane);
     struct iovec parts[] = {
         {.iov_base = head, .iov_len = first ? fill(http, &http->partial, head) : 0},
         {.iov_base = data, .iov_len = length},
     };
-    socket_send(lane, parts, 2);
+    uint64_t before = parts[0].iov_len, sent = socket_send_until_pause(lane, parts, 2);
+    if (sent >= before)
+        return sent - before;
+    struct iovec rest = {.iov_base = head + sent, .iov_len = before - sent};
+    socket_send(lane, &rest, 1);
+    return 0;
 }

@@ -20,7 +20,8 @@
 static bool has_work(const struct http *http) {
     if (!http->busy)
         return true;
-    return http->left && (http->failed ? http->under_way == 0 : http->under_way < HTTP_AHEAD);
+    uint32_t most = http->request.kind == IOU_READ && http->pauses ? 1 : HTTP_AHEAD;
+    return http->left && (http->failed ? http->under_way == 0 : http->under_way < most);
 }
 
 /* Wait for it while others are at work; their client may leave meanwhile. False: the lane ends. */

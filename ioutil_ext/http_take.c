@@ -16,7 +16,8 @@ static bool may_write(const struct iou_lane *lane, uint64_t offset, uint64_t len
     return !(lane->flags & IOU_LANE_READ_ONLY) && length <= size && offset <= size - length;
 }
 
-/* Take memory for the first piece. None is waited for: the owner has more. */
+/* Take memory for the first piece. None is waited for: the owner has more. Before a slow body there is time for that.
+ */
 static bool take_memory(struct iou_lane *lane, uint64_t first, uint64_t length) {
     struct http *http = http_of(lane);
     http->first = memory_get(lane, room_for(first, http_piece_length(first, length)), false);
@@ -32,7 +33,9 @@ static enum http_found take_get(struct iou_lane *lane, const struct http_head *h
 }
 
 static enum http_found take_put(struct iou_lane *lane, const struct http_head *head) {
-    if (!may_write(lane, head->first, head->length) || !take_memory(lane, head->first, head->length))
+    if (!may_write(lane, head->first, head->length))
+        return HTTP_OTHER;
+    if (!http_of(lane)->slow && !take_memory(lane, head->first, head->length))
         return HTTP_OTHER;
     http_of(lane)->request = (struct http_request){
         .kind = IOU_WRITE,

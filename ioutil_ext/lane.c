@@ -49,7 +49,7 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     lane->fd = options->fd;
     lane->tls = options->tls;
     operations_init(lane);
-    pthread_mutex_init(&lane->send_lock, NULL);
+    socket_init_turns(lane);
     pthread_mutex_init(&lane->lock, NULL);
     pthread_mutex_init(&lane->counts_lock, NULL);
     pthread_cond_init(&lane->counts_fetched, NULL);

@@ -91,6 +91,18 @@ void memory_wake(struct iou_lanes *lanes);
 
 #define LANE_STAGING ((uint64_t)IOU_LANE_MAX_STAGED)
 
+/*
+ * For so long a peer may keep memory waiting that is lent for a piece. A peer that sends less than the staging in it,
+ * 1.3 MB/s, has none while it is waited for; to one that sends 20 MB/s a piece of 1 MiB is lent as long as it takes.
+ */
+#define LANE_MOMENT_MS 50u
+
+/*
+ * The same for a peer that does not read. A socket has room only when much of it was read: of a unix socket 150 KiB, of
+ * TCP's longest buffers a third of 4 MiB. So what reads 5 MB/s does not pause.
+ */
+#define LANE_PAUSE_MS 250u
+
 struct lane_thread;
 
 /* What is different between the protocols. */
@@ -140,7 +152,7 @@ struct iou_lane {
     atomic_uint_fast64_t requests, received, sent, zeroed[7];
     atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; lane_operations.c */
 
-    pthread_mutex_t send_lock;
+    pthread_mutex_t send_lock; /* whose turn it is to send: recursive */
 
     /* The leader's: who reads from the socket. */
     char staging[LANE_STAGING];
@@ -171,9 +183,22 @@ struct iou_lane {
 /* Send all, whole, in one go with regard to other threads. Failure ends the connection. */
 void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
+/* The same until the peer pauses: it takes nothing for LANE_PAUSE_MS. Returns how many bytes it has taken. */
+uint64_t socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count);
+
+/* Keep other threads from sending, until the turn is given back. False: the peer pauses, and it is another one's turn.
+ */
+bool socket_take_turn_until_pause(struct iou_lane *lane);
+void socket_take_turn(struct iou_lane *lane);
+void socket_give_turn(struct iou_lane *lane);
+void socket_init_turns(struct iou_lane *lane);
+
 /* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
    only seldom. */
 int socket_await_room(struct iou_lane *lane);
+
+/* The same; failure ends the connection. */
+void socket_await_reader(struct iou_lane *lane);
 
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
@@ -196,11 +221,21 @@ void socket_restore(struct iou_lane *lane);
  */
 ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
 
+/* For how long bytes of a payload are waited for. */
+enum socket_patience { SOCKET_NOW, SOCKET_MOMENT, SOCKET_LONG };
+
 /*
- * Receive length bytes of a payload, or what is there of them if it shall not wait; NULL: drop them. Returns how many
- * came; if fewer, *error is as above, or 0 if it did not wait for others.
+ * Receive length bytes of a payload, or what comes of them in time; NULL: drop them. Returns how many came; if fewer,
+ * *error is as above, -EAGAIN unless it waits long.
  */
-uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error);
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
+                        int *error);
+
+/* Stage the bytes that were just received, so that they are received again. Nothing is staged now. */
+void socket_put_back(struct iou_lane *lane, const char *memory, size_t size);
+
+/* Stage so many bytes of a payload; false: they do not come, and *error is as above. */
+bool socket_gather(struct iou_lane *lane, uint32_t least, int *error);
 
 /*
  * Wait until somebody wakes the leader, or the peer is gone, which ends the connection. Over TLS, who sends no more

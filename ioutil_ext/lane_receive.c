@@ -21,7 +21,7 @@
 #define MIN_RATE 2
 
 /* Within this the next request of a busy client comes, and the owner may wait so long to be heard. */
-#define RECEIVE_MOMENT_US 50000
+#define RECEIVE_MOMENT_US (LANE_MOMENT_MS * 1000)
 
 /*
  * For so long the leader looks for the next header before it sleeps, as long as that has mostly paid off: to fall
@@ -204,12 +204,22 @@ static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length
     return count;
 }
 
+/* Whether fewer bytes came since then than must come. */
 static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
 }
 
-uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bool wait, int *error) {
+/* For how many ms more bytes are waited for that were expected since then. */
+static int ms_left(const struct iou_lane *lane, enum socket_patience patience, uint64_t since) {
+    uint64_t moment = LANE_MOMENT_MS * UINT64_C(1000000), waited = now_ns() - since;
+    if (patience == SOCKET_LONG)
+        return lane->timeout_ms;
+    return patience == SOCKET_NOW || waited >= moment ? 0 : (int)((moment - waited) / 1000000) + 1;
+}
+
+uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
+                        int *error) {
     uint64_t got = take_staged(lane, memory, length);
     uint64_t since = now_ns(), staged = got;
     *error = 0;
@@ -217,15 +227,38 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, bo
         /* What is dropped goes to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
-        ssize_t count = receive(lane, target, room, MSG_WAITALL, wait ? lane->timeout_ms : 0);
+        ssize_t count = receive(lane, target, room, MSG_WAITALL, ms_left(lane, patience, since));
         if (count > 0)
             got += (size_t)count;
         if (count > 0 && got < length && too_slow(lane, since, got - staged))
             count = -ETIMEDOUT;
         if (count <= 0)
-            *error = count == -EAGAIN ? 0 : (int)count;
-        if (count <= 0 || !wait)
+            *error = count == -ETIMEDOUT && patience != SOCKET_LONG ? -EAGAIN : (int)count;
+        if (count <= 0 || patience == SOCKET_NOW)
             break;
     }
     return got;
+}
+
+void socket_put_back(struct iou_lane *lane, const char *memory, size_t size) {
+    memcpy(lane->staging, memory, size);
+    lane->staged_start = 0;
+    lane->staged_end = (uint32_t)size;
+}
+
+bool socket_gather(struct iou_lane *lane, uint32_t least, int *error) {
+    uint64_t since = now_ns(), got = 0;
+    *error = 0;
+    while (lane->staged_end - lane->staged_start < least) {
+        ssize_t count = socket_stage(lane, LANE_STAGING, lane->timeout_ms);
+        if (count > 0)
+            got += (uint64_t)count;
+        if (count > 0 && lane->staged_end - lane->staged_start < least && too_slow(lane, since, got))
+            count = -ETIMEDOUT;
+        if (count <= 0) {
+            *error = (int)count;
+            return false;
+        }
+    }
+    return true;
 }

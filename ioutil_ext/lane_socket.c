@@ -79,17 +79,72 @@ static ssize_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned cou
     return -1;
 }
 
-void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+void socket_init_turns(struct iou_lane *lane) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&lane->send_lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+}
+
+bool socket_take_turn_until_pause(struct iou_lane *lane) {
+    struct timespec deadline;
+    uint64_t before = UINT64_MAX;
+    int error = pthread_mutex_trylock(&lane->send_lock);
+    while (error && before != lane->sent) {
+        before = lane->sent;
+        deadline_in(CLOCK_REALTIME, &deadline, LANE_PAUSE_MS);
+        error = pthread_mutex_timedlock(&lane->send_lock, &deadline);
+    }
+    return error == 0;
+}
+
+void socket_take_turn(struct iou_lane *lane) {
     pthread_mutex_lock(&lane->send_lock);
-    while (count && !lane->broken) {
+}
+
+void socket_give_turn(struct iou_lane *lane) {
+    pthread_mutex_unlock(&lane->send_lock);
+}
+
+/* Wait for room, or until the peer pauses. Returns 0, EAGAIN: it does, or another errno. */
+static int await_room_until_pause(struct iou_lane *lane) {
+    struct pollfd polled = {.fd = lane->fd, .events = POLLOUT};
+    int count = poll(&polled, 1, LANE_PAUSE_MS);
+    return count > 0 || (count == -1 && errno == EINTR) ? 0 : count == 0 ? EAGAIN : errno;
+}
+
+/* Send until await gives an error; EAGAIN is none of the connection. */
+static uint64_t send_parts(struct iou_lane *lane, struct iovec *parts, unsigned count,
+                           int (*await)(struct iou_lane *lane)) {
+    uint64_t all = 0;
+    int error = 0;
+    pthread_mutex_lock(&lane->send_lock);
+    while (count && !lane->broken && !error) {
         ssize_t sent = send_now(lane, parts, count);
-        int error = sent >= 0 || errno == EINTR ? 0 : errno == EAGAIN ? socket_await_room(lane) : errno;
+        error = sent >= 0 || errno == EINTR ? 0 : errno == EAGAIN ? await(lane) : errno;
         if (sent >= 0) {
+            all += (uint64_t)sent;
             lane->sent += (uint64_t)sent;
             count = advance(&parts, count, (size_t)sent);
         }
-        if (error)
-            socket_break(lane, error);
     }
     pthread_mutex_unlock(&lane->send_lock);
+    if (error && error != EAGAIN)
+        socket_break(lane, error);
+    return all;
+}
+
+void socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    send_parts(lane, parts, count, socket_await_room);
+}
+
+uint64_t socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count) {
+    return send_parts(lane, parts, count, await_room_until_pause);
+}
+
+void socket_await_reader(struct iou_lane *lane) {
+    int error = lane->broken ? 0 : socket_await_room(lane);
+    if (error)
+        socket_break(lane, error);
 }

@@ -49,8 +49,9 @@ static bool receive_piece(struct iou_lane *lane, bool wait) {
     struct payload *payload = &incoming->payload;
     char *place = payload->data ? payload->data + incoming->got : NULL;
     int error;
-    incoming->got += socket_receive(lane, place, payload->length - incoming->got, wait, &error);
-    if (error)
+    incoming->got +=
+        socket_receive(lane, place, payload->length - incoming->got, wait ? SOCKET_LONG : SOCKET_NOW, &error);
+    if (error && error != -EAGAIN)
         incoming->error = -error;
     incoming->after_long = payload->length >= LONG_PAYLOAD;
     return incoming->got == payload->length;

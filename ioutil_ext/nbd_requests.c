@@ -94,6 +94,19 @@ static struct memory *get_memory(struct iou_lane *lane, const struct request *re
     return memory;
 }
 
+/*
+ * Wait for the turn to send what is in the memory. False: the client pauses, so it was given back meanwhile, and
+ * is to be filled again. NULL: there is none.
+ */
+static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size) {
+    if (socket_take_turn_until_pause(lane))
+        return true;
+    memory_put(lane, *memory);
+    socket_take_turn(lane);
+    *memory = memory_get(lane, size, true);
+    return false;
+}
+
 /* ---- READ ------------------------------------------------------------------------------------------------------- */
 
 /* Fill with what the image has, and zeros past its end. */
@@ -105,19 +118,20 @@ static struct answer fill(struct lane_thread *thread, char *data, uint64_t offse
     return inside ? run_operation(thread, &op) : (struct answer){0, NULL};
 }
 
-static void read_pieces(struct lane_thread *thread, const struct request *request, struct memory *memory,
-                        uint64_t piece) {
-    uint64_t end = request->offset + request->length;
-    for (uint64_t start = request->offset, length; start < end; start += length) {
-        length = min_u64(piece - start % PAGE_UNIT, end - start);
-        char *data = place_in(memory, start);
-        struct answer answer = fill(thread, data, start, length);
-        if (answer.error) {
-            reply_error(thread->lane, request, answer.error, answer.text);
-            return;
-        }
-        reply_data(thread->lane, request, data, start, length, start + length == end);
-    }
+/* Read a piece and send it. False: an error was sent. */
+static bool send_piece(struct lane_thread *thread, const struct request *request, struct memory **memory, size_t size,
+                       uint64_t start, uint64_t length) {
+    struct iou_lane *lane = thread->lane;
+    struct answer answer = fill(thread, place_in(*memory, start), start, length);
+    if (!take_turn(lane, memory, size))
+        answer = *memory ? fill(thread, place_in(*memory, start), start, length) : request_no_memory(lane);
+    if (answer.error)
+        reply_error(lane, request, answer.error, answer.text);
+    else
+        reply_data(lane, request, place_in(*memory, start), start, length,
+                   start + length == request->offset + request->length);
+    socket_give_turn(lane);
+    return !answer.error;
 }
 
 /* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
@@ -128,10 +142,14 @@ static void run_read(struct lane_thread *thread, const struct request *request) 
     if (may_cut)
         piece = min_u64(piece, operation_is_quick(lane, IOU_READ) ? QUICK_READ : LANE_PIECE);
     struct memory *memory = get_memory(lane, request, piece);
-    if (memory) {
-        read_pieces(thread, request, memory, piece);
-        memory_put(lane, memory);
+    uint64_t start = request->offset, left = request->length, length;
+    bool goes_on = memory;
+    for (; goes_on && left; start += length, left -= length) {
+        length = min_u64(piece - start % PAGE_UNIT, left);
+        goes_on = send_piece(thread, request, &memory, piece, start, length);
     }
+    if (memory)
+        memory_put(lane, memory);
 }
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
@@ -220,9 +238,8 @@ static uint32_t add_rest(const struct request *request, iou_extent *extents, uin
     return count + 1;
 }
 
-static void look_at_extents(struct lane_thread *thread, const struct request *request, iou_extent *extents,
-                            uint32_t most) {
-    struct iou_lane *lane = thread->lane;
+static struct answer look_at_extents(struct lane_thread *thread, const struct request *request, iou_extent *extents,
+                                     uint32_t most, uint32_t *count) {
     struct op op = {
         .kind = IOU_EXTENTS,
         .offset = request->offset,
@@ -231,25 +248,46 @@ static void look_at_extents(struct lane_thread *thread, const struct request *re
         .buffer_size = most * sizeof(iou_extent),
     };
     struct answer answer = run_operation(thread, &op);
-    uint32_t count = op.result.count;
+    *count = op.result.count < most ? add_rest(request, extents, op.result.count) : op.result.count;
+    return answer;
+}
+
+static void answer_status(struct iou_lane *lane, const struct request *request, struct answer answer,
+                          iou_extent *extents, uint32_t count) {
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
-        reply_status(lane, request, extents, count < most ? add_rest(request, extents, count) : count);
+        reply_status(lane, request, extents, count);
+}
+
+static void run_long_status(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    size_t size = MAX_STATUS_EXTENTS * sizeof(iou_extent);
+    struct memory *memory = get_memory(lane, request, size);
+    uint32_t count = 0;
+    if (!memory)
+        return;
+    struct answer answer =
+        look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
+    if (!take_turn(lane, &memory, size))
+        answer = !memory
+                     ? request_no_memory(lane)
+                     : look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
+    answer_status(lane, request, answer, memory ? (iou_extent *)(void *)memory->data : NULL, count);
+    socket_give_turn(lane);
+    if (memory)
+        memory_put(lane, memory);
 }
 
 static void run_status(struct lane_thread *thread, const struct request *request) {
-    struct iou_lane *lane = thread->lane;
     iou_extent one;
-    if (request->flags & FLAG_REQ_ONE) {
-        look_at_extents(thread, request, &one, 1);
+    uint32_t count;
+    if (!(request->flags & FLAG_REQ_ONE)) {
+        run_long_status(thread, request);
         return;
     }
-    struct memory *memory = get_memory(lane, request, MAX_STATUS_EXTENTS * sizeof(iou_extent));
-    if (memory) {
-        look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS);
-        memory_put(lane, memory);
-    }
+    struct answer answer = look_at_extents(thread, request, &one, 1, &count);
+    answer_status(thread->lane, request, answer, &one, count);
 }
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */

@@ -216,7 +216,7 @@ def test_upload_is_active_until_it_is_answered(own: Daemon, image: Image, servic
         assert not own.status(image.ticket)["active"]
         connection.send(request[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["active"], "the request runs")
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         connection.send(request[2 * MiB :])
         assert connection.receive().status == 200
         assert not own.status(image.ticket)["active"]
@@ -253,7 +253,7 @@ def test_running_upload_does_not_renew_a_ticket_that_was_ended(own: Daemon, imag
     with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[: 2 * MiB])
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         own.extend(image.ticket, 0)
         connection.send(request[2 * MiB :])
         assert connection.receive().status == 200
@@ -284,7 +284,7 @@ def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image, servi
     with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[: 2 * MiB])
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         own.remove(image.ticket)
         assert connection.receive().status == 403
         connection.send_while_accepted(request[2 * MiB :])
@@ -376,7 +376,7 @@ def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image, se
     with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         connection.end_sending()
         assert connection.receive().status == 400
         assert connection.is_closed()
@@ -388,7 +388,7 @@ def test_client_that_vanishes_in_an_upload_leaves_nothing(own: Daemon, image: Im
     with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         connection.reset()
     eventually(lambda: own.status(image.ticket)["connections"] == 0, "the connection has ended")
     assert not own.status(image.ticket)["active"]
@@ -419,7 +419,7 @@ def test_request_that_runs_is_finished_when_the_server_stops(own: Daemon, image:
     with own.connect(service_name) as connection:
         lend(connection, image)
         connection.send(request[: 2 * MiB])
-        eventually(lambda: own.status(image.ticket)["transferred"] == MiB, "a piece is written")
+        eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         own.send_signal(signal.SIGTERM)
         own.log.wait_for("stopping")
         connection.send(request[2 * MiB :])
