@@ -33,12 +33,13 @@ struct memory {
     size_t size;
 };
 
-/* What the connections of one ticket have of the memory, and their requests that wait for more. */
+/* What the connections of one ticket have of memory and threads, and their requests that wait for memory. */
 struct share {
     struct link link;        /* in lanes->shares */
     struct link turn;        /* in lanes->waiting, if somebody waits */
     const iou_lease *ticket; /* whose it is */
     uint64_t lent;           /* bytes of pieces */
+    atomic_uint_fast32_t threads;
     uint32_t lanes;
     struct link waiters; /* the first one first */
 };

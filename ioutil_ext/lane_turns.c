@@ -20,7 +20,7 @@
 /* Requests of one lane that are done at a time; the others wait in the socket. nbdcopy sends 64, qemu 16. */
 #define MAX_THREADS 64u
 
-/* Of all lanes: no lane gets another one past this. */
+/* Of all lanes: no lane gets another one past this, and no ticket has more than twice what is left, as of memory. */
 #define MAX_ALL_THREADS 512u
 
 /* No recursion, and on the stack at most the heads of one reply. Python's callbacks (tests) need more. */
@@ -65,9 +65,15 @@ static struct lane_thread *new_thread(struct iou_lane *lane) {
     return thread;
 }
 
+/* Each lane may have one thread. */
+static bool may_have_thread(const struct iou_lane *lane) {
+    uint64_t left = MAX_ALL_THREADS - min_u64(lane->lanes->threads, MAX_ALL_THREADS);
+    return lane->threads_count == 0 || (lane->threads_count < MAX_THREADS && lane->share->threads < 2 * left);
+}
+
 /* NULL: none can be had. */
 static struct lane_thread *add_thread(struct iou_lane *lane) {
-    if (lane->threads_count && (lane->threads_count == MAX_THREADS || lane->lanes->threads >= MAX_ALL_THREADS))
+    if (!may_have_thread(lane))
         return NULL;
     struct lane_thread *thread = new_thread(lane);
     if (!thread)
@@ -75,11 +81,13 @@ static struct lane_thread *add_thread(struct iou_lane *lane) {
     link_append(&lane->threads, &thread->link);
     lane->threads_count++;
     lane->lanes->threads++;
+    lane->share->threads++;
     if (guest_enter(lane->engine, &thread->guest) == 0) {
         if (create(thread) == 0)
             return thread;
         guest_leave(lane->engine, &thread->guest);
     }
+    lane->share->threads--;
     lane->lanes->threads--;
     lane->threads_count--;
     link_remove(&thread->link);
@@ -216,6 +224,7 @@ static void leave(struct lane_thread *thread) {
     guest_leave(lane->engine, &thread->guest); /* the engine may be freed now */
     link_remove(&thread->link);
     link_append(&lane->spare, &thread->link);
+    lane->share->threads--;
     lane->lanes->threads--;
     if (last) {
         lane->ended = true;
