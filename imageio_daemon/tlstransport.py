@@ -8,15 +8,18 @@ say nothing else.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from .poller import READABLE, WRITABLE, Poller
 from .tlssocket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 from .transports import send_at_once
+from .units import KiB
 
 #: Reads of one connection in one turn of the loop: others wait meanwhile.
 MOST_READS = 4
+#: Pieces of this length are not copied to be sent with others: they fill records by themselves.
+LONG = 16 * KiB
 #: Handshakes that go on in one turn of the loop: each takes up to 2 ms of it, for a key of RSA, and others wait.
 MOST_HANDSHAKES = 4
 
@@ -181,6 +184,18 @@ class TlsTransport(asyncio.Transport):
         if self._unsent:
             self._watch()
             self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send several pieces, short ones together, and long ones from where they lie, as write() does."""
+        short: list[bytes | bytearray | memoryview] = []
+        for data in list_of_data:
+            if len(data) < LONG:
+                short.append(data)
+                continue
+            self.write(b"".join(short))
+            short.clear()
+            self.write(data)
+        self.write(b"".join(short))
 
     def _send(self) -> None:
         """Send what can be sent."""

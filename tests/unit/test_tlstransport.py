@@ -329,6 +329,20 @@ async def test_bug_of_the_protocol_is_told_and_ends_its_connection(world: World,
     assert [context["exception"] for context in told] == [world.protocol.bug]
 
 
+@pytest.mark.parametrize("sizes", [(20, 16 * MiB, 20, 30, 64 * KiB), (16 * MiB, MiB), (1, 2, 3), ()])
+async def test_pieces_arrive_in_order_and_long_ones_are_not_copied(
+    world: World, streams: Streams, sizes: tuple[int, ...]
+) -> None:
+    reader, _ = streams
+    pieces = [memoryview(os.urandom(size)) for size in sizes]
+    world.protocol.transport.writelines(pieces)
+    held = [piece.obj for piece in world.protocol.transport._unsent if isinstance(piece, memoryview)]
+    assert {id(whole) for whole in held} <= {id(piece.obj) for piece in pieces}
+    assert bool(held) == (16 * MiB in sizes)  # more than the socket takes
+    async with asyncio.timeout(SOON):
+        assert await reader.readexactly(sum(sizes)) == b"".join(pieces)
+
+
 async def test_another_protocol_takes_over(world: World, streams: Streams) -> None:
     _, writer = streams
     other = Recorder()
