@@ -38,6 +38,11 @@ class RangeSet:
         if len(self._starts) > self._limit:
             self._join_closest()
 
+    def overlaps(self, start: int, end: int) -> bool:
+        """Tell whether a byte from start up to, not including, end is in the union."""
+        first = bisect_right(self._ends, start)
+        return start < end and first < len(self._starts) and self._starts[first] < end
+
     def size(self) -> int:
         """Return the number of bytes in the union."""
         return self._size

@@ -7,6 +7,9 @@ from bisect import bisect_left, insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from ..ranges import RangeSet
+from .base import Operation
+
 
 class Exclusion:
     """Who may change which bytes, in order of arrival. Used from any loop.
@@ -17,48 +20,72 @@ class Exclusion:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: list[tuple[int, int]] = []
-        self._waiting: list[_Turn] = []
+        self._waiting: dict[_Turn, None] = {}  # in order of arrival
 
     @asynccontextmanager
-    async def hold(self, start: int, end: int) -> AsyncIterator[None]:
+    async def hold(self, op: Operation, start: int, end: int) -> AsyncIterator[None]:
         """Hold a range of bytes for the time of the block, after all that asked before and overlap it.
 
-        A task that is cancelled while it waits has never held it. An empty range excludes nobody.
+        A task that is cancelled while it waits has never held it. An empty range excludes nobody. Raises Canceled: the
+        operation was cancelled, and drop_canceled() called, before it came to its turn.
         """
-        turn = self._join(start, end)
+        turn = self._join(op, start, end)
         try:
-            await turn.admitted
+            if not op.canceled:  # else drop_canceled() may have come before the turn
+                await turn.come
+            op.require_running()
             yield
         finally:
             self._leave(turn)
 
-    def _join(self, start: int, end: int) -> "_Turn":
-        turn = _Turn(start, end)
+    def drop_canceled(self) -> None:
+        """Let go of those that wait and whose operation was cancelled: they must not pile up behind one that hangs."""
         with self._lock:
-            if self._is_free(start, end) and not any(turn.overlaps(other) for other in self._waiting):
+            dropped = [turn for turn in self._waiting if turn.op.canceled]
+            for turn in dropped:
+                del self._waiting[turn]
+                turn.wake()
+            if dropped:
+                self._admit_waiting(min(turn.start for turn in dropped), max(turn.end for turn in dropped))
+
+    def _join(self, op: Operation, start: int, end: int) -> "_Turn":
+        turn = _Turn(op, start, end)
+        with self._lock:
+            if self._is_free(start, end) and not any(other.overlaps(start, end) for other in self._waiting):
                 self._admit(turn)
             else:
-                self._waiting.append(turn)
+                self._waiting[turn] = None
         return turn
 
     def _leave(self, turn: "_Turn") -> None:
         with self._lock:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            elif turn.start < turn.end:
+            if turn.held:
                 del self._held[bisect_left(self._held, (turn.start, turn.end))]
-            still: list[_Turn] = []
-            for other in self._waiting:
-                if self._is_free(other.start, other.end) and not any(other.overlaps(before) for before in still):
-                    self._admit(other)
-                else:
-                    still.append(other)
-            self._waiting = still
+            elif turn in self._waiting:
+                del self._waiting[turn]
+            else:
+                return  # it was dropped, or is empty
+            self._admit_waiting(turn.start, turn.end)
+
+    def _admit_waiting(self, start: int, end: int) -> None:
+        """Admit who waited for no more than a range that is free now. Called with the lock."""
+        if not any(turn.overlaps(start, end) for turn in self._waiting):
+            return
+        before = RangeSet(limit=len(self._waiting))  # of those that go on waiting
+        for turn in list(self._waiting):
+            if self._is_free(turn.start, turn.end) and not before.overlaps(turn.start, turn.end):
+                del self._waiting[turn]
+                self._admit(turn)
+            else:
+                before.add(turn.start, turn.end)
+            if turn.start <= start and end <= turn.end:
+                return  # nothing is left of the range for those after it
 
     def _admit(self, turn: "_Turn") -> None:
         if turn.start < turn.end:
             insort(self._held, (turn.start, turn.end))
-        turn.admit()
+            turn.held = True
+        turn.wake()
 
     def _is_free(self, start: int, end: int) -> bool:
         place = bisect_left(self._held, (end, end))
@@ -68,22 +95,25 @@ class Exclusion:
 class _Turn:
     """One that holds a range or waits for it, on the running loop."""
 
-    def __init__(self, start: int, end: int) -> None:
+    def __init__(self, op: Operation, start: int, end: int) -> None:
+        self.op = op
         self.start = start
         self.end = end
+        self.held = False
         self._loop = asyncio.get_running_loop()
-        self.admitted: asyncio.Future[None] = self._loop.create_future()
+        #: Done when it holds the range, or was dropped.
+        self.come: asyncio.Future[None] = self._loop.create_future()
 
-    def overlaps(self, other: "_Turn") -> bool:
-        return self.start < other.end and other.start < self.end and self.start < self.end
+    def overlaps(self, start: int, end: int) -> bool:
+        return self.start < end and start < self.end and start < end
 
-    def admit(self) -> None:
-        """Let it go on. Called in any thread."""
+    def wake(self) -> None:
+        """Let it go on. Called on any loop."""
         if self._loop is asyncio.get_running_loop():
             self._go_on()
         else:
             self._loop.call_soon_threadsafe(self._go_on)
 
     def _go_on(self) -> None:
-        if not self.admitted.done():
-            self.admitted.set_result(None)
+        if not self.come.done():
+            self.come.set_result(None)

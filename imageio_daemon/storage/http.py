@@ -188,7 +188,8 @@ class HttpBackend:
         return ExtentList.of((), offset)
 
     def interrupt(self) -> None:
-        """End operations that were cancelled and wait for the other server."""
+        """End operations that were cancelled and wait for the other server, or for those before them."""
+        self._exclusion.drop_canceled()
         self._peer.interrupt()
 
     async def close(self) -> None:
@@ -199,8 +200,7 @@ class HttpBackend:
 
     async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
         end = offset + len(view)
-        async with self._exclusion.hold(offset, end):
-            op.require_running()
+        async with self._exclusion.hold(op, offset, end):
             if offset == end:
                 return
             instance = None if fua else await self._unflushed.instance(op)
@@ -220,8 +220,7 @@ class HttpBackend:
         if fast_only:
             raise NotFast("The other server does not tell what is fast")
         end, most = offset + length, ZERO_STEP
-        async with self._exclusion.hold(offset, end):
-            op.require_running()
+        async with self._exclusion.hold(op, offset, end):
             while offset < end:
                 step = min(most, end - offset)
                 instance = await self._unflushed.instance(op)

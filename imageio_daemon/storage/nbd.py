@@ -149,6 +149,7 @@ class NbdBackend:
 
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
+        self._exclusion.drop_canceled()
         self._home.call_soon(self._link.drop_canceled)
 
     async def close(self) -> None:
@@ -182,7 +183,7 @@ class NbdBackend:
             view[edge.outside] = edge.memory[edge.inside]
 
     async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
-        async with self._changing(offset, len(view)):
+        async with self._changing(op, offset, len(view)):
             session = await self._begin(op, offset, len(view))
             blocks = Blocks.of(offset, len(view), session.agreed.sizes.minimum)
             flags = _fua(session) if fua else 0
@@ -197,7 +198,7 @@ class NbdBackend:
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
         if flags & CommandFlag.FAST_ZERO and not self._is_fast(await self._begin(op, offset, length), offset, length):
             raise NotFast  # at once: it does not wait for other changes
-        async with self._changing(offset, length):
+        async with self._changing(op, offset, length):
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             fua_flag = _fua(session) if fua else 0
@@ -228,7 +229,7 @@ class NbdBackend:
         return ZeroMethod.WRITE
 
     async def _trim(self, op: Operation, offset: int, length: int) -> None:
-        async with self._changing(offset, length):
+        async with self._changing(op, offset, length):
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             if not session.agreed.can(ExportFlag.SEND_TRIM):
@@ -285,10 +286,10 @@ class NbdBackend:
             Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=e.memory, counts=e.length) for e in edges
         ]
 
-    def _changing(self, offset: int, length: int) -> AbstractAsyncContextManager[None]:
+    def _changing(self, op: Operation, offset: int, length: int) -> AbstractAsyncContextManager[None]:
         """Keep other changes off the blocks of a range until the server has answered all that was asked of it."""
         size = self._link.agreed.sizes.minimum  # which stays: see same_image()
-        return self._exclusion.hold(offset // size * size, -(-(offset + length) // size) * size)
+        return self._exclusion.hold(op, offset // size * size, -(-(offset + length) // size) * size)
 
 
 def _fua(session: Session) -> int:

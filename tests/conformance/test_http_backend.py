@@ -576,6 +576,31 @@ async def test_a_change_waits_for_an_earlier_one_that_overlaps_although_its_clie
     assert server.bodies[-1] == b"new"
 
 
+async def test_what_was_cancelled_while_it_waited_for_another_change_ends_at_once(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    go_on, op = asyncio.Event(), Operation()
+
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(3)
+        await go_on.wait()
+        writer.write(answer(200))
+
+    backend = await open_scripted(options(), first_byte(), answer_late)
+    server.asked.clear()
+    first = asyncio.create_task(write(backend, pool, 0, b"old"))
+    await server.asked.wait()
+    later = asyncio.ensure_future(backend.zero(op, 0, 4096, allocate=False))
+    op.cancel()
+    backend.interrupt()
+    with pytest.raises(Canceled):
+        await asyncio.wait_for(later, 5)
+    assert not op.in_storage
+    go_on.set()
+    await first
+    assert asked(server) == ["PUT"]
+
+
 @pytest.mark.parametrize("how", ["no answer", "hang up"])
 async def test_a_change_that_is_not_answered_fails_every_flush(
     open_scripted: OpenScripted, pool: BufferPool, monkeypatch: pytest.MonkeyPatch, how: str

@@ -69,3 +69,11 @@ def test_past_the_limit_a_quarter_of_the_pieces_is_joined_at_once() -> None:
         ranges.add(start, start + 1)
     assert ranges.pieces() == [(0, 111), (200, 201), (300, 301), (400, 401), (500, 501), (600, 601)]
     assert ranges.size() == 111 + 5
+
+
+def test_overlap_counts_bytes_and_not_touching_ends() -> None:
+    ranges = RangeSet()
+    ranges.add(10, 20)
+    ranges.add(30, 40)
+    found = [ranges.overlaps(*each) for each in [(0, 10), (0, 11), (20, 30), (39, 50), (40, 50), (15, 15), (0, 50)]]
+    assert found == [False, True, False, True, False, False, True]
