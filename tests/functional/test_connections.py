@@ -375,8 +375,10 @@ def test_clients_with_a_ticket_get_through_a_crowd(
     image = make_image(daemon, tmp_path)(size=4096)
     memory = daemon.resident_memory()
     port = nbd_port(daemon) if kind == "nbd" else daemon.port
-    with daemon.connect("tls") as old, crowd(port, kind, addresses=addresses, connections=connections):
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(daemon.connect("tls"))
         assert old.get(image.url).status == 200
+        stack.enter_context(crowd(port, kind, addresses=addresses, connections=connections))
 
         def is_served(service: str) -> bool:
             """Ask; a client that was too slow among so many may try again."""
