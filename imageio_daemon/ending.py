@@ -8,6 +8,8 @@ waits for it, too: who has removed a ticket may do with its image what he likes.
 Shared by the event loops; the rules stand in transfers.py.
 """
 
+import asyncio
+import concurrent.futures
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
@@ -38,31 +40,35 @@ class EndingTransfer(Protocol):
         """Tell whether nothing of it runs, and its image is closed."""
         ...
 
-    def until_left(self) -> Awaitable[None]:
-        """Return what is done when it has left."""
-        ...
-
     def until_ended(self) -> Awaitable[None]:
         """Return what is done when besides its image is free."""
         ...
 
 
 class _By(Enum):
-    TICKET = "ticket id"
     URL = "url"
     IDENTITY = "identity"
 
 
-#: What transfers are found by.
+#: What an image is found by.
 _Key = tuple[_By, object]
+
+
+class _Users:
+    """Those that have not left an image. There may be thousands, and as many that wait: all for one future."""
+
+    def __init__(self) -> None:
+        self.transfers: set[EndingTransfer] = set()
+        self.gone: concurrent.futures.Future[None] = concurrent.futures.Future()
 
 
 class EndingTransfers:
     """All that were cancelled, until they have ended. Its owner adds and removes them, one at a time."""
 
     def __init__(self) -> None:
-        self._keys: dict[EndingTransfer, set[_Key]] = {}
-        self._found: dict[_Key, set[EndingTransfer]] = {}
+        self._tickets: dict[str, set[EndingTransfer]] = {}
+        self._keys: dict[EndingTransfer, set[_Key]] = {}  # of images that were not left
+        self._users: dict[_Key, _Users] = {}
         self._identified = 0
 
     def __len__(self) -> int:
@@ -71,19 +77,34 @@ class EndingTransfers:
     def add(self, transfer: EndingTransfer) -> None:
         """Have others wait for this one. Again when it was cancelled: meanwhile its image may have become known."""
         keys = self._keys.setdefault(transfer, set())
+        self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
+        if transfer.has_left:
+            return
         for key in _keys_of(transfer) - keys:
             keys.add(key)
-            self._found.setdefault(key, set()).add(transfer)
+            self._users.setdefault(key, _Users()).transfers.add(transfer)
             self._identified += key[0] is _By.IDENTITY
 
-    def remove(self, transfer: EndingTransfer) -> None:
-        """Forget one that has ended, if it was added."""
-        for key in self._keys.pop(transfer, ()):
-            found = self._found[key]
-            found.remove(transfer)
-            if not found:
-                del self._found[key]
+    def leave(self, transfer: EndingTransfer) -> None:
+        """Have nobody wait any more for one that has left, as far as its image goes, if it was added."""
+        keys = self._keys.get(transfer, set())
+        while keys:
+            key = keys.pop()
+            users = self._users[key]
+            users.transfers.remove(transfer)
             self._identified -= key[0] is _By.IDENTITY
+            if not users.transfers:
+                del self._users[key]
+                users.gone.set_result(None)
+
+    def remove(self, transfer: EndingTransfer) -> None:
+        """Forget one that has left and ended, if it was added."""
+        if self._keys.pop(transfer, None) is None:
+            return
+        ticket_id = transfer.ticket.ticket_id
+        self._tickets[ticket_id].remove(transfer)
+        if not self._tickets[ticket_id]:
+            del self._tickets[ticket_id]
 
     def all(self) -> list[EndingTransfer]:
         """Return all of them."""
@@ -91,30 +112,27 @@ class EndingTransfers:
 
     def of_ticket(self, ticket_id: str) -> list[EndingTransfer]:
         """Return those of a ticket id: replaced ones, removed ones."""
-        return self._find((_By.TICKET, ticket_id))
+        return list(self._tickets.get(ticket_id, ()))
 
     @property
     def any_identified(self) -> bool:
         """Tell whether some may use an image that is known by its identity."""
         return self._identified > 0
 
-    def users(self, url: str, identity: object, *, but: object) -> list[EndingTransfer]:
-        """Return those that may still use an image of this url or identity; None: unknown. but: who asks."""
-        found = self._find((_By.URL, url))
-        if identity is not None:
-            found += self._find((_By.IDENTITY, identity))
-        return [other for other in found if other is not but and not other.has_left]
+    def uses(self, url: str, identity: object, *, but: object) -> bool:
+        """Tell whether one may still use an image of this url or identity; None: unknown. but: who asks."""
+        return any(users.transfers - {but} for users in self._of_image(url, identity))
 
-    async def until_free(self, url: str, identity: object, *, but: object) -> None:
-        """Wait until nobody else uses an image."""
-        while others := self.users(url, identity, but=but):
-            await others[0].until_left()
+    async def until_free(self, url: str, identity: object) -> None:
+        """Wait until nobody uses an image."""
+        while found := self._of_image(url, identity):
+            await asyncio.shield(asyncio.wrap_future(found[0].gone))
 
-    def _find(self, key: _Key) -> list[EndingTransfer]:
-        return list(self._found.get(key, ()))
+    def _of_image(self, url: str, identity: object) -> list[_Users]:
+        keys: list[_Key] = [(_By.URL, url), (_By.IDENTITY, identity)]
+        return [users for key in keys if (users := self._users.get(key)) is not None]
 
 
 def _keys_of(transfer: EndingTransfer) -> set[_Key]:
-    ticket, identity = transfer.ticket, transfer.identity
-    keys: set[_Key] = {(_By.TICKET, ticket.ticket_id), (_By.URL, ticket.url)}
-    return keys if identity is None else keys | {(_By.IDENTITY, identity)}
+    url: _Key = (_By.URL, transfer.ticket.url)
+    return {url} if transfer.identity is None else {url, (_By.IDENTITY, transfer.identity)}

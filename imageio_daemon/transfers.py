@@ -259,13 +259,13 @@ class Transfer:
             on_cancel()
         self._image.interrupt()
 
-    def until_left(self) -> "asyncio.Future[None]":
-        """Return what is done when the transfer was cancelled, nothing of it runs, and its image is closed."""
-        return asyncio.shield(asyncio.wrap_future(self._left))
-
     def until_ended(self) -> "asyncio.Future[None]":
         """Return what is done when besides no other cancelled transfer uses the image, by whatever name."""
         return asyncio.shield(asyncio.wrap_future(self._ended))
+
+    def when_left(self, callback: Callable[["Transfer"], None]) -> None:
+        """Call back, in any thread, when the transfer has left its image; see has_left."""
+        self._left.add_done_callback(lambda _: callback(self))
 
     def when_ended(self, callback: Callable[["Transfer"], None]) -> None:
         """Call back, in any thread, when the transfer has ended."""
@@ -289,7 +289,7 @@ class Transfer:
     @property
     def in_use(self) -> bool:
         """Tell whether requests run or wait for the image, ours or those of others that were cancelled."""
-        others = self._ending.users(self.ticket.url, self.identity, but=self)
+        others = self._ending.uses(self.ticket.url, self.identity, but=self)
         return bool(self.running or self._image.on_its_way or others)
 
     @property
@@ -349,4 +349,4 @@ class Transfer:
         self._ended.set_result(None)
 
     async def _until_free(self, identity: object) -> None:
-        await self._ending.until_free(self.ticket.url, identity, but=self)
+        await self._ending.until_free(self.ticket.url, identity)

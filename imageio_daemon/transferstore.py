@@ -62,6 +62,7 @@ class TransferStore:
                 most_connections=self._most_connections,
                 clock=self._clock,
             )
+        transfer.when_left(self._leave)
         transfer.when_ended(self._forget)
         if replaced is not None:
             self._cancel(replaced)
@@ -161,6 +162,10 @@ class TransferStore:
                     await left[0].until_ended()
         except TimeoutError:
             raise InUse("The ticket is still used: what runs on its image has not ended") from None
+
+    def _leave(self, transfer: Transfer) -> None:
+        with self._lock:
+            self._ending.leave(transfer)
 
     def _forget(self, transfer: Transfer) -> None:
         with self._lock:
