@@ -81,6 +81,8 @@ class Peer:
                 ) as response:
                     _require_success(response, what)
                     yield response
+        except aiohttp.ConnectionTimeoutError:  # nothing was sent
+            raise StorageError(errno.ETIMEDOUT, what, "http", "(connect)") from None
         except TimeoutError:
             if not finishes:
                 op.require_running()

@@ -4,10 +4,11 @@
 import asyncio
 import errno
 import json
+import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
@@ -25,10 +26,10 @@ from imageio_daemon.errors import (
 )
 from imageio_daemon.extents import Extent
 from imageio_daemon.httpurl import HttpAddress
-from imageio_daemon.storage import http, unflushed
+from imageio_daemon.storage import http, peer, unflushed
 from imageio_daemon.storage.base import Context, Operation, ZeroMethod
 from imageio_daemon.storage.http import HttpBackend
-from imageio_daemon.storage.peer import Body
+from imageio_daemon.storage.peer import Body, Peer
 from imageio_daemon.storage.unflushed import Unflushed
 from imageio_daemon.tls import client_context
 from imageio_daemon.units import GiB, KiB
@@ -625,6 +626,28 @@ async def test_a_change_that_is_refused_fails_no_flush(
         await write(backend, pool, 0, b"old")
     await backend.flush(Operation())
     assert asked(server) == ["PUT", "PATCH"]
+
+
+async def test_a_change_for_which_no_connection_is_made_in_time_was_not_asked_for(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails no flush: it will not be made later."""
+    monkeypatch.setattr(peer, "CONNECT_TIMEOUT", 0.2)
+    with socket.socket() as busy, ExitStack() as waiting:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen(0)
+        for _ in range(4):  # there is no room for more than one or two
+            sock = waiting.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(busy.getsockname())
+        address = HttpAddress("127.0.0.1", busy.getsockname()[1], SECRET)
+        asking = Peer(address, client_context(str(certificates.cafile)), 1)
+        with pytest.raises(StorageError, match="connect") as failed:
+            async with asking.request(Operation(), "PUT", finishes=True):
+                raise AssertionError
+        await asking.close()
+    assert failed.value.errno == errno.ETIMEDOUT
+    assert not isinstance(failed.value, Unanswered)
 
 
 async def test_no_server_no_image(certificates: Certificates) -> None:
