@@ -23,20 +23,21 @@
 
 /*
  * Records that may bring no data, as those of a handshake, and for how many bytes of data a connection may have another
- * one: a client may change keys with each request. To do so (RFC 8446 4.6.3) costs 16 us of processor time, to refuse
- * a new handshake 7. A handshake with certificates on both sides, cut to records of 512 bytes, has 40 records.
+ * one: a client may change keys with each request. No more of them are saved up: OpenSSL does all that are there in one
+ * call. To change keys (RFC 8446 4.6.3) costs 16 us of processor time, to refuse a new handshake 7. A handshake with
+ * certificates on both sides, cut to records of 512 bytes, has 40 records.
  */
 #define MOST_IDLE_RECORDS 64u
 #define DATA_PER_IDLE_RECORD 256u
+#define MOST_CREDIT (MOST_IDLE_RECORDS * DATA_PER_IDLE_RECORD)
 
 struct iou_tls {
     iou_tls_context *context;
     SSL *ssl;
     pthread_mutex_t lock;
     struct tls_socket socket;
-    uint32_t records;      /* received by this call */
-    uint64_t idle_records; /* that brought no data */
-    uint64_t received;     /* bytes of data */
+    uint32_t records; /* received by this call */
+    uint64_t credit;  /* bytes of data for which there was no record without */
     bool flooded;
     int failure; /* -errno: nothing can be sent or received any more */
     char reason[IOU_TLS_REASON];
@@ -71,6 +72,7 @@ int iou_tls_new(iou_tls_context *context, int fd, const char *host, iou_tls **re
     if (!tls)
         return -ENOMEM;
     tls->socket.fd = fd;
+    tls->credit = MOST_CREDIT;
     tls->context = context;
     context->references++;
     pthread_mutex_init(&tls->lock, NULL);
@@ -103,8 +105,11 @@ void tls_count_record(int sent, int version, int type, const void *data, size_t 
     if (sent || size == 0)
         return;
     tls->records += type == SSL3_RT_HEADER;
-    tls->idle_records += is_idle(type, data);
-    if (tls->idle_records > MOST_IDLE_RECORDS + tls->received / DATA_PER_IDLE_RECORD) {
+    if (!is_idle(type, data))
+        return;
+    if (tls->credit >= DATA_PER_IDLE_RECORD) {
+        tls->credit -= DATA_PER_IDLE_RECORD;
+    } else {
         tls->flooded = true;
         SSL_set_shutdown(ssl, SSL_get_shutdown(ssl) | SSL_RECEIVED_SHUTDOWN); /* OpenSSL stops at this record */
     }
@@ -175,7 +180,7 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
         size_t count = 0;
         int done = SSL_read_ex(tls->ssl, (char *)memory + got, size - got, &count);
         got += count;
-        tls->received += count;
+        tls->credit = min_u64(tls->credit + count, MOST_CREDIT);
         if (done != 1 && (result = outcome(tls, done)) == 0)
             break;
     }

@@ -159,6 +159,17 @@ def test_new_keys_for_each_request_are_no_flood(flood: tuple[SecureSocket, Flood
         assert _receive(ours, 300) == bytes(300)
 
 
+def test_data_of_before_allows_no_more_records_without(flood: tuple[SecureSocket, FloodingClient]) -> None:
+    ours, client = flood
+    content = bytes(8 * KiB)
+    for _ in range(16):
+        client.sock.sendall(client.data_record(content))
+        assert _receive(ours, len(content)) == content
+    client.sock.sendall(client.idle_records(200))
+    with pytest.raises(OSError, match="too many records without data"):
+        ours.recv(1)
+
+
 def test_records_of_one_call_are_bounded_and_the_rest_is_pending(flood: tuple[SecureSocket, FloodingClient]) -> None:
     ours, client = flood
     records = b"".join(client.data_record(b"x") for _ in range(1000))
