@@ -204,6 +204,9 @@ void socket_await_reader(struct iou_lane *lane);
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
 
+/* End the connection if its peer is gone: a reset, or the other end of a unix socket closed. */
+void socket_check(struct iou_lane *lane);
+
 /* Wake the leader where it waits for the peer. */
 void socket_wake(struct iou_lane *lane);
 

@@ -65,6 +65,10 @@ void operation_begin(struct iou_lane *lane, struct op *op) {
     if (!error)
         error = op_claim(op);
     op->result.error = error == -EAGAIN ? 0 : -error;
+    /* Its bytes may have been in the socket for long. Now that it has its place, nothing newer gets before it, unless
+       the client was gone before: then it is not begun. */
+    if (op->claimed)
+        socket_check(lane);
 }
 
 bool operation_turn(struct lane_thread *thread, struct op *op) {

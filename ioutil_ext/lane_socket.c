@@ -28,6 +28,12 @@ void socket_break(struct iou_lane *lane, int error) {
     lane_wake(lane);
 }
 
+void socket_check(struct iou_lane *lane) {
+    struct pollfd polled = {.fd = lane->fd};
+    if (!lane->broken && poll(&polled, 1, 0) > 0)
+        socket_break(lane, ECONNRESET);
+}
+
 void socket_wake(struct iou_lane *lane) {
     eventfd_write(lane->wake_fd, 1);
 }

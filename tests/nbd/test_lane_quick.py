@@ -72,6 +72,37 @@ class Parts:
         return real_pwrite(fd, buffer, offset)
 
 
+async def test_what_a_dead_client_has_sent_and_nobody_has_read_is_not_done(world: World) -> None:
+    """Of a quick lane that is stuck in storage nobody reads for a moment; a newer client is faster."""
+    # TCP tells that it is dead, and not only that it says nothing more.
+    listening = await asyncio.get_running_loop().create_server(world.server.connection, "127.0.0.1", 0)
+    dead = await Client.connect(listening.sockets[0].getsockname())
+    listening.close()
+    world.clients.append(dead)
+    await dead.go("disk")
+    await _known(dead)
+    new = await world.go()
+    begun, go_on, landed = threading.Event(), threading.Event(), threading.Event()
+
+    def pwrite(fd: int, buffer: memoryview, offset: int) -> int:
+        if offset == 0:
+            begun.set()
+            assert go_on.wait(SOON), "the test does not let it go on"
+        elif bytes(buffer[:1]) == b"o":
+            landed.set()
+        return real_pwrite(fd, buffer, offset)
+
+    with replaced(pwrite=pwrite):
+        dead.send_writes([(0, b"o" * 4096), (MiB, b"o" * 4096)])
+        await world.until(begun.is_set)
+        dead.reset()
+        assert (await new.request(WRITE, MiB, flags=CommandFlag.FUA, data=b"n" * 4096)).error == 0
+        assert not await asyncio.to_thread(landed.wait, 0.3)  # long after the stuck leader was relieved
+        go_on.set()
+        await world.until(lambda: world.disk.running == 0)
+    assert world.content[MiB : MiB + 4096] == b"n" * 4096
+
+
 @contextmanager
 def parts_of_writes() -> Iterator[Parts]:
     parts = Parts()
