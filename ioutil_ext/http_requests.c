@@ -64,6 +64,12 @@ static void tell_leader(struct iou_lane *lane) {
         socket_wake(lane);
 }
 
+/* What is seen of the ticket is right when the answer is there. */
+static void end_use(struct iou_lane *lane) {
+    lane->active = false;
+    lane_renew(lane);
+}
+
 static void leave_request(struct iou_lane *lane) {
     http_of(lane)->busy = false;
     lane->running--;
@@ -75,15 +81,14 @@ void http_fail(struct iou_lane *lane) {
     http->end.unread = http->request.kind == IOU_WRITE ? http->left : 0;
     if (http->started)
         http->end.reason = IOU_HTTP_CUT;
-    lane->active = false;
+    end_use(lane);
     lane->leaving = true;
     leave_request(lane);
 }
 
-/* What is seen of the ticket is right when the answer is there. */
 static void succeed(struct iou_lane *lane) {
     lane->requests++;
-    lane->active = false;
+    end_use(lane);
     if (http_of(lane)->request.kind != IOU_READ)
         http_answer_done(lane);
     leave_request(lane);

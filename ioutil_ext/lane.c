@@ -119,6 +119,17 @@ bool lane_refuses(const struct iou_lane *lane) {
            now_ns() >= __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
 }
 
+/* What was ended by hand stays so: the word that is exchanged says it. */
+void lane_renew(struct iou_lane *lane) {
+    iou_lease *lease = lane->lease;
+    uint64_t now = now_ns(), until = (now + lease->timeout) & ~(uint64_t)IOU_LEASE_ENDED;
+    uint64_t expires = __atomic_load_n(&lease->expires, __ATOMIC_RELAXED);
+    __atomic_store_n(&lease->active, now, __ATOMIC_RELAXED);
+    while (expires < until && !(expires & IOU_LEASE_ENDED) &&
+           !__atomic_compare_exchange_n(&lease->expires, &expires, until, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
 bool lane_cuts(const struct iou_lane *lane) {
     return lane->kind->finishes ? lane_canceled(lane) : lane_refuses(lane);
 }

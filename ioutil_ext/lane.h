@@ -265,6 +265,9 @@ bool lane_canceled(const struct iou_lane *lane);
 /* Whether no request is begun: the ticket has expired or was cancelled, the server stops, or the connection broke. */
 bool lane_refuses(const struct iou_lane *lane);
 
+/* Renew the ticket: a request that used it has ended. */
+void lane_renew(struct iou_lane *lane);
+
 /* Whether a request that has begun ends. */
 bool lane_cuts(const struct iou_lane *lane);
 

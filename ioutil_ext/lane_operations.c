@@ -41,16 +41,6 @@ bool operation_is_quick(const struct iou_lane *lane, uint32_t kind) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
 
-/* What was ended by hand stays so: the word that is exchanged says it. */
-static void renew(iou_lease *lease) {
-    uint64_t now = now_ns(), until = (now + lease->timeout) & ~(uint64_t)IOU_LEASE_ENDED;
-    uint64_t expires = __atomic_load_n(&lease->expires, __ATOMIC_RELAXED);
-    __atomic_store_n(&lease->active, now, __ATOMIC_RELAXED);
-    while (expires < until && !(expires & IOU_LEASE_ENDED) &&
-           !__atomic_compare_exchange_n(&lease->expires, &expires, until, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        ;
-}
-
 static bool is_counted(const struct iou_lane *lane, uint32_t kind) {
     if (kind == IOU_READ)
         return lane->flags & IOU_LANE_COUNT_READS;
@@ -95,7 +85,6 @@ int operation_end(struct iou_lane *lane, struct op *op) {
         counts_add(lane, op->offset, op->offset + op->result.done);
     if (op->kind == IOU_ZERO && !op->result.error)
         lane->zeroed[op->result.method] += op->length;
-    renew(lane->lease);
     return op->result.error;
 }
 

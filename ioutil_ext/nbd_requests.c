@@ -57,6 +57,7 @@ static struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     const struct nbd *nbd = nbd_of(lane);
     uint32_t error = (uint32_t)op->result.error;
     bool refused = error == ENOTSUP && op->flags & IOU_FAST_ONLY; /* as asked: no fault of the storage */
+    lane_renew(lane);
     counts_report(lane, op, error == ECANCELED || refused ? 0 : (int)error);
     if (error == 0)
         return (struct answer){0, NULL};
