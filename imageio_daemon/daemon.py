@@ -16,7 +16,7 @@ from .buffers import BufferPool, Buffers
 from .checksum import Hashing
 from .config import Config
 from .connectionlimit import ConnectionLimit
-from .errors import StorageError
+from .errors import Error
 from .frontends.http.app import control_server, images_server
 from .frontends.nbd.server import nbd_servers
 from .loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
@@ -219,10 +219,10 @@ class Daemon:
             return None  # another server has it
         try:
             backend = await FileBackend.open(self._engine, ticket.path, writable=False)
-        except StorageError:
+            identity = backend.info.identity
+            await backend.close()
+        except Error:
             return None  # nobody has it
-        identity = backend.info.identity
-        await backend.close()
         return identity
 
     # While it runs
