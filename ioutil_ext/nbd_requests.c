@@ -96,15 +96,24 @@ static struct memory *get_memory(struct iou_lane *lane, const struct request *re
 }
 
 /*
- * Wait for the turn to send what is in the memory. False: the client pauses, so it was given back meanwhile, and
- * is to be filled again. NULL: there is none.
+ * Wait for the turn to send what is in the memory. False: the client pauses, so it was given back meanwhile, and is to
+ * be filled again before the next call; NULL: there is none. Who has the turn does not wait for memory: others may have
+ * it that wait for the turn.
  */
-static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size) {
-    if (socket_take_turn_until_pause(lane))
+static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn) {
+    if (*turn || (*turn = socket_take_turn_until_pause(lane)))
         return true;
     memory_put(lane, *memory);
     socket_take_turn(lane);
+    *memory = memory_get(lane, size, false);
+    *turn = *memory;
+    if (*turn)
+        return false;
+    socket_give_turn(lane);
     *memory = memory_get(lane, size, true);
+    if (!*memory)
+        socket_take_turn(lane);
+    *turn = !*memory;
     return false;
 }
 
@@ -123,9 +132,11 @@ static struct answer fill(struct lane_thread *thread, char *data, uint64_t offse
 static bool send_piece(struct lane_thread *thread, const struct request *request, struct memory **memory, size_t size,
                        uint64_t start, uint64_t length) {
     struct iou_lane *lane = thread->lane;
-    struct answer answer = fill(thread, place_in(*memory, start), start, length);
-    if (!take_turn(lane, memory, size))
+    struct answer answer;
+    bool turn = false;
+    do
         answer = *memory ? fill(thread, place_in(*memory, start), start, length) : request_no_memory(lane);
+    while (!take_turn(lane, memory, size, &turn));
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
@@ -268,12 +279,13 @@ static void run_long_status(struct lane_thread *thread, const struct request *re
     uint32_t count = 0;
     if (!memory)
         return;
-    struct answer answer =
-        look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
-    if (!take_turn(lane, &memory, size))
+    struct answer answer;
+    bool turn = false;
+    do
         answer = !memory
                      ? request_no_memory(lane)
                      : look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
+    while (!take_turn(lane, &memory, size, &turn));
     answer_status(lane, request, answer, memory ? (iou_extent *)(void *)memory->data : NULL, count);
     socket_give_turn(lane);
     if (memory)

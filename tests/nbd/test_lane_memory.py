@@ -116,6 +116,26 @@ async def test_storage_that_hangs_leaves_memory_for_other_connections(gated: Wor
     assert len(await one.receive_all()) == 64
 
 
+async def test_clients_that_have_paused_go_on_as_fast_as_before(lane_world: MakeWorld) -> None:
+    """Replies whose memory was given back do not wait for that of replies that wait for them."""
+
+    async def read(client: Client) -> None:
+        for i in range(48):
+            client.send(READ, i * 4096, 2 * MiB if i % 3 else 300000)
+        client.pause_reading()
+        began = time.monotonic()
+        await world.until(lambda: time.monotonic() > began + 0.6)  # a pause is 250 ms
+        client.resume_reading()
+        async with asyncio.timeout(4):
+            assert not any(result.error for result in (await client.receive_all()).values())
+
+    async with lane_world(lanes=64 * MiB) as world:
+        world.put(os.urandom(SIZE))
+        clients = [await world.go() for _ in range(4)]
+        for _ in range(2):
+            await asyncio.gather(*(read(client) for client in clients))
+
+
 async def test_ticket_whose_storage_hangs_leaves_memory_to_another_one(gated: World, calls: Calls) -> None:
     """To one of the same file system, and for requests as long as there are."""
     gated.add("other")
