@@ -160,8 +160,11 @@ static void cut(struct iou_lane *lane, struct piece *piece, uint64_t got) {
 static bool gather(struct iou_lane *lane, struct piece *piece, int *error) {
     struct http *http = http_of(lane);
     uint64_t since = now_ns();
-    if (!socket_gather(lane, (uint32_t)min_u64(http->left, LANE_STAGING), error))
+    if (!socket_gather(lane, (uint32_t)min_u64(http->left, LANE_STAGING), error)) {
+        http->left -= lane->staged_end - lane->staged_start; /* less than was asked for: all of it is of this body */
+        lane->staged_start = lane->staged_end;
         return false;
+    }
     http->slow = now_ns() - since >= LANE_MOMENT_MS * UINT64_C(1000000);
     uint64_t staged = min_u64(http->left, lane->staged_end - lane->staged_start);
     uint64_t end = staged == http->left ? http->next + staged : round_down(http->next + staged, PAGE_UNIT);
