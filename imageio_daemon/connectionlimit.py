@@ -220,12 +220,14 @@ class _Strangers:
         local = self._of[LOCAL]
         if address == LOCAL and local and (len(local) >= self._local_share or not self._elsewhere):
             return next(iter(local))
+        if not self._elsewhere:
+            return next(iter(local)) if len(local) > self._local_share else None
         if address in self._greedy:
             return next(iter(self._of[address]))
         if self._greedy:
             greediest = max(self._greedy, key=lambda greedy: len(self._of[greedy]))
             return next(iter(self._of[greediest]))
-        return next(iter(self._elsewhere), None)
+        return next(iter(self._elsewhere))
 
 
 def address_group(address: str) -> str:

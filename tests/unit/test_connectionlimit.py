@@ -137,6 +137,14 @@ def test_clients_of_this_host_have_half_of_the_places(world: World) -> None:
     assert world.dropped == ["0", "1", "local 0"]
 
 
+def test_clients_of_this_host_do_not_keep_others_out(world: World) -> None:
+    for number in range(8):
+        world.enter(f"local {number}", LOCAL)
+    for number in range(4):
+        world.know(str(number))
+    assert world.dropped == ["local 0", "local 1", "local 2", "local 3"]
+
+
 def test_others_are_refused_where_tickets_and_clients_of_this_host_have_all(world: World) -> None:
     for number in range(4):
         world.know(str(number))
