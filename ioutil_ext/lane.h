@@ -158,7 +158,8 @@ struct iou_lane {
     /* The leader's: who reads from the socket. */
     char staging[LANE_STAGING];
     uint32_t staged_start, staged_end, refused;
-    uint64_t look_ns; /* for how long the next header is looked for before the leader sleeps */
+    uint64_t checked_ns; /* when the peer was alive; lane_socket.c */
+    uint64_t look_ns;    /* for how long the next header is looked for before the leader sleeps */
 
     pthread_mutex_t lock; /* of all below; the engine's, those of counts, lanes and claims are taken after it */
     struct link threads, idle;
@@ -204,7 +205,7 @@ void socket_await_reader(struct iou_lane *lane);
 /* End the connection, because of error if it is the first one. */
 void socket_break(struct iou_lane *lane, int error);
 
-/* End the connection if its peer is gone: a reset, or the other end of a unix socket closed. */
+/* End the connection if its peer is gone: a reset, or the other end of a unix socket closed. For the leader. */
 void socket_check(struct iou_lane *lane);
 
 /* Wake the leader where it waits for the peer. */

@@ -15,6 +15,12 @@
 
 #include "lane.h"
 
+/*
+ * For so long a peer counts as alive that was. Looking before each change took 13 % more processor time for random
+ * writes of 4 KiB over NBD to tmpfs (1.07 to 1.20, 7 pairs of rounds); what is read late was sent 20 ms ago.
+ */
+#define CHECK_NS 250000u
+
 /* How often a thread that waits for the peer to read looks at its lane. */
 #define SEND_LOOK_MS 100
 
@@ -30,7 +36,11 @@ void socket_break(struct iou_lane *lane, int error) {
 
 void socket_check(struct iou_lane *lane) {
     struct pollfd polled = {.fd = lane->fd};
-    if (!lane->broken && poll(&polled, 1, 0) > 0)
+    uint64_t now = now_ns();
+    if (lane->broken || now - lane->checked_ns < CHECK_NS)
+        return;
+    lane->checked_ns = now;
+    if (poll(&polled, 1, 0) > 0)
         socket_break(lane, ECONNRESET);
 }
 
