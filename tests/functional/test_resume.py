@@ -132,7 +132,7 @@ def test_without_a_range_it_says_nothing(client: Connection, image: Image) -> No
 def test_an_image_that_may_be_written_has_no_tag(client: Connection, new_image: MakeImage) -> None:
     image = new_image(CONTENT)
     assert "ETag" not in client.get(image.url).headers
-    check_whole(rest(client, image, '"x"'))
+    assert rest(client, image, '"x"').status == 206, "as before: there is no tag to compare with"
 
 
 def test_another_process_has_other_tags(make_daemon: MakeDaemon, tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ class Conditions:
         self.asked = False
         #: Whether a Range is to be looked at; if not, the client wants all.
         self.range_counts = True
-        if not transfer.ticket.may(Access.WRITE):
-            self._tag = entity_tag(transfer, size)
+        if transfer.ticket.may(Access.WRITE):
+            return
+        self._tag = entity_tag(transfer, size)
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         self.asked = match is not None or unchanged is not None
         if match is not None and match != "*" and self._tag not in _members(match):
