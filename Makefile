@@ -2,11 +2,24 @@
 # Every target sets up what it needs first: scripts/setup does nothing when nothing changed.
 
 PYTHON = .venv/bin/python
-C_SOURCES = $(filter-out ioutil_ext/_ioutil.c,$(wildcard ioutil_ext/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c))
+C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c)
 
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
-.PHONY: help setup demo run test soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-beside clean
+# What `make check` runs: each way to serve requests, files below them, and what needs no daemon.
+CHECKED = $(addprefix tests/,test_cli.py client/local config conformance docs frontends/http image lanes nbdproto net operations service \
+	storage transfers urls) \
+	$(addprefix tests/functional/test_,ways.py get.py put.py patch.py extents.py ticket_life.py) \
+	$(addprefix tests/frontends/nbd/test_,begin.py requests.py tls.py) \
+	$(addprefix tests/ioutil/test_,engine.py policy.py tables.py transfers.py)
+
+# With worksteal they all end at the same time.
+PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
+
+# Each daemon under test would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-beside clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -20,12 +33,21 @@ demo: setup ## Upload and download a real disk image through a daemon of its own
 run: setup ## Run the daemon in the foreground with a sample image and show the curl lines to try
 	@$(PYTHON) scripts/run
 
-test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
-	$(PYTHON) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+check: lint ## Check style and types, and run the first cases of chosen tests: a minute, before each commit
+	$(PYTEST) -q --first-cases $(CHECKED)
+
+test: setup ## Run all tests in three processes (ARGS="-k name": some of them)
+	$(PYTEST) $(ARGS)
+
+coverage: setup ## Run all tests and show what they reach of Python and C, half an hour (ARGS=path: some of them)
+	@scripts/coverage $(ARGS)
+
+differential: setup ## Compare answers and images with an earlier build of this project (BEFORE=its work tree), 10 minutes
+	IMAGEIO_TEST_BEFORE=$(abspath $(BEFORE)) $(PYTHON) -m pytest tests/differential $(ARGS)
 
 soak: setup ## Campaigns of minutes: memory under load, the order of changes, storage against a model, long fuzzing, the images API in all ways on all storage
-	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/test_faults.py tests/client/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
-	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest --numprocesses 2 --dist loadfile tests/functional $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/transfer/test_faults.py tests/client/transfer/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTEST) tests/functional $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync $(LAB)
@@ -37,12 +59,13 @@ test-oldest: ## Run all tests with the lowest versions of the dependencies that 
 	@scripts/setup --oldest
 	.venv-oldest/bin/python -m pytest $(ARGS)
 
-lint: setup ## Check style, types, C format and the direction of imports
+lint: setup ## Check style, types, C format and the direction of imports and includes
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/clang-format --dry-run -Werror $(C_SOURCES)
 	.venv/bin/lint-imports
+	$(PYTHON) scripts/c_layers.py
 
 format: setup ## Format Python and C sources
 	.venv/bin/ruff check --fix-only

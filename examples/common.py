@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the examples share: how to reach the server, and a bar."""
+"""Shared by the examples: options of the connection, and a progress bar."""
 
 import argparse
 import sys
@@ -10,7 +10,7 @@ WIDTH = 40
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what it takes to reach an image."""
+    """Add the options of the connection to the server."""
     parser.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
     parser.add_argument("--insecure", action="store_true", help="do not verify the server's certificate")
     parser.add_argument(
@@ -19,7 +19,7 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings(args: argparse.Namespace) -> Settings:
-    """Say how to connect. One connection and no second try: what is shown here is easy to follow on the wire."""
+    """Return the settings of the connection. With one connection and no retries the requests are easy to trace."""
     return Settings(
         cafile=args.cafile,
         insecure=args.insecure,
@@ -31,7 +31,7 @@ def settings(args: argparse.Namespace) -> Settings:
 
 
 def bar(progress: Progress) -> None:
-    """Draw how far it is, if somebody looks."""
+    """Draw the progress if standard error is a terminal."""
     if sys.stderr.isatty():
         share = progress.done / progress.total if progress.total else 1.0
         drawn = ("#" * int(share * WIDTH)).ljust(WIDTH)
@@ -40,7 +40,7 @@ def bar(progress: Progress) -> None:
 
 
 def end_of_bar() -> str:
-    """Return what removes the bar."""
+    """Return the control characters that clear the bar."""
     return "\r\033[K" if sys.stderr.isatty() else ""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line."""
+"""The command imageio-daemon."""
 
 import argparse
 import json
@@ -8,31 +8,34 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, config, configfile, daemon, logs, tls
+from . import __version__, daemon
+from .config import config, files
 from .errors import ConfigError, InvalidRequest
+from .net import tls_contexts
+from .service import logs
 
 log = logging.getLogger(__name__)
 
-#: Exit status for a configuration or a ticket that cannot be used; argparse has the same for arguments.
+#: Exit status for an invalid configuration or ticket; argparse uses the same for arguments.
 BAD_CONFIGURATION = 2
-#: A file with tickets may have this many bytes, as the body of a request to the control service.
+#: Largest file with tickets, in bytes; the same as for the body of a request to the control service.
 MAX_TICKET_FILE = 64 * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+    """Run the command and return its exit status: 0; 1 if operations did not end in time; 2 for bad input."""
     options = _parser().parse_args(arguments)
     try:
         return _run(options)
     except ConfigError as e:
         return _refuse(str(e))
     except InvalidRequest as e:
-        # Only the tickets of the command line can be invalid before there is a request.
+        # Before the first request only the tickets of the command line can be invalid.
         return _refuse(f"{options.ticket}: {e}")
 
 
 def _run(options: argparse.Namespace) -> int:
-    loaded = configfile.load(options.conf_dir)
+    loaded = files.load(options.conf_dir)
     if options.show_config:
         json.dump(config.show(loaded.config), sys.stdout, indent=4)
         print()
@@ -41,8 +44,8 @@ def _run(options: argparse.Namespace) -> int:
     tickets = _read_tickets(options.ticket) if options.ticket is not None else []
     if options.check_config:
         if loaded.config.tls.enable:
-            tls.ServerTls(loaded.config.tls)
-        tls.client_context(loaded.config.backend_http.ca_file or loaded.config.tls.ca_file)
+            tls_contexts.ServerTls(loaded.config.tls)
+        tls_contexts.client_context(loaded.config.backend_http.ca_file or loaded.config.tls.ca_file)
         for warning in loaded.warnings:
             print(warning, file=sys.stderr)
         return 0
@@ -59,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         "--conf-dir",
         type=Path,
         metavar="DIR",
-        default=configfile.DEFAULT_CONF_DIR,
+        default=files.DEFAULT_CONF_DIR,
         help="read DIR/conf.d/*.conf (default: %(default)s)",
     )
     parser.add_argument(
@@ -75,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _read_tickets(path: Path) -> list[object]:
-    """Return the decoded ticket, or tickets, in a file. What they say is checked where they are installed."""
+    """Return the tickets of a file, decoded from JSON. Their content is checked when they are installed."""
     try:
         with path.open("rb") as f:
             text = f.read(MAX_TICKET_FILE + 1)

@@ -1,61 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition root: makes everything of the configuration, runs it, and ends it in order."""
+"""The composition root: creates all objects from the configuration, runs them, and ends them in order."""
 
 import asyncio
 import logging
 import os
-import secrets
 import signal
-import socket
 from collections.abc import Sequence
 
 import uvloop
 
-from . import logs, privileges, systemd, tls
-from .buffers import BufferPool, Buffers
-from .checksum import Hashing
-from .config import Config
-from .connectionlimit import ConnectionLimit
+from .config.config import Config
 from .errors import Error
-from .frontends.http.app import control_server, images_server
+from .frontends.http.server import control_server, images_server
 from .frontends.nbd.server import nbd_servers
-from .loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
-from .sockets import listen_localhost, listen_tcp, listen_unix, remove_unix
-from .storage.base import Backend
-from .storage.engine import Engine
-from .storage.file import FileBackend
-from .storage.http import HttpBackend
-from .storage.lane import MIN_LANE_MEMORY, Lanes
-from .storage.managed import Image, ManagedBackend
-from .storage.nbd import NbdBackend
-from .storage.nbdhandshake import Options
-from .storage.qemunbd import remove_leftovers
-from .tickets import Access, Ticket
-from .transferstore import TransferStore
+from .lanes.lane import MIN_LANE_MEMORY, Lanes
+from .net import tls_contexts
+from .net.connection_limit import ConnectionLimit
+from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
+from .net.service_sockets import ServiceSockets
+from .operations.checksum import Hashing
+from .service import logs, privileges, systemd
+from .service.served import Served
+from .storage.backend import Backend
+from .storage.buffers import BufferPool, Buffers
+from .storage.file.backend import FileBackend
+from .storage.file.engine import Engine
+from .storage.http.backend import HttpBackend
+from .storage.nbd.backend import NbdBackend
+from .storage.nbd.handshake import Options
+from .storage.qemu.backend import Image, ManagedBackend
+from .storage.qemu.process import remove_leftovers
+from .transfers.store import TransferStore
+from .transfers.ticket import Access, Ticket
 
 log = logging.getLogger(__name__)
 
-#: Connections that one ticket may have at once, for each that it is told to use.
+#: Connections that one ticket may have at once, for each one of max_connections.
 CONNECTIONS_FACTOR = 4
-#: One part in so many of buffer_memory is not lent, for what TLS holds of data on its way: about 0.5 MiB for each busy
-#: connection. With nothing kept back, 64 TLS uploads peaked at 237 MiB RSS with buffer_memory = 128M.
-TRANSPORT_SHARE = 8
-#: One part in so many of buffer_memory is that of the lanes, where there are some.
-LANE_SHARE = 4
-#: Seconds between looks at the certificate and the storage.
+#: Eighths of buffer_memory that are reserved for data held by transports: with TLS about 0.5 MiB for each busy
+#: connection. Without the reserve, 64 TLS uploads reached 237 MiB RSS with buffer_memory = 128M.
+TRANSPORT_EIGHTHS = 1
+#: Eighths of buffer_memory for the lanes, if there are any: they move nearly all data. The rest is Python's buffers.
+LANE_EIGHTHS = 5
+#: Seconds between checks of the certificate and of storage operations.
 WATCH_INTERVAL = 30.0
-#: Seconds between looks for tickets that have expired. Their images are closed at the second look, when C has given
-#: idle connections back. A look at 10,000 tickets whose images are open takes 10 ms.
+#: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
+#: connections. A check of 10,000 tickets with open images takes 10 ms.
 EXPIRY_INTERVAL = 2.0
-#: Storage operations that take longer are named in the log, in seconds. Healthy ones of a few MiB take some ms.
+#: Seconds after which a storage operation is logged as hanging. Usual ones of a few MiB take some ms.
 HANGING = 30.0
 
 
 def run(config: Config, tickets: Sequence[object] = ()) -> int:
-    """Run the daemon until SIGTERM or SIGINT and return its exit status.
+    """Run the daemon until SIGTERM or SIGINT and return its exit status: 0, or 1 if operations did not end in time.
 
-    tickets: decoded JSON tickets to install at the start. 1: operations did not end in time. Raises ConfigError,
-    InvalidRequest (a bad ticket) before anything is served.
+    tickets: decoded JSON tickets to install at the start. Raises ConfigError, and InvalidRequest for a malformed
+    ticket, before anything is served.
     """
     daemon = Daemon(config, [_ticket(data, config) for data in tickets])
     return uvloop.run(daemon.main())
@@ -71,22 +71,20 @@ class Daemon:
     def __init__(self, config: Config, tickets: Sequence[Ticket]) -> None:
         self._config = config
         self._tickets = tickets
-        self._local_address = _local_address(config)
-        self._nbd_address = _unix_address(config.nbd.socket) if config.nbd.enable else ""
-        self._control_address = config.control.socket or os.path.join(config.daemon.run_dir, "sock")
-        self._tls = tls.ServerTls(config.tls) if config.tls.enable else None
-        self._peer_tls = tls.client_context(config.backend_http.ca_file or config.tls.ca_file)
+        self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
+        self._peer_tls = tls_contexts.client_context(config.backend_http.ca_file or config.tls.ca_file)
         nbd = config.backend_nbd
-        self._nbd_tls = tls.client_context(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
-        self._sockets = self._open_sockets()
-        remove_leftovers(config.daemon.run_dir)  # with its sockets open nobody else uses the directory
+        self._nbd_tls = tls_contexts.client_context(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
+        self._sockets = ServiceSockets(config)
+        remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
         self._drop_privileges()
 
     async def main(self) -> int:
-        """Serve until told to stop; return the exit status."""
+        """Serve until SIGTERM or SIGINT; return the exit status."""
         stop = self._handle_signals()
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing()
+        self._served = Served()
         self._store = TransferStore(
             self._open_backend,
             self._identify,
@@ -97,59 +95,44 @@ class Daemon:
             listening = await self._start(loops)
             for ticket in self._tickets:
                 self._store.add(ticket)
-            self._notify(f"READY=1\nSTATUS={self._status()}")
+            self._notify(f"READY=1\nSTATUS={self._sockets.describe()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_expiry())]
+            telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
             await stop.wait()
             for watch in watches:
                 watch.cancel()
             log.info("stopping")
             self._notify("STOPPING=1")
-            return await self._stop(listening, loops)
+            try:
+                return await self._stop(listening, loops)
+            finally:
+                if telling is not None:
+                    telling.cancel()
 
     # Start
-
-    def _open_sockets(self) -> list[tuple[str, socket.socket]]:
-        config = self._config
-        os.makedirs(config.daemon.run_dir, mode=0o755, exist_ok=True)
-        sockets = [("remote", listen_tcp(config.remote.host, config.remote.port))]
-        if config.local.enable:
-            sockets.append(("local", listen_unix(self._local_address, config.local.mode)))
-        if config.nbd.enable and config.nbd.port >= 0:
-            sockets.append(("nbd", listen_tcp(config.nbd.host, config.nbd.port)))
-        if self._nbd_address:
-            sockets.append(("nbd-local", listen_unix(self._nbd_address, config.nbd.mode)))
-        if config.control.enable and config.control.transport == "unix":
-            sockets.append(("control", listen_unix(self._control_address, 0o660)))
-        elif config.control.enable:
-            sockets += [("control", sock) for sock in listen_localhost(config.control.port)]
-        return sockets
 
     def _drop_privileges(self) -> None:
         config = self._config
         if not config.daemon.drop_privileges or os.geteuid() != 0:
             return
         identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
-        privileges.give(config.daemon.run_dir, identity)
-        if config.control.enable and config.control.transport == "unix":
-            privileges.give(self._control_address, identity)
-        if self._nbd_address and not self._nbd_address.startswith("\0"):
-            privileges.give(self._nbd_address, identity)
+        self._sockets.give(identity)
         privileges.drop(identity)
 
     async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
-        """Serve on all loops; the control service on the first, which accepts, so that nothing is between."""
+        """Serve on all loops. The control service is on the first, which accepts, so no other loop delays it."""
         endpoints: dict[str, list[Endpoint]] = {}
         for loop, servers in zip(loops, self._make_servers(len(loops)), strict=True):
             await loop.start(set(servers.values()))
             for service, server in servers.items():
                 endpoints.setdefault(service, []).append(Endpoint(loop, server))
         listening = []
-        for service, sock in self._sockets:
-            # TLS of NBD starts on demand.
-            secure = self._tls if service == "remote" else None
-            listening.append(await listen(sock, endpoints[service], secure))
-            log.info("listening", extra=logs.fields(service=service, **_address(sock)))
+        for listened in self._sockets:
+            # NBD starts TLS in its negotiation, by STARTTLS.
+            secure = self._tls if listened.service == "remote" else None
+            listening.append(await listen(listened.socket, endpoints[listened.service], secure))
+            log.info("listening", extra=logs.fields(service=listened.service, **listened.address))
         return listening
 
     def _make_servers(self, loops: int) -> list[dict[str, Server]]:
@@ -157,32 +140,31 @@ class Daemon:
         config, secure = self._config, self._tls
         memory = config.daemon.buffer_memory
         lane_memory = self._lane_memory()
-        self._lanes = Lanes(self._engine, lane_memory) if lane_memory else None
-        pool = BufferPool(memory - memory // TRANSPORT_SHARE - lane_memory)
+        self._lanes = Lanes(self._engine, lane_memory, self._served) if lane_memory else None
+        pool = BufferPool(memory - memory // 8 * TRANSPORT_EIGHTHS - lane_memory)
         buffers = Buffers(pool, config.backend_file.buffer_size)
-        local = self._local_address if config.local.enable else None
+        local = self._sockets.local_address
         limit = ConnectionLimit(config.daemon.max_total_connections)
         nbd_limit = ConnectionLimit(config.nbd.max_connections)
         context = None if secure is None else lambda: secure.context
         made: list[dict[str, Server]] = []
         for _ in range(loops):
             images = images_server(
-                config, self._store, buffers, self._hashing, limit, unix_socket=local, lanes=self._lanes
+                config, self._store, buffers, self._hashing, limit, self._served, unix_socket=local, lanes=self._lanes
             )
-            nbd_lanes = self._lanes if config.nbd.fast_lane else None
-            nbd, nbd_local = nbd_servers(config, self._store, buffers, nbd_limit, context, nbd_lanes)
-            made.append({"remote": images, "local": images, "nbd": nbd, "nbd-local": nbd_local})
-        made[0]["control"] = control_server(config, self._store)
+            made.append({"remote": images, "local": images})
+            if config.nbd.enable and self._lanes is not None:
+                nbd, nbd_local = nbd_servers(config, self._store, nbd_limit, context, self._lanes)
+                made[-1] |= {"nbd": nbd, "nbd-local": nbd_local}
+        made[0]["control"] = control_server(config, self._store, self._served)
         return made
 
     def _lane_memory(self) -> int:
-        """Return the memory of lanes; 0: there are none, because none of the services has connections for them."""
+        """Return the memory of the lanes, in bytes; 0: no service has lanes, or buffer_memory is too small for them."""
         config = self._config
-        memory = config.daemon.buffer_memory // LANE_SHARE
-        images = config.remote.fast_lane
-        plain = self._nbd_address or (config.nbd.port >= 0 and config.nbd.tls != "required")
-        nbd = config.nbd.enable and config.nbd.fast_lane and plain
-        return memory if (images or nbd) and memory >= MIN_LANE_MEMORY else 0
+        memory = config.daemon.buffer_memory // 8 * LANE_EIGHTHS
+        used = config.remote.c_lane or config.nbd.enable
+        return memory if used and memory >= MIN_LANE_MEMORY else 0
 
     def _handle_signals(self) -> asyncio.Event:
         stop = asyncio.Event()
@@ -216,23 +198,23 @@ class Daemon:
 
     async def _identify(self, ticket: Ticket) -> object:
         if not ticket.path.startswith("/"):
-            return None  # another server has it
+            return None  # the image is on another server
         try:
             backend = await FileBackend.open(self._engine, ticket.path, writable=False)
             identity = backend.info.identity
             await backend.close()
         except Error:
-            return None  # nobody has it
+            return None  # it does not exist or cannot be opened: it has no identity
         return identity
 
-    # While it runs
+    # Periodic checks
 
     def _renew_certificate(self) -> None:
         if self._tls is not None:
             self._tls.renew()
 
     async def _watch(self) -> None:
-        """Look after what nobody asks for: a renewed certificate, storage that hangs."""
+        """Load a certificate whose files changed, and log storage operations that hang."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL)
             if self._tls is not None:
@@ -242,66 +224,40 @@ class Daemon:
                     log.warning("storage hangs: %s", operation)
 
     async def _watch_expiry(self) -> None:
-        """Let go of the images of expired tickets."""
+        """Close the images of expired tickets."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL)
             self._store.release_expired()
 
-    # The end
+    # Stop
 
     async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
         timeout = self._config.daemon.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout
-        self._remove_sockets()  # as long as they are ours: after close() another daemon may take the paths
+        self._sockets.remove()
         for listener in listening:
             listener.close()
+        ended = False
         try:
             async with asyncio.timeout_at(deadline):
                 await asyncio.gather(*(loop.stop(timeout) for loop in loops))
                 await asyncio.to_thread(self._hashing.stop)
                 await self._store.close()
                 await asyncio.gather(*(loop.run(self._engine.release_loop()) for loop in loops))
+                ended = True
         except TimeoutError:
             log.error("requests did not end within %d s", timeout)
         left = deadline - asyncio.get_running_loop().time()
         hung = self._engine.stop(max(0.0, left))
         if self._lanes is not None:
-            self._lanes.free()
+            self._lanes.records.tell()
+            if ended:  # otherwise lanes on other loops may still use the shared memory
+                self._lanes.free()
         for operation in hung:
             log.error("storage operation does not end: %s", operation)
         log.info("stopped")
         return 1 if hung or left <= 0 else 0
 
-    def _remove_sockets(self) -> None:
-        if self._config.local.enable:
-            remove_unix(self._local_address)
-        if self._nbd_address:
-            remove_unix(self._nbd_address)
-        if self._config.control.enable and self._config.control.transport == "unix":
-            remove_unix(self._control_address)
-
-    def _status(self) -> str:
-        """Return where everything is served, for `systemctl status`: with port 0, whatever the log level."""
-        places = ((service, _address(sock).values()) for service, sock in self._sockets)
-        return ", ".join(f"{service} on {' port '.join(map(str, place))}" for service, place in places)
-
     def _notify(self, state: str) -> None:
         if self._config.daemon.systemd_enable:
             systemd.notify(state)
-
-
-def _local_address(config: Config) -> str:
-    """Return the local service's address, an abstract one with its leading NUL."""
-    return _unix_address(config.local.socket or f"@imageio-daemon-{secrets.token_hex(8)}")
-
-
-def _unix_address(text: str) -> str:
-    return "\0" + text[1:] if text.startswith("@") else text
-
-
-def _address(sock: socket.socket) -> dict[str, object]:
-    name = sock.getsockname()
-    if sock.family == socket.AF_UNIX:
-        shown = os.fsdecode(name)
-        return {"address": shown.replace("\0", "@", 1)}
-    return {"address": name[0], "port": name[1]}

@@ -1,31 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception tree: one class for each meaning a frontend has to tell apart.
+"""The exception tree: one class for each meaning that a frontend distinguishes.
 
-How a class is answered stands in exactly one table for each protocol, in the frontends. An exception that is not below
-:class:`Error` is a bug: it is logged with its traceback and the client is told nothing but that the server failed.
+Each frontend has one table from classes to answers. An exception that is not a subclass of :class:`Error` is a bug: it
+is logged with its traceback, and the client learns only that the server failed.
 """
 
 import errno as _errno
 import os
 
-#: One answer for unknown, expired, cancelled and not allowed: whoever asks learns nothing.
+#: The answer for unknown, expired and cancelled tickets and for operations that are not allowed: it does not reveal
+#: which of them it is.
 DENIED = "You are not allowed to access this resource"
 
 
 class Error(Exception):
-    """Base of everything that is raised on purpose."""
+    """Base of all exceptions that the daemon and the client raise on purpose."""
 
 
 class ConfigError(Error):
-    """The configuration is not usable; the message is one line for the administrator."""
+    """The configuration is invalid, or asks for what the host does not have. One line for the administrator."""
 
 
 class InvalidRequest(Error):
-    """The request's own text is malformed; the message is the reason, safe to send to the peer."""
+    """The request is malformed. The message is the reason and may be sent to the peer."""
 
 
 class Truncated(InvalidRequest):
-    """The peer announced more bytes than it sent."""
+    """The peer sent fewer bytes than it announced."""
 
 
 class TooLarge(InvalidRequest):
@@ -33,23 +34,23 @@ class TooLarge(InvalidRequest):
 
 
 class HeadTooLarge(InvalidRequest):
-    """A request's head is larger than its limit."""
+    """The head of an HTTP request is larger than its limit."""
 
 
 class UnsupportedEncoding(InvalidRequest):
-    """The body is encoded in a way that is not served."""
+    """The body has a content or transfer coding that is not supported."""
 
 
 class Forbidden(Error):
-    """No such ticket, or it is expired, cancelled, or does not allow the operation. All look the same to the peer."""
+    """The ticket is unknown, expired or cancelled, or does not allow the operation. The peer is not told which."""
 
 
 class NotFound(Error):
-    """The resource does not exist, or the image cannot answer the question."""
+    """The resource does not exist, or the image does not have the information."""
 
 
 class MethodNotAllowed(Error):
-    """The resource exists and does not know the method."""
+    """The resource exists and does not support the method. `allowed`: the methods that it supports."""
 
     def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
         super().__init__(f"Method {method[:40]} is not allowed here")
@@ -59,7 +60,7 @@ class MethodNotAllowed(Error):
 class OutOfRange(Error):
     """The range is not inside the ticket or the image.
 
-    `size` is what the peer may address, in bytes; None when that is not known.
+    `size`: the bytes that the peer may address; None if not known.
     """
 
     def __init__(self, message: str, size: int | None = None) -> None:
@@ -68,19 +69,19 @@ class OutOfRange(Error):
 
 
 class Changed(Error):
-    """The image is not, or not for certain, the one that the peer has a part of."""
+    """The image has changed since the peer read a part of it, or this cannot be ruled out."""
 
 
 class Shortened(OutOfRange):
-    """Others have made the image shorter: what it had there is lost."""
+    """The image became shorter while it was open, so data of the range is lost."""
 
 
 class InUse(Error):
-    """The ticket is still used; the caller may try again."""
+    """Operations of the ticket are still running. The caller may try again."""
 
 
 class TooManyConnections(Error):
-    """A limit on connections is reached; the peer may try again later."""
+    """A limit on connections is reached. The peer may try again later."""
 
 
 class TooManyTickets(Error):
@@ -88,7 +89,7 @@ class TooManyTickets(Error):
 
 
 class NotFast(Error):
-    """The storage has no way to do this without data I/O, and the caller asked for no other. Nothing was changed."""
+    """The storage cannot zero without writing data, and the request is for fast zeroing only. Nothing was changed."""
 
     def __init__(self, reason: str = "The storage cannot do this without data I/O") -> None:
         super().__init__(reason)
@@ -102,13 +103,13 @@ class Canceled(Forbidden):
 
 
 class PeerGone(Error):
-    """The peer closed the connection, or made no progress for too long, in the middle of a request."""
+    """The peer closed the connection or timed out in the middle of a request."""
 
 
 class StorageError(Error):
-    """A system call on the image failed, or the server behind it did.
+    """A system call on the image, or the server that has the image, failed. The message is for the log only.
 
-    `errno` is the positive error number, `operation` what we were doing, `syscall` what failed. For the log only.
+    `errno`: the positive error number. operation: what was asked for. syscall: what failed. detail: the image or range.
     """
 
     def __init__(self, errno: int, operation: str, syscall: str, detail: str = "") -> None:
@@ -119,13 +120,13 @@ class StorageError(Error):
 
 
 class Unanswered(StorageError):
-    """A server was asked for something, and no answer came. If it was a change, it may still be made, at any time."""
+    """A server that has the image did not answer a request. If that was a change, it may still happen at any time."""
 
 
 class ServerGone(StorageError):
-    """The server that has the image is not there, left in the middle of an operation, or broke its protocol.
+    """The server that has the image cannot be reached, closed the connection, or violated its protocol.
 
-    What it was asked to change may or may not have been changed.
+    A change that it was asked for may or may not have happened.
     """
 
     def __init__(self, server: str, reason: str) -> None:
@@ -133,11 +134,11 @@ class ServerGone(StorageError):
 
 
 class CannotFlush(StorageError):
-    """The server that has the image has no way to put what it was sent on stable storage."""
+    """The server that has the image does not offer to flush."""
 
     def __init__(self, server: str) -> None:
         super().__init__(_errno.EOPNOTSUPP, f"flush {server}", "the server does not offer it")
 
 
 class Unavailable(Error):
-    """The server is shutting down or has no room for the request now."""
+    """The server is shutting down, or has no memory for the request now."""

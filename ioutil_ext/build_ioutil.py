@@ -6,66 +6,12 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-SOURCES = [
-    "admission.c",
-    "engine.c",
-    "extents.c",
-    "guests.c",
-    "http_answers.c",
-    "http_head.c",
-    "http_lane.c",
-    "http_patch.c",
-    "http_requests.c",
-    "http_take.c",
-    "image.c",
-    "io.c",
-    "iszero.c",
-    "lane.c",
-    "lane_counts.c",
-    "lane_depth.c",
-    "lane_memory.c",
-    "lane_operations.c",
-    "lane_receive.c",
-    "lane_slabs.c",
-    "lane_socket.c",
-    "lane_turns.c",
-    "lane_waiters.c",
-    "mounts.c",
-    "names.c",
-    "nbd_lane.c",
-    "nbd_receive.c",
-    "nbd_replies.c",
-    "nbd_requests.c",
-    "nbd_wire.c",
-    "op.c",
-    "open.c",
-    "queue.c",
-    "schedule.c",
-    "size.c",
-    "syscalls.c",
-    "tls.c",
-    "tls_bio.c",
-    "tls_context.c",
-    "workers.c",
-    "zero.c",
-    "zero_methods.c",
-]
-HEADERS = [
-    "engine.h",
-    "http.h",
-    "internal.h",
-    "ioutil_api.h",
-    "lane.h",
-    "lane_api.h",
-    "lane_depth.h",
-    "lane_slabs.h",
-    "lane_waiters.h",
-    "nbd.h",
-    "tls.h",
-    "tls_api.h",
-    "tls_parts.h",
-    "zero.h",
-]
+# In rooms: README.md. setuptools wants them relative to setup.py.
+SOURCES = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.c"))
+HEADERS = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.h"))
+
+# What Python sees, each behind those that it includes.
+INTERFACE = [f"api/{name}.h" for name in ("ioutil", "external", "tls", "lane", "head", "nbd")]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """
@@ -73,10 +19,7 @@ PREAMBLE = """
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
-#include "ioutil_api.h"
-#include "tls_api.h"
-#include "lane_api.h"
-"""
+""" + "".join(f'#include "{name}"\n' for name in INTERFACE)
 
 # Against an overlooked mistake: lengths are checked once more, stacks are guarded, and addresses of other libraries'
 # functions are found when the module is loaded and cannot be changed later. -U: some Pythons ask for a lower level.
@@ -84,13 +27,14 @@ HARDENING = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-stro
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"]
 
 ffibuilder = FFI()
-for name in ("ioutil_api.h", "tls_api.h", "lane_api.h"):
-    ffibuilder.cdef((HERE / name).read_text())
+for name in INTERFACE:
+    lines = (HERE / name).read_text().splitlines(keepends=True)
+    ffibuilder.cdef("".join(line for line in lines if not line.startswith("#")))
 ffibuilder.set_source(
     "ioutil_ext._ioutil",
     PREAMBLE,
-    sources=[f"ioutil_ext/{name}" for name in SOURCES],  # setuptools wants them relative to setup.py
-    depends=[f"ioutil_ext/{name}" for name in HEADERS],
+    sources=SOURCES,
+    depends=HEADERS,
     include_dirs=["ioutil_ext"],
     extra_compile_args=[
         "-O3",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon of one's own, on a configuration that needs nothing from the host."""
+"""A private daemon, with a configuration that needs nothing from the host."""
 
 import contextlib
 import http.client
@@ -54,7 +54,7 @@ LISTENING = re.compile(r"\blistening\b.*\bservice=remote\b.*\bport=(\d+)")
 
 
 class DaemonError(Exception):
-    """The daemon did not do what it should, for a reason that fits in one line."""
+    """The daemon failed. The message is one line."""
 
 
 class Daemon:
@@ -81,7 +81,7 @@ class Daemon:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            process_group=0,  # Ctrl-C is for us; we stop the daemon
+            process_group=0,  # Ctrl-C must not reach the daemon, which stop() ends
         )
         self._pump = threading.Thread(target=self._read_log, daemon=True)
         self._pump.start()
@@ -98,7 +98,7 @@ class Daemon:
                 if match := LISTENING.search(line):
                     self.port = int(match[1])
                     self._listening.set()
-        self._listening.set()  # it ended: nothing to wait for any more
+        self._listening.set()  # the daemon has ended: start() must not wait
 
     def wait(self) -> int:
         """Wait until the daemon ends by itself, and return its exit status."""
@@ -116,11 +116,11 @@ class Daemon:
         return status
 
     def url(self, ticket_id: str) -> str:
-        """Tell where the image of a ticket is."""
+        """Return the URL of a ticket's image."""
         return f"https://127.0.0.1:{self.port}/images/{ticket_id}"
 
     def add_ticket(self, image: Path, size: int, timeout: int) -> str:
-        """Allow to read and write an image for some seconds, and return the ticket's id."""
+        """Add a ticket to read and write an image, for timeout seconds; return its id. Raises DaemonError."""
         ticket_id = str(uuid.uuid4())
         ticket = {
             "uuid": ticket_id,
@@ -159,9 +159,9 @@ class UnixConnection(http.client.HTTPConnection):
 
 @contextlib.contextmanager
 def work_directory(purpose: str) -> Iterator[Path]:
-    """Make a directory that is gone at the end.
+    """Create a directory that is removed at the end.
 
-    It is below /var/tmp if TMPDIR says nothing else: /tmp is memory on many systems, and images are large.
+    It is in TMPDIR, by default in /var/tmp: images are large, and /tmp is in memory on many systems.
     """
     directory = Path(tempfile.mkdtemp(prefix=f"imageio-{purpose}-", dir=os.environ.get("TMPDIR", "/var/tmp")))
     try:
@@ -171,21 +171,21 @@ def work_directory(purpose: str) -> Iterator[Path]:
 
 
 def make_certificate(directory: Path) -> None:
-    """Make a key and a certificate for this host that signs itself."""
+    """Create a key and a self-signed certificate for this host."""
     run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
         "-keyout", str(directory / "key.pem"), "-out", str(directory / "cert.pem"))  # fmt: skip
 
 
 def make_image(path: Path, contents: Path, size: int) -> None:
-    """Make a sparse ext4 file system with the files of a directory in it."""
+    """Create a sparse ext4 file system with the files of a directory."""
     with path.open("xb") as f:
         f.truncate(size)
     run("mke2fs", "-q", "-F", "-t", "ext4", "-d", str(contents), str(path))
 
 
 def run(*command: str, timeout: float = 300) -> str:
-    """Run a program to its end and return what it printed."""
+    """Run a program and return its standard output. timeout: seconds. Raises DaemonError."""
     path = os.environ["PATH"] + ":/usr/sbin:/sbin"
     env = os.environ | {"PATH": path}
     program = shutil.which(command[0], path=path)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import ways
-from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
+from tests.support.daemon import PROGRAM, Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
 from tests.support.places import Place, Setting
@@ -27,6 +27,24 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first-cases", action="store_true", help="run the first case of each test in each way only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("first_cases"):
+        # In the order of collection: the first of each key is put down last.
+        first = {_test_and_way(item): item for item in reversed(items)}
+        config.hook.pytest_deselected(items=[item for item in items if first[_test_and_way(item)] is not item])
+        items[:] = [item for item in items if first[_test_and_way(item)] is item]
+
+
+def _test_and_way(item: pytest.Item) -> tuple[object, ...]:
+    """Return what cases have in common that differ in data only, and not in who serves or what has the image."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return (item.nodeid.partition("[")[0], *(params.get(name) for name in ("shared_daemon", "make_world", "backend")))
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
@@ -38,11 +56,6 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
     return report
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out ways to serve that need not be tested each time."""
-    items[:] = [item for item in items if ways.is_wanted(item)]
 
 
 @pytest.fixture(scope="session")
@@ -86,8 +99,8 @@ def make_daemon(certificates: Certificates) -> Iterator[MakeDaemon]:
     """Start a daemon with sections of configuration of its own: make_daemon(daemon={"max_connections": 1})."""
     with ExitStack() as cleanup:
 
-        def make(*, arguments: tuple[str, ...] = (), **config: Section) -> Daemon:
-            return cleanup.enter_context(Daemon(certificates, config, arguments=arguments))
+        def make(*, arguments: tuple[str, ...] = (), program: str = PROGRAM, **config: Section) -> Daemon:
+            return cleanup.enter_context(Daemon(certificates, config, arguments=arguments, program=program))
 
         yield make
 

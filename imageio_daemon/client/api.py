@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of the library."""
+"""The functions of the library."""
 
 import asyncio
 import contextlib
@@ -10,38 +10,41 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ..blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK
-from ..extents import Extent
-from . import workers
-from .address import is_url
-from .digest import Digest
-from .download import Download, Downloaded
+from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK
+from ..image.extents import Extent
 from .errors import Usage
-from .image import Image
-from .memory import new_buffer
-from .plan import Queue, units
-from .progress import Report
-from .qemu import Increment, QemuSource, QemuTarget, check_format
-from .sender import hash_unit
-from .session import Session, Settings
-from .source import FileSource, Source, StreamSource
-from .state import CHECKPOINT, SUFFIX
-from .stopping import Stop
-from .tar import find_member
-from .target import ExistingImage, NewFile, Stream, Target, is_existing_device
-from .upload import Upload, Uploaded
+from .local.qemu import Increment, QemuSource, QemuTarget, check_format
+from .local.source import FileSource, Source, StreamSource
+from .local.tar import find_member
+from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
+from .server.address import is_url
+from .server.image import Image
+from .server.session import ClientSession, Settings
+from .server.stopping import Stop
+from .transfer import workers
+from .transfer.digest import Digest
+from .transfer.download import Download, Downloaded
+from .transfer.memory import new_buffer
+from .transfer.plan import Queue, units
+from .transfer.progress import Report
+from .transfer.sender import hash_unit
+from .transfer.state import CHECKPOINT, SUFFIX
+from .transfer.upload import Upload, Uploaded
 
 _T = TypeVar("_T")
 
 DEFAULTS = Settings()
 
-#: Threads that hash a local image. More take the processor from others, and 2 are as fast as most disks.
+#: Threads that hash a local image. 2 are as fast as most disks.
 HASHING = 2
 
 
 @dataclass(frozen=True)
 class Info:
-    """What can be told of an image without reading it. `None`: not known."""
+    """What is known of an image without reading its data. Sizes are in bytes. `None`: not known.
+
+    data, zero: bytes of data and of extents that read as zeros. local: the server is reached by its unix socket.
+    """
 
     size: int
     data: int | None = None
@@ -65,18 +68,20 @@ def upload(
     verify: bool = False,
     progress: Report | None = None,
 ) -> Uploaded:
-    """Make the image at url read as source, on stable storage. What the target has behind the end stays as it is.
+    """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
-    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; without
-    it, what does not look like another format is raw. member: of a tar archive, such as an OVA. state: whether an
-    interrupted upload of a file can be continued by the same call; its state is in a file beside the source, or in the
-    one named here.
-    checkpoint: seconds between two flushes, after which the state is renewed. verify: compare the checksum of what was
-    read with the server's. progress: called some times a second.
+    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; None: raw
+    after a check that it does not look like another format. member: the member of a tar archive, such as an OVA, to
+    upload. state: whether an interrupted upload of a file can be continued by the same call; its state is in a file
+    beside the source, or at the given path. checkpoint: seconds between two flushes, after each of which the state is
+    saved. verify: compare the checksum of what was read with the server's. progress: called every 0.1 s.
 
     Raises ClientError.
     """
-    with contextlib.closing(_open_source(source, format, member, size)) as opened, Session(url, settings) as session:
+    with (
+        contextlib.closing(_open_source(source, format, member, size)) as opened,
+        ClientSession(url, settings) as session,
+    ):
         job = Upload(
             opened,
             session,
@@ -100,16 +105,16 @@ def download(
 ) -> Downloaded:
     """Make target read as the image at url, on stable storage.
 
-    target: a file, which is replaced when all is there; a block device; or a binary stream. format: of a new file: raw,
-    or any that qemu can make. dirty: only what has changed since the checkpoint that the server knows, in place, in a
-    file or device with an older copy, or in a new qcow2 image that is to be put on such a copy. verify: compare the
-    checksum of what was received with the server's. progress: called some times a second.
+    target: a file, which is replaced when the download is complete; a block device; or a binary stream. format: of a
+    new file: raw, or any that qemu can create. dirty: download only the extents that have changed since the server's
+    checkpoint, into a file or device with an older copy, or into a new qcow2 image to be rebased on such a copy.
+    verify: compare the checksum of what was received with the server's. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if dirty and verify:
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
-    with Session(url, settings) as session:
+    with ClientSession(url, settings) as session:
         opened = _open_target(target, format, dirty=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
@@ -119,7 +124,7 @@ def download(
 
 
 def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:
-    """List what is data and what is zero in an image, or with the context "dirty" what has changed."""
+    """Return the extents of an image: zero or data, or with the context "dirty", changed or not. Raises ClientError."""
     return _ask(url, settings, lambda image, _: image.extents(context))
 
 
@@ -129,7 +134,7 @@ def info(
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002
 ) -> Info:
-    """Tell about an image: that of a URL, or a file or device. Raises ClientError."""
+    """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
     with contextlib.closing(_open_file(Path(image), format)) as source:
@@ -144,7 +149,10 @@ def checksum(
     algorithm: str = DEFAULT_ALGORITHM,
     block_size: int = DEFAULT_BLOCK,
 ) -> str:
-    """Return the digest of an image, computed by the server of a URL, or here for a file or device; see blockhash."""
+    """Return the digest of an image, computed by the server of a URL, or here for a file or device.
+
+    What is hashed: image/blockhash.py.
+    """
     if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
     if is_url(os.fspath(image)):
@@ -154,7 +162,7 @@ def checksum(
 
 
 def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os.PathLike[str] = True) -> Path | None:
-    """Return the file that upload() keeps its state in with these arguments, or None."""
+    """Return the file in which upload() keeps its state, for the same arguments; None if it keeps none."""
     if isinstance(state, str | os.PathLike):
         if not isinstance(source, str | os.PathLike):
             raise Usage("a stream can't be read again, so its upload has no state")
@@ -162,7 +170,7 @@ def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os
     if not state or not isinstance(source, str | os.PathLike):
         return None
     path = Path(source)
-    # Nobody looks for files in /dev, or in a directory of others.
+    # Not beside a device in /dev, and not in a directory that is not writable.
     beside = os.path.isfile(path) and os.access(path.parent, os.W_OK)
     return path.with_name(path.name + SUFFIX) if beside else None
 
@@ -213,14 +221,14 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
     return NewFile(path) if format_name in (None, "raw") else QemuTarget(path, format_name)
 
 
-def _ask(url: str, settings: Settings, question: Callable[[Image, Session], _T]) -> _T:
-    """Open an image and ask something in a thread, so that Ctrl-C ends the wait."""
-    with Session(url, settings) as session:
+def _ask(url: str, settings: Settings, question: Callable[[Image, ClientSession], _T]) -> _T:
+    """Open an image and call question in a thread, so that Ctrl-C ends the wait."""
+    with ClientSession(url, settings) as session:
         (answer,) = asyncio.run(workers.run([lambda: question(session.open(), session)], session.stop))
         return answer
 
 
-def _remote_info(image: Image, session: Session) -> Info:
+def _remote_info(image: Image, session: ClientSession) -> Info:
     abilities = session.abilities
     told = Info(
         image.size(),

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line of imageio-client. docs/imageio-client.1 says the same; a test compares them."""
+"""The command line of imageio-client. docs/imageio-client.1 describes the same; a test compares them."""
 
 import argparse
 import re
 from typing import TypeAlias
 
 from .. import __version__
-from ..blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
 from ..units import MAX_OFFSET, GiB, KiB, MiB, TiB
-from .session import RETRIES
-from .tickets import DEFAULT_SOCKET
+from .server.session import RETRIES
+from .server.tickets import DEFAULT_SOCKET
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -20,7 +20,7 @@ MAX_SECONDS = 10**9
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command; the result has `command`, and `action` for ticket."""
+    """Return the parser of the whole command. Its result has `command`, and for ticket `action`."""
     main = argparse.ArgumentParser(prog="imageio-client", description="Move disk images to and from a server.")
     main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -159,7 +159,7 @@ def _add_control(command: argparse.ArgumentParser) -> None:
 
 
 def size(text: str) -> int:
-    """Parse a number of bytes, with K, M, G or T behind it for binary multiples."""
+    """Parse a number of bytes, with a suffix K, M, G or T for binary multiples. Raises ArgumentTypeError."""
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
     if not number.isdecimal() or unit not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes like 512, 64K or 10G")
@@ -175,7 +175,7 @@ def _format(text: str) -> str:
 
 
 class _number:  # noqa: N801 - used as a function
-    """Parse a number between two limits."""
+    """Parse a number between two limits, both included."""
 
     def __init__(self, least: int, most: int) -> None:
         self._least = least

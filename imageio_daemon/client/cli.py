@@ -18,19 +18,19 @@ from . import api
 from .arguments import parser
 from .display import CLEAR_LINE, Display, display, human
 from .errors import ClientError, LocalError, StateMismatch, Usage
-from .progress import Progress
-from .session import Settings
-from .target import is_existing_device
-from .tickets import Tickets
+from .local.target import is_existing_device
+from .server.session import Settings
+from .server.tickets import Tickets
+from .transfer.progress import Progress
 
-#: Exit status after a signal, as shells have it: this and its number.
+#: Exit status after a signal: this plus its number, as in shells.
 SIGNALLED = 128
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or that of the error; see docs/client.md."""
     options = parser().parse_args(arguments)
-    watched = sys.stderr.isatty() and not options.quiet  # programs get one line, in the end
+    watched = sys.stderr.isatty() and not options.quiet  # otherwise standard error gets one line, at the end
     logging.basicConfig(format=f"{CLEAR_LINE if watched else ''}imageio-client: %(message)s")
     level = logging.INFO if options.verbose else logging.WARNING if watched else logging.ERROR
     logging.getLogger(__package__).setLevel(level)
@@ -45,52 +45,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(options, f"interrupted{transfer.remains()}", SIGNALLED + (received or [signal.SIGINT])[0])
     except BrokenPipeError:
-        # Who reads our output has seen enough.
+        # The reader of standard output has closed it. A flush at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
 def _signals() -> list[int]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does, and return the list in which they will be."""
+    """Let SIGTERM and SIGHUP end the command as SIGINT does; return a list to which received ones are appended."""
     received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        handler = signal.getsignal(signal.SIGINT)  # that of the transfer that runs
-        # In background jobs of scripts SIGINT is ignored.
+        handler = signal.getsignal(signal.SIGINT)  # that of asyncio.run() during a transfer
+        # Shells start background jobs with SIGINT ignored.
         (handler if callable(handler) else signal.default_int_handler)(number, frame)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants it ignored
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup(1) ignores SIGHUP
             signal.signal(number, end)
     return received
 
 
 class _Transfer:
-    """What is shown of a transfer, and what to say when it fails."""
+    """The display of a transfer, and the message about what a failed one leaves behind."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.display: Display = display(as_json=options.json, quiet=options.quiet)
         self.state: Path | None = None
-        self.incomplete: str | None = None  # what is left half-done by a failure, once something was done
-        self.new: str | None = None  # what is made only by a success
+        self.incomplete: str | None = None  # what a failed transfer leaves incomplete, if it has transferred bytes
+        self.new: str | None = None  # what only a complete transfer creates
         self._progress = Progress()
         self._shown = False
 
     def report(self, progress: Progress) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         self._shown = True
         self._progress = progress
         self.display.update(progress)
 
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
-        """Show how it ended."""
+        """Show the result."""
         self._shown = False
         self.display.finish(verb, progress, **details)
 
     def remains(self) -> str:
-        """Tell what is left half-done."""
+        """Return the part of an error message that says what is incomplete; "" if nothing is."""
         if self._shown:
             self.display.abandon()
         if self.state is not None and os.path.exists(self.state):
@@ -121,7 +121,7 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _standard_input() -> BinaryIO:
-    """Return standard input without a buffer, so that Ctrl-C ends the wait for it."""
+    """Return standard input unbuffered, so that it can be polled and Ctrl-C ends the wait. Raises LocalError."""
     try:
         return open(0, "rb", buffering=0, closefd=False)
     except OSError as e:

@@ -1,35 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show a transfer: a bar on a terminal, lines of JSON for programs, one line at the end for everybody."""
+"""The display of a transfer: a bar on a terminal or lines of JSON, and a summary at the end."""
 
 import json
 import sys
 import time
 from typing import TextIO
 
-from .progress import Progress
+from .transfer.progress import Progress
 
 WIDTH = 30
-#: What is written on a terminal before a line that shall not begin behind the bar.
+#: Control characters that clear the bar before another line (ECMA-48 EL).
 CLEAR_LINE = "\r\033[K"
 #: Seconds between two lines of JSON.
 JSON_INTERVAL = 1.0
 
 
 class Display:
-    """What is shown while a transfer runs, and after it: nothing, on the base class."""
+    """What is shown during and after a transfer. The base class shows nothing."""
 
     def update(self, progress: Progress) -> None:
-        """Show how far it is."""
+        """Show the progress."""
 
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
-        """Show how it ended."""
+        """Show the result."""
 
     def abandon(self) -> None:
-        """Let an error message start on a new line."""
+        """End the display before an error message."""
 
 
 class Text(Display):
-    """A bar, if the stream is a terminal, and a summary."""
+    """A bar if the stream is a terminal, and a summary."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -60,20 +60,20 @@ class Text(Display):
                 print(f"{name.replace('_', ' ')}: {value}", file=self._stream)
 
     def abandon(self) -> None:
-        """Leave the bar as it is."""
+        """End the line of the bar."""
         if self._terminal:
             self._stream.write("\n")
 
 
 class Json(Display):
-    """One object on each line: `progress` about each second, then `result`."""
+    """A JSON object on each line: `progress` every second, then `result`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._next = time.monotonic() + JSON_INTERVAL
 
     def update(self, progress: Progress) -> None:
-        """Write a line if it is time."""
+        """Write a line if JSON_INTERVAL has passed."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + JSON_INTERVAL
             self._write("progress", progress)
@@ -94,14 +94,14 @@ class Json(Display):
 
 
 def display(*, as_json: bool, quiet: bool) -> Display:
-    """Return what suits the options of a command."""
+    """Return the display for the options of a command."""
     if as_json:
         return Json(sys.stdout)
     return Display() if quiet else Text(sys.stderr)
 
 
 def parts(progress: Progress) -> str:
-    """Tell what was done with what."""
+    """Return the bytes of data, zeros and skipped ranges as text."""
     return f"{human(progress.data)} data, {human(progress.zero)} zero, {human(progress.skipped)} skipped"
 
 
@@ -115,7 +115,7 @@ def human(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time as minutes and seconds, from an hour on as hours and minutes."""
+    """Format a time as minutes and seconds, or from one hour on as hours and minutes."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong in a transfer, a class for each exit status. A message is one line: what failed, what to do."""
+"""The errors of the client, a class for each exit status. A message is one line: what failed, and what to do."""
 
 from typing import ClassVar
 
@@ -7,19 +7,19 @@ from ..errors import Error
 
 
 class ClientError(Error):
-    """Base of all that ends a transfer; `status`: the command's exit status."""
+    """Base of the client's errors. `status`: the exit status of the command."""
 
     status: ClassVar[int] = 1
 
 
 class Usage(ClientError):
-    """The arguments do not go together."""
+    """The arguments are invalid, or contradict each other."""
 
     status = 2
 
 
 class Refused(ClientError):
-    """The server refuses the request, and would refuse it again; `http_status` is 4xx."""
+    """The server refuses the request, so a retry is useless. `http_status`: 4xx."""
 
     status = 3
 
@@ -29,15 +29,15 @@ class Refused(ClientError):
 
 
 class ServerFailed(ClientError):
-    """The server can't be reached, is lost in the middle, fails or speaks something else."""
+    """The server cannot be reached, fails, or does not speak the images API."""
 
     status = 4
 
 
 class Temporary(ServerFailed):
-    """A failure of the server or of the way to it that may go by: the request can be sent again.
+    """A failure of the server or the connection that may pass: the request can be sent again.
 
-    `http_status`: 5xx, or None when there was no answer.
+    `http_status`: 5xx; None if there was no answer.
     """
 
     def __init__(self, message: str, http_status: int | None = None) -> None:
@@ -46,11 +46,11 @@ class Temporary(ServerFailed):
 
 
 class FlushFailed(ServerFailed):
-    """The storage could not keep what was written: nothing since the flush before is safe."""
+    """The server's storage failed to flush: what was written since the last flush may be lost."""
 
 
 class LocalError(ClientError):
-    """The source can't be read, or the target on this side can't be written."""
+    """The local source cannot be read, or the local target cannot be written."""
 
     status = 5
 
@@ -62,10 +62,10 @@ class ChecksumMismatch(ClientError):
 
 
 class StateMismatch(ClientError):
-    """There is the state of an upload that can't be continued: its source or its target is another one."""
+    """The state file is of an upload that cannot be continued, because its source or its target has changed."""
 
     status = 7
 
 
 class Stopped(ClientError):
-    """The transfer was stopped, by a failure elsewhere or by its user."""
+    """The transfer was stopped by an error in another thread or by the user."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers of the protocol, and the limits that are set to a peer."""
+"""Numbers of the protocol (proto.md, "Values"), and the limits on what a peer may send. Sizes are in bytes."""
 
 from enum import IntEnum
 
@@ -11,7 +11,7 @@ PORT = 10809
 
 NBDMAGIC = 0x4E42444D41474943
 IHAVEOPT = 0x49484156454F5054
-#: In the place of IHAVEOPT: a server older than options.
+#: In place of IHAVEOPT: oldstyle negotiation, without options (proto.md, "Oldstyle negotiation").
 OLDSTYLE = 0x00420281861253
 OPTION_REPLY = 0x0003E889045565A9
 REQUEST = 0x25609513
@@ -24,71 +24,63 @@ EXTENDED_CHUNK = 0x6E8A278C
 
 MAX_STRING = 4096
 MAX_NAME = 4096
-#: The largest READ and WRITE, what all known clients keep to; also what is advertised.
+#: The largest READ and WRITE, as advertised (proto.md, "Block size constraints"). All known clients respect it.
 MAX_PAYLOAD = 32 * MiB
-#: A longer payload is read and refused up to here; past it the connection ends.
-MAX_DRAINED_PAYLOAD = 64 * MiB
-#: Always served with the don't-fragment flag.
-MIN_DONT_FRAGMENT = 64 * KiB
 MIN_BLOCK = 1
-#: Extents in one reply: 1 MiB of descriptors with extended headers.
-MAX_EXTENTS = 65536
-#: What the 32-bit length of a compact extent can say, in whole blocks of any size.
-MAX_COMPACT_EXTENT = 2**32 - 64 * KiB
 
 # Limits of the negotiation
 
-#: An option's payload: two strings of the longest kind and 64 queries of 900 bytes.
+#: An option's payload: two strings of MAX_STRING and 64 queries of 900 bytes.
 MAX_OPTION = 64 * KiB
-#: A longer one is read and refused up to here; past it the connection ends.
+#: A longer payload, up to this size, is read and the option refused. Beyond it the connection is closed.
 MAX_DRAINED_OPTION = 1 * MiB
-#: Options on one connection. Each export that is listed allows 8 more: nbdinfo --list asks two about each.
+#: Options on one connection. Each listed export allows 8 more: nbdinfo --list sends two for each.
 MAX_OPTIONS = 64
 MAX_OPTIONS_LISTED = 8
 MAX_QUERIES = 64
-#: Text with an error, in bytes. Clients refuse replies of more than about 1000.
+#: Text with an error. Clients reject replies of more than about 1000 bytes.
 MAX_ERROR_TEXT = 256
 
-# Limits that the client sets to a server
+# Limits of the client on what a server may send
 
-#: An option reply's payload: two strings of the longest kind, and a few numbers.
+#: An option reply's payload: two strings of MAX_STRING, and a few numbers.
 MAX_OPTION_REPLY = 2 * MAX_STRING + 64
 #: Replies in one negotiation. A server of 64 bitmaps sends about 150.
 MAX_OPTION_REPLIES = 1024
-#: Contexts that the client asks for: two of the server's own and its bitmaps.
+#: Metadata contexts that the client selects: base:allocation, qemu:allocation-depth and the dirty bitmaps.
 MAX_CONTEXTS = 64
 #: An error chunk: number, length, text and offset.
 MAX_ERROR_CHUNK = 4 + 2 + MAX_STRING + 8
-#: Extents in one chunk, as the protocol recommends: 8 MiB, or 16 MiB with extended headers.
+#: Extents in one chunk, 2^20 as proto.md recommends: 8 MiB, or 16 MiB with extended headers.
 MAX_STATUS_EXTENTS = 2**20
-#: Bytes of all chunks of extents in reply to one request. qemu's have 2 MiB at most, for each of MAX_CONTEXTS contexts.
+#: All chunks of extents in reply to one request. qemu sends 2 MiB at most for each of MAX_CONTEXTS contexts.
 MAX_STATUS_BYTES = 160 * MiB
-#: Pieces apart from each other in which the data of one READ may have come so far. Servers send them in order.
+#: Disjoint ranges of one READ's data that have arrived so far. Known servers send data in order.
 MAX_PIECES = 65536
-#: Size of an export, in bytes: what an offset can say.
+#: Size of an export: the largest signed 64-bit number, as offsets of files.
 MAX_SIZE = 2**63 - 1
-#: Smallest and largest of the sizes that BLOCK_SIZE may tell.
+#: NBD_INFO_BLOCK_SIZE: the largest minimum and the smallest preferred block size.
 LARGEST_MINIMUM = 64 * KiB
 SMALLEST_PREFERRED = 512
-#: "No limit" as the largest payload.
+#: The maximum block size that means "no limit".
 NO_MAXIMUM = 0xFFFFFFFF
 
 BASE_ALLOCATION = "base:allocation"
-#: In which layer of a chain the data is: 0 is none, 1 the top one.
+#: In which layer of a backing chain the data is: 0 for none, 1 for the top layer (qemu, docs/interop/nbd.rst).
 ALLOCATION_DEPTH = "qemu:allocation-depth"
-#: The beginning of the names of bitmaps; asked for alone, it lists them.
+#: The prefix of the names of dirty bitmaps. As a query by itself it lists them (qemu, docs/interop/nbd.rst).
 DIRTY_BITMAP = "qemu:dirty-bitmap:"
 
 
 class HandshakeFlag:
-    """Bits of the server's greeting, and of the client's answer."""
+    """Handshake flags of the server, and the client's with the same values."""
 
     FIXED_NEWSTYLE = 1
     NO_ZEROES = 2
 
 
 class Option(IntEnum):
-    """What a client asks in the negotiation."""
+    """Options of the client in the negotiation (proto.md, "Option types")."""
 
     EXPORT_NAME = 1
     ABORT = 2
@@ -103,7 +95,7 @@ class Option(IntEnum):
 
 
 class Reply(IntEnum):
-    """What an option is answered."""
+    """Types of option replies (proto.md, "Option reply types")."""
 
     ACK = 1
     SERVER = 2
@@ -122,7 +114,7 @@ class Reply(IntEnum):
 
 
 class Info(IntEnum):
-    """Items about an export."""
+    """Types of information in a reply NBD_REP_INFO."""
 
     EXPORT = 0
     NAME = 1
@@ -131,7 +123,7 @@ class Info(IntEnum):
 
 
 class ExportFlag:
-    """Transmission flags: what an export can do."""
+    """Transmission flags of an export (proto.md, "Transmission flags")."""
 
     HAS_FLAGS = 0x0001
     READ_ONLY = 0x0002
@@ -149,7 +141,7 @@ class ExportFlag:
 
 
 class Command(IntEnum):
-    """What a request asks."""
+    """Request types (proto.md, "Request types")."""
 
     READ = 0
     WRITE = 1
@@ -162,7 +154,7 @@ class Command(IntEnum):
 
 
 class CommandFlag:
-    """Bits of a request."""
+    """Flags of a request (proto.md, "Command flags")."""
 
     FUA = 0x01
     NO_HOLE = 0x02
@@ -173,7 +165,7 @@ class CommandFlag:
 
 
 class Chunk(IntEnum):
-    """Types of a reply's chunks."""
+    """Types of a structured reply's chunks (proto.md, "Structured reply types")."""
 
     NONE = 0
     OFFSET_DATA = 1
@@ -184,23 +176,23 @@ class Chunk(IntEnum):
     ERROR_OFFSET = 0x8002
 
 
-#: Flag of a reply's last chunk.
+#: NBD_REPLY_FLAG_DONE: this is the reply's last chunk.
 DONE = 1
 
 
 class Status:
-    """Bits of an extent in base:allocation."""
+    """Status bits of an extent in base:allocation (proto.md, '"base:allocation" metadata context')."""
 
     HOLE = 1
     ZERO = 2
 
 
-#: The bit of an extent in a dirty bitmap.
+#: The status bit of an extent in a dirty bitmap.
 DIRTY = 1
 
 
 class ErrorNumber(IntEnum):
-    """The only error numbers on the wire, whatever errno is here."""
+    """The error numbers of the protocol (proto.md, "Error values"), which do not depend on the platform's errno."""
 
     EPERM = 1
     EIO = 5

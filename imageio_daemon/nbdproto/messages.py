@@ -1,20 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the transmission, pack beside unpack. All numbers are big-endian."""
+"""Messages of the transmission phase, pack beside unpack. Numbers are big-endian (proto.md, "Transmission")."""
 
 from collections.abc import Sequence
 from struct import Struct, pack, unpack_from
 from typing import NamedTuple, Self
 
-from .constants import (
-    CHUNK,
-    DONE,
-    EXTENDED_CHUNK,
-    EXTENDED_REQUEST,
-    MAX_ERROR_TEXT,
-    REQUEST,
-    SIMPLE_REPLY,
-    Chunk,
-)
+from .constants import CHUNK, DONE, EXTENDED_CHUNK, EXTENDED_REQUEST, MAX_ERROR_TEXT, REQUEST, SIMPLE_REPLY, Chunk
 
 #: magic, flags, command, cookie, offset, length
 COMPACT_REQUEST = Struct(">IHHQQI")
@@ -25,11 +16,11 @@ SIMPLE = Struct(">IIQ")
 STRUCTURED = Struct(">IHHQI")
 #: magic, flags, type, cookie, offset, length
 EXTENDED = Struct(">IHHQQQ")
-#: offset; offset and size of a hole; error and length of its text
+#: NBD_REPLY_TYPE_OFFSET_DATA: offset; _OFFSET_HOLE: offset, size; _ERROR: error, length of the text
 OFFSET = Struct(">Q")
 HOLE = Struct(">QI")
 ERROR = Struct(">IH")
-#: id of a context; and with extended headers the number of extents, too
+#: id of a context; with extended headers, the number of extents follows
 CONTEXT = Struct(">I")
 CONTEXT_COUNT = Struct(">II")
 #: length, status
@@ -38,11 +29,11 @@ EXTENDED_EXTENT = Struct(">QQ")
 
 
 class BadMagic(Exception):
-    """The peer's bytes are not where a message begins: nothing after them can be understood."""
+    """A message does not begin with its magic number, so the position in the stream is lost."""
 
 
 class RequestHeader(NamedTuple):
-    """What a client asks. `length` is that of the range, or of the payload when the flag PAYLOAD_LEN is set."""
+    """The header of a request. `length`, in bytes: the range's, or with the flag PAYLOAD_LEN the payload's."""
 
     command: int
     flags: int
@@ -51,7 +42,7 @@ class RequestHeader(NamedTuple):
     length: int
 
     def pack(self, *, extended: bool = False) -> bytes:
-        """Return the header; a payload follows it."""
+        """Return the header; the payload of a WRITE follows it."""
         form, magic = (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
         return form.pack(magic, self.flags, self.command, self.cookie, self.offset, self.length)
 
@@ -66,7 +57,7 @@ class RequestHeader(NamedTuple):
 
 
 class SimpleReply(NamedTuple):
-    """The end of a request; the data of a READ follows it when there is no error."""
+    """A simple reply. The data of a READ follows it if `error` is 0."""
 
     cookie: int
     error: int
@@ -85,7 +76,7 @@ class SimpleReply(NamedTuple):
 
 
 class ChunkHeader(NamedTuple):
-    """A part of a reply; `length` bytes of payload follow. `offset`: that of the request, in extended headers."""
+    """The header of a chunk; `length` bytes of payload follow. `offset`: the request's, only in extended headers."""
 
     type: int
     flags: int
@@ -132,7 +123,7 @@ def unpack_hole(payload: bytes) -> tuple[int, int]:
 
 
 def pack_error(error: int, text: str) -> bytes:
-    """Return the payload of ERROR. The text is cut to a length that every client takes."""
+    """Return the payload of ERROR. The text is cut to MAX_ERROR_TEXT bytes."""
     encoded = clean_text(text)
     return ERROR.pack(error, len(encoded)) + encoded
 
@@ -149,7 +140,7 @@ def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
 
 
 def pack_extents(context_id: int, lengths: Sequence[int], statuses: Sequence[int], *, extended: bool) -> bytes:
-    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT. No step of Python for each."""
+    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT, without a loop over extents."""
     if extended:
         head, form = CONTEXT_COUNT.pack(context_id, len(lengths)), EXTENDED_EXTENT
     else:
@@ -189,6 +180,6 @@ def _extents_head(payload: bytes, *, extended: bool) -> tuple[int, int]:
 
 
 def clean_text(text: str) -> bytes:
-    """Return text for a peer: no control characters, whole characters only, and not too long."""
+    """Return text for a peer in UTF-8: no control characters, at most MAX_ERROR_TEXT bytes, no cut character."""
     printable = "".join(character if character.isprintable() else "?" for character in text)
     return printable.encode(errors="replace")[:MAX_ERROR_TEXT].decode(errors="ignore").encode()

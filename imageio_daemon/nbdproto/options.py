@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the negotiation, pack beside unpack. All numbers are big-endian."""
+"""Messages of the negotiation, pack beside unpack. Numbers are big-endian (proto.md, "Newstyle negotiation")."""
 
 from struct import Struct, error
 from typing import NamedTuple, Self
@@ -20,25 +20,25 @@ INFO_EXPORT = Struct(">HQH")
 INFO_BLOCK_SIZE = Struct(">HIII")
 U16 = Struct(">H")
 U32 = Struct(">I")
-#: After the answer to EXPORT_NAME, for clients that don't say that they do without.
+#: The reserved bytes after the reply to EXPORT_NAME, unless the client has set NO_ZEROES.
 ZEROES = bytes(124)
 
 
 class Malformed(Exception):
-    """A payload that does not say what its option asks; the message is for the peer."""
+    """An option's payload is malformed. The message is for the peer."""
 
 
 class TooMany(Exception):
-    """More than we want to look at; the message is for the peer."""
+    """An option's payload has more items than the limit. The message is for the peer."""
 
 
 def pack_greeting(flags: int) -> bytes:
-    """Return the first bytes of a server."""
+    """Return the server's greeting. flags: HandshakeFlag."""
     return GREETING.pack(NBDMAGIC, IHAVEOPT, flags)
 
 
 def unpack_greeting(data: bytes) -> int:
-    """Return the server's flags. Raises BadMagic."""
+    """Return the server's handshake flags. Raises BadMagic."""
     magic, version, flags = GREETING.unpack(data)
     if (magic, version) != (NBDMAGIC, IHAVEOPT):
         raise BadMagic(f"greeting {magic:#x} {version:#x}")
@@ -46,7 +46,7 @@ def unpack_greeting(data: bytes) -> int:
 
 
 class OptionHeader(NamedTuple):
-    """What a client asks; `length` bytes of payload follow."""
+    """The header of an option; `length` bytes of payload follow."""
 
     option: int
     length: int
@@ -65,7 +65,7 @@ class OptionHeader(NamedTuple):
 
 
 class OptionReply(NamedTuple):
-    """An answer to an option; `length` bytes of payload follow."""
+    """The header of an option reply; `length` bytes of payload follow."""
 
     option: int
     reply: int
@@ -85,7 +85,7 @@ class OptionReply(NamedTuple):
 
 
 class InfoRequest(NamedTuple):
-    """The payload of INFO and GO."""
+    """The payload of INFO and GO: the export's name and the types of information that the client asks for."""
 
     name: str
     infos: tuple[int, ...]
@@ -106,7 +106,7 @@ class InfoRequest(NamedTuple):
 
 
 class ContextRequest(NamedTuple):
-    """The payload of LIST_META_CONTEXT and SET_META_CONTEXT."""
+    """The payload of LIST_META_CONTEXT and SET_META_CONTEXT: the export's name and queries."""
 
     name: str
     queries: tuple[str, ...]
@@ -131,7 +131,7 @@ class ContextRequest(NamedTuple):
 
 
 class ExportInfo(NamedTuple):
-    """The item EXPORT: size in bytes and transmission flags."""
+    """The information EXPORT: size in bytes, and transmission flags."""
 
     size: int
     flags: int
@@ -148,7 +148,7 @@ class ExportInfo(NamedTuple):
 
 
 class BlockSizes(NamedTuple):
-    """The item BLOCK_SIZE, in bytes: what requests must and should be multiples of, and the largest payload."""
+    """The information BLOCK_SIZE, in bytes (proto.md, "Block size constraints")."""
 
     minimum: int
     preferred: int
@@ -171,7 +171,7 @@ def pack_text_info(info: Info, text: str) -> bytes:
 
 
 def pack_server(name: str, description: str = "") -> bytes:
-    """Return the payload of the reply SERVER, an entry of a list."""
+    """Return the payload of the reply SERVER, which lists one export."""
     return _pack_string(name) + description.encode()
 
 
@@ -193,7 +193,7 @@ def unpack_context(payload: bytes) -> tuple[int, str]:
 
 
 def unpack_name(payload: bytes) -> str:
-    """Return the export's name that is a whole payload. Raises Malformed."""
+    """Return the export's name, which is the whole payload of EXPORT_NAME. Raises Malformed."""
     return _decode(payload, MAX_NAME)
 
 
@@ -214,7 +214,7 @@ def _decode(data: bytes, limit: int) -> str:
 
 
 class _Reader:
-    """Take a payload apart, never past its end."""
+    """Read the fields of a payload in order, never past its end. Raises Malformed."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What C tells of operations, as the rest knows it: names, errors, methods, extents; and what of it is logged."""
+"""Results of C's operations in terms of Python: names, errors, zeroing methods, extents; and what is logged."""
 
 import errno
 import logging
 import os
 from array import array
+from operator import sub
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, Error, NotFast, Shortened, StorageError
-from ..extents import ExtentList
-from .base import ZeroMethod
+from ..image.extents import ZERO, ExtentList
+from .backend import ZeroMethod
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ METHODS = {
     lib.IOU_METHOD_PUNCH_AND_ALLOCATE: ZeroMethod.PUNCH_AND_ALLOCATE,
     lib.IOU_METHOD_BLKZEROOUT: ZeroMethod.BLKZEROOUT,
     lib.IOU_METHOD_WRITE: ZeroMethod.WRITE,
+    lib.IOU_METHOD_REMOTE: ZeroMethod.REMOTE,
 }
 
 
@@ -34,12 +36,12 @@ METHODS = {
 
 
 def kind_name(kind: int) -> str:
-    """Return what operations of a kind are called in the log."""
+    """Return the name of a kind of operation for the log."""
     return str(ffi.string(lib.iou_kind_name(kind)).decode())
 
 
 def syscall_name(number: int) -> str:
-    """Return what a system call is called in the log."""
+    """Return the name of a system call for the log."""
     return str(ffi.string(lib.iou_syscall_name(number)).decode())
 
 
@@ -60,7 +62,7 @@ _KINDS = {
 
 
 def describe(kind: int, name: str, offset: int, length: int) -> str:
-    """Return what was asked of which image, for the log."""
+    """Return an operation in words for the log: its kind, the image, the range in bytes."""
     where = f" offset={offset} length={length}" if length else ""
     return f"{_KINDS[kind]} {name}{where}"
 
@@ -69,7 +71,7 @@ def describe(kind: int, name: str, offset: int, length: int) -> str:
 
 
 def check(code: int, what: str) -> None:
-    """Raise StorageError when C could not do what it was told to: a negative errno."""
+    """Raise StorageError when a function of C has returned a negative errno. what: the action, for the message."""
     if code:
         raise StorageError(-code, what, "engine")
 
@@ -77,7 +79,8 @@ def check(code: int, what: str) -> None:
 def no_fault(end: Any, flags: int) -> Error | None:
     """Return what the end of an operation means that is no fault of the storage; None: it is one.
 
-    end: what C tells, with error, syscall and size. flags: of the operation.
+    end: what C tells, with error, syscall and size. flags: of the operation. code_of() in errand.py is the way back,
+    for operations that Python ends.
     """
     if end.error == errno.ECANCELED:
         return Canceled()
@@ -89,7 +92,7 @@ def no_fault(end: Any, flags: int) -> Error | None:
 
 
 def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
-    """Log what is worth knowing of the storage, whatever became of the operation. elapsed in ns."""
+    """Log slow storage and methods that it refused, whether the operation succeeded or not. elapsed: in ns."""
     if elapsed > SLOW_NS:
         log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
     for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
@@ -116,3 +119,18 @@ def extent_list(records: Any, count: int, offset: int) -> ExtentList:
     bounds = array("Q", numbers[::3].tobytes())
     bounds.append(numbers[-3] + numbers[-2] if count else offset)
     return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's 1 is ZERO
+
+
+#: What C tells of an extent, by its flags.
+_HOLES = bytes(bool(flags & ZERO) for flags in range(256))
+
+
+def fill_records(view: memoryview, extents: ExtentList, most: int) -> int:
+    """Put at most so many extents, from the first on, into memory of C; return how many."""
+    count = min(most, len(extents))
+    numbers = view.cast("Q")
+    bounds = extents.bounds[: count + 1]
+    numbers[0 : 3 * count : 3] = memoryview(bounds)[:count]
+    numbers[1 : 3 * count : 3] = memoryview(array("Q", map(sub, bounds[1:], bounds)))
+    numbers[2 : 3 * count : 3] = memoryview(array("Q", [_HOLES[flags] for flags in extents.flags[:count]]))
+    return count

@@ -4,17 +4,16 @@
 import asyncio
 import threading
 from bisect import bisect_left, insort
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from ..ranges import RangeSet
-from .base import Operation
+from ..image.ranges import RangeSet
+from .backend import Operation
 
 
 class Exclusion:
-    """Who may change which bytes, in order of arrival. Used from any loop.
+    """Locks on byte ranges of one image, granted in order of arrival. Used from any loop.
 
-    What is held does not overlap, so it is sorted, and who comes is compared with one of it and with those that wait.
+    Ranges that are held do not overlap. They are kept sorted, so a new range is compared with one of them, and with
+    all that wait.
     """
 
     def __init__(self) -> None:
@@ -22,21 +21,13 @@ class Exclusion:
         self._held: list[tuple[int, int]] = []
         self._waiting: dict[_Turn, None] = {}  # in order of arrival
 
-    @asynccontextmanager
-    async def hold(self, op: Operation, start: int, end: int) -> AsyncIterator[None]:
-        """Hold a range of bytes for the time of the block, after all that asked before and overlap it.
+    def hold(self, op: Operation, start: int, end: int) -> "_Turn":
+        """Hold a range of bytes for the time of an async with block, after all that began before and overlap it.
 
         A task that is cancelled while it waits has never held it. An empty range excludes nobody. Raises Canceled: the
         operation was cancelled, and drop_canceled() called, before it came to its turn.
         """
-        turn = self._join(op, start, end)
-        try:
-            if not op.canceled:  # else drop_canceled() may have come before the turn
-                await turn.come
-            op.require_running()
-            yield
-        finally:
-            self._leave(turn)
+        return _Turn(self, op, start, end)
 
     def drop_canceled(self) -> None:
         """Let go of those that wait and whose operation was cancelled: they must not pile up behind one that hangs."""
@@ -48,16 +39,19 @@ class Exclusion:
             if dropped:
                 self._admit_waiting(min(turn.start for turn in dropped), max(turn.end for turn in dropped))
 
-    def _join(self, op: Operation, start: int, end: int) -> "_Turn":
-        turn = _Turn(op, start, end)
+    def join(self, turn: "_Turn") -> None:
+        """Let a turn come, now or later."""
+        start, end = turn.start, turn.end
         with self._lock:
-            if self._is_free(start, end) and not any(other.overlaps(start, end) for other in self._waiting):
-                self._admit(turn)
+            waits = self._waiting and any(other.overlaps(start, end) for other in self._waiting)
+            if self._is_free(start, end) and not waits:
+                self._hold(turn)
             else:
+                turn.wait()
                 self._waiting[turn] = None
-        return turn
 
-    def _leave(self, turn: "_Turn") -> None:
+    def leave(self, turn: "_Turn") -> None:
+        """Let others have what it has."""
         with self._lock:
             if turn.held:
                 del self._held[bisect_left(self._held, (turn.start, turn.end))]
@@ -69,23 +63,23 @@ class Exclusion:
 
     def _admit_waiting(self, start: int, end: int) -> None:
         """Admit who waited for no more than a range that is free now. Called with the lock."""
-        if not any(turn.overlaps(start, end) for turn in self._waiting):
+        if not self._waiting or not any(turn.overlaps(start, end) for turn in self._waiting):
             return
         before = RangeSet(limit=len(self._waiting))  # of those that go on waiting
         for turn in list(self._waiting):
             if self._is_free(turn.start, turn.end) and not before.overlaps(turn.start, turn.end):
                 del self._waiting[turn]
-                self._admit(turn)
+                self._hold(turn)
+                turn.wake()
             else:
                 before.add(turn.start, turn.end)
             if turn.start <= start and end <= turn.end:
                 return  # nothing is left of the range for those after it
 
-    def _admit(self, turn: "_Turn") -> None:
+    def _hold(self, turn: "_Turn") -> None:
         if turn.start < turn.end:
             insort(self._held, (turn.start, turn.end))
             turn.held = True
-        turn.wake()
 
     def _is_free(self, start: int, end: int) -> bool:
         place = bisect_left(self._held, (end, end))
@@ -95,25 +89,48 @@ class Exclusion:
 class _Turn:
     """One that holds a range or waits for it, on the running loop."""
 
-    def __init__(self, op: Operation, start: int, end: int) -> None:
+    __slots__ = ("_come", "_exclusion", "end", "held", "op", "start")
+
+    def __init__(self, exclusion: Exclusion, op: Operation, start: int, end: int) -> None:
+        self._exclusion = exclusion
         self.op = op
         self.start = start
         self.end = end
         self.held = False
-        self._loop = asyncio.get_running_loop()
-        #: Done when it holds the range, or was dropped.
-        self.come: asyncio.Future[None] = self._loop.create_future()
+        #: If it waits: done when it holds the range, or was dropped.
+        self._come: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._exclusion.join(self)
+        try:
+            if self._come is not None and not self.op.canceled:  # else drop_canceled() may have come before the turn
+                await self._come
+            self.op.require_running()
+        except BaseException:
+            self._exclusion.leave(self)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._exclusion.leave(self)
+
+    def wait(self) -> None:
+        """Get ready to wait. Called on the loop that waits."""
+        self._come = asyncio.get_running_loop().create_future()
 
     def overlaps(self, start: int, end: int) -> bool:
         return self.start < end and start < self.end and start < end
 
     def wake(self) -> None:
-        """Let it go on. Called on any loop."""
-        if self._loop is asyncio.get_running_loop():
-            self._go_on()
+        """Let one that waits go on. Called on any loop."""
+        if self._come is None:
+            return
+        loop = self._come.get_loop()
+        if loop is asyncio.get_running_loop():
+            _go_on(self._come)
         else:
-            self._loop.call_soon_threadsafe(self._go_on)
+            loop.call_soon_threadsafe(_go_on, self._come)
 
-    def _go_on(self) -> None:
-        if not self.come.done():
-            self.come.set_result(None)
+
+def _go_on(come: "asyncio.Future[None]") -> None:
+    if not come.done():
+        come.set_result(None)

@@ -1,28 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imageio_daemon import httpurl
-from imageio_daemon.buffers import BufferPool
-from imageio_daemon.nbdurl import parse
-from imageio_daemon.storage.base import Backend, Operation
-from imageio_daemon.storage.engine import Engine
-from imageio_daemon.storage.file import FileBackend
-from imageio_daemon.storage.http import HttpBackend
-from imageio_daemon.storage.managed import Image, ManagedBackend
-from imageio_daemon.storage.nbd import NbdBackend
-from imageio_daemon.storage.nbdhandshake import Options
-from imageio_daemon.tls import client_context
+from imageio_daemon.net.tls_contexts import client_context
+from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.file.backend import FileBackend
+from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.http.backend import HttpBackend
+from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
 from imageio_daemon.units import MiB
+from imageio_daemon.urls import http as http_url
+from imageio_daemon.urls.nbd import parse
 from tests.support.backends import MemoryBackend
 from tests.support.daemon import Daemon
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
+from tests.support.polling import eventually_async
 
 OpenHttp = Callable[[str], Awaitable[HttpBackend]]
 
@@ -69,12 +72,20 @@ async def open_http(other_daemon: Daemon) -> AsyncIterator[OpenHttp]:
     async with AsyncExitStack() as cleanup:
 
         async def make(ticket_id: str) -> HttpBackend:
-            address = httpurl.parse(other_daemon.url(ticket_id))
+            address = http_url.parse(other_daemon.url(ticket_id))
             backend = await HttpBackend.open(address, context=context, max_connections=8)
             cleanup.push_async_callback(backend.close)
             return backend
 
         yield make
+    # It does not wait for the farewell, under TLS, of connections whose answer was not read to its end.
+    await eventually_async(lambda: not _connections(other_daemon.port))
+
+
+def _connections(port: int) -> list[Any]:
+    transports = asyncio.get_running_loop()._transports.values()  # type: ignore[attr-defined]
+    is_open = [transport for transport in transports if transport.get_extra_info("socket").fileno() >= 0]
+    return [transport for transport in is_open if transport.get_extra_info("peername")[1:2] == (port,)]
 
 
 def serve_nbd(kind: str, directory: Path) -> AbstractContextManager[NbdServer]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.storage import completions, loopqueue
-from imageio_daemon.storage.base import Operation
-from imageio_daemon.storage.engine import Engine
-from imageio_daemon.storage.file import FileBackend
+from imageio_daemon.storage import completions
+from imageio_daemon.storage.backend import Operation
+from imageio_daemon.storage.file import loop_queue
+from imageio_daemon.storage.file.backend import FileBackend
+from imageio_daemon.storage.file.engine import Engine
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
 from tests.support.polling import eventually
@@ -71,7 +72,7 @@ def all_but_the_last_can_be_reaped(engine: Engine) -> None:
 async def test_queue_is_not_looked_at_after_it_was_given_up(
     engine: Engine, handle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loopqueue, "REAP_BATCH", 1)
+    monkeypatch.setattr(loop_queue, "REAP_BATCH", 1)
     await engine.submit(lib.IOU_STAT, handle)
     await engine.release_loop()
     await asyncio.sleep(0)
@@ -115,7 +116,7 @@ async def test_completion_that_cannot_be_told_of_is_handed_back(
     def fail(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(loopqueue, "_tell", fail)
+    monkeypatch.setattr(loop_queue, "_tell", fail)
     async with asyncio.timeout(10):
         await engine.submit(lib.IOU_STAT, handle)
     monkeypatch.undo()

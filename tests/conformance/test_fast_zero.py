@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import NotFast, OutOfRange, StorageError
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
 from imageio_daemon.nbdproto.options import BlockSizes
-from imageio_daemon.nbdurl import parse
-from imageio_daemon.storage import nbdsession
-from imageio_daemon.storage.base import Backend, Operation, ZeroMethod
-from imageio_daemon.storage.managed import Image, ManagedBackend
-from imageio_daemon.storage.nbd import NbdBackend
+from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
+from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.nbd import session as nbd_session
+from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
 from imageio_daemon.units import KiB, MiB
+from imageio_daemon.urls.nbd import parse
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import nbdkit, qemu_nbd
 from tests.support.polling import eventually_async
@@ -183,8 +183,8 @@ async def test_other_formats_refuse_all(start: Start, tmp_path: Path, image_form
 async def test_what_does_not_fit_into_one_request_is_refused(
     make_image: Callable[..., Path], start: Start, content: bytes, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(nbdsession, name, MiB)
-    monkeypatch.setattr(nbdsession.Session, "_may_mix", name != "SEGMENT")
+    monkeypatch.setattr(nbd_session, name, MiB)
+    monkeypatch.setattr(nbd_session.ClientSession, "_may_mix", name != "SEGMENT")
     backend = await start(make_image("plain"), connections=1)
     assert not await attempt(backend, MiB, 2 * MiB)
     assert not await attempt(backend, 0, SIZE)

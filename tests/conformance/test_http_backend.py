@@ -12,7 +12,6 @@ from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 
-from imageio_daemon.buffers import PAGE, BufferPool
 from imageio_daemon.errors import (
     Canceled,
     CannotFlush,
@@ -24,15 +23,18 @@ from imageio_daemon.errors import (
     Unanswered,
     Unavailable,
 )
-from imageio_daemon.extents import Extent
-from imageio_daemon.httpurl import HttpAddress
-from imageio_daemon.storage import http, peer, unflushed
-from imageio_daemon.storage.base import Context, Operation, ZeroMethod
-from imageio_daemon.storage.http import HttpBackend
-from imageio_daemon.storage.peer import Body, Peer
-from imageio_daemon.storage.unflushed import Unflushed
-from imageio_daemon.tls import client_context
+from imageio_daemon.image.extents import Extent
+from imageio_daemon.net.tls_contexts import client_context
+from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
+from imageio_daemon.storage.buffers import PAGE, BufferPool
+from imageio_daemon.storage.http import backend as http_backend
+from imageio_daemon.storage.http import client as http_client
+from imageio_daemon.storage.http import unflushed
+from imageio_daemon.storage.http.backend import HttpBackend
+from imageio_daemon.storage.http.client import Body, HttpClient
+from imageio_daemon.storage.http.unflushed import Unflushed
 from imageio_daemon.units import GiB, KiB
+from imageio_daemon.urls.http import HttpAddress
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates, Daemon
 from tests.support.polling import eventually_async
@@ -162,7 +164,7 @@ def zeroed(server: ScriptedServer) -> list[tuple[int, int, bool]]:
 async def test_zeroing_goes_in_steps_and_flushes_last(
     open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "QUICK", 60)
+    monkeypatch.setattr(http_backend, "QUICK", 60)
     backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200), answer(200))
     op = Operation()
     assert await backend.zero(op, 5, 4 * GiB, allocate=False, fua=True) is ZeroMethod.REMOTE
@@ -174,8 +176,8 @@ async def test_zeroing_goes_in_steps_and_flushes_last(
 async def test_steps_of_zeroing_become_smaller_on_slow_storage(
     open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "QUICK", -1)
-    monkeypatch.setattr(http, "SLOW", -1)
+    monkeypatch.setattr(http_backend, "QUICK", -1)
+    monkeypatch.setattr(http_backend, "SLOW", -1)
     backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
     await backend.zero(Operation(), 0, GiB + GiB // 2, allocate=False)
     assert zeroed(server) == [(0, GiB, False), (GiB, GiB // 2, False)]
@@ -503,7 +505,7 @@ async def test_a_silent_server_fails_the_request_in_time(
     open_scripted: OpenScripted, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await open_scripted(options(), first_byte(), stay_silent)
-    monkeypatch.setattr(http, "DATA_TIMEOUT", 0.05)
+    monkeypatch.setattr(http_backend, "DATA_TIMEOUT", 0.05)
     with pytest.raises(StorageError) as failure:
         await read(backend, pool, 0, 1)
     assert failure.value.errno == errno.ETIMEDOUT
@@ -609,7 +611,7 @@ async def test_a_change_that_is_not_answered_fails_every_flush(
     """It may be made after all, over what is written by then."""
     bad = [stay_silent] if how == "no answer" else [hang_up] * 3  # aiohttp asks again
     backend = await open_scripted(options(), first_byte(), *bad)
-    monkeypatch.setattr(http, "DATA_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_backend, "DATA_TIMEOUT", 0.2)
     with pytest.raises(Unanswered):
         await write(backend, pool, 0, b"old")
     monkeypatch.undo()
@@ -632,7 +634,7 @@ async def test_a_change_for_which_no_connection_is_made_in_time_was_not_asked_fo
     certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails no flush: it will not be made later."""
-    monkeypatch.setattr(peer, "CONNECT_TIMEOUT", 0.2)
+    monkeypatch.setattr(http_client, "CONNECT_TIMEOUT", 0.2)
     with socket.socket() as busy, ExitStack() as waiting:
         busy.bind(("127.0.0.1", 0))
         busy.listen(0)
@@ -641,13 +643,28 @@ async def test_a_change_for_which_no_connection_is_made_in_time_was_not_asked_fo
             sock.setblocking(False)
             sock.connect_ex(busy.getsockname())
         address = HttpAddress("127.0.0.1", busy.getsockname()[1], SECRET)
-        asking = Peer(address, client_context(str(certificates.cafile)), 1)
+        asking = HttpClient(address, client_context(str(certificates.cafile)), 1)
         with pytest.raises(StorageError, match="connect") as failed:
             async with asking.request(Operation(), "PUT", finishes=True):
                 raise AssertionError
         await asking.close()
     assert failed.value.errno == errno.ETIMEDOUT
     assert not isinstance(failed.value, Unanswered)
+
+
+async def test_a_change_that_waited_for_a_connection_of_others_was_not_asked_for(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fails no flush."""
+    backend = await open_scripted(options(max_readers=1, max_writers=1), first_byte(), stay_silent)
+    reading = asyncio.create_task(read(backend, pool, 0, 1))  # on the only connection
+    await eventually_async(lambda: len(server.heads) == 3)
+    monkeypatch.setattr(http_backend, "DATA_TIMEOUT", 0.2)
+    with pytest.raises(StorageError, match="no connection became free") as failed:
+        await write(backend, pool, 0, b"new")
+    assert not isinstance(failed.value, Unanswered)
+    assert not backend.info.unflushed
+    reading.cancel()
 
 
 async def test_no_server_no_image(certificates: Certificates) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import ServerGone, StorageError
 from imageio_daemon.nbdproto.constants import ExportFlag
-from imageio_daemon.storage.base import Operation
-from imageio_daemon.storage.engine import Engine
-from imageio_daemon.storage.file import FileBackend
-from imageio_daemon.storage.managed import Image, ManagedBackend
-from imageio_daemon.storage.nbdhandshake import Options
-from imageio_daemon.tickets import Access, Ticket
-from imageio_daemon.transferstore import TransferStore
+from imageio_daemon.storage.backend import Operation
+from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.file.backend import FileBackend
+from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
+from imageio_daemon.transfers.store import TransferStore
+from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.nbdservers import make_qcow2
 
 from .conftest import NBD_OPTIONS, SIZE
@@ -65,17 +65,17 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     transfer = store.add(ticket)
     await write(await transfer.backend(), pool, 5, b"data")
     store.release_expired()
-    while transfer.in_use:
+    while transfer.end.in_use:
         await asyncio.sleep(0.01)
     assert not list(servers.iterdir())
-    transfer.extend(60)
+    transfer.permission.extend(60)
     assert await read(await transfer.backend(), pool, 5, 4) == b"data"
     await store.remove("x", 30)
 
 
 async def test_what_a_failed_flush_has_left_is_never_flushed(image: Image, servers: Path) -> None:
     backend = await start(image, servers)
-    backend._link.flush_failure = StorageError(5, "flush", "fdatasync")
+    backend._reconnecting.flush_failure = StorageError(5, "flush", "fdatasync")
     assert backend.info.unflushed
     with pytest.raises(StorageError):
         await backend.flush(Operation())
@@ -98,5 +98,5 @@ async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path
 async def test_it_can_all_that_clients_ask_for(image: Image, servers: Path) -> None:
     backend = await start(image, servers)
     wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
-    assert backend._link.agreed.flags & wanted == wanted
+    assert backend._reconnecting.agreed.flags & wanted == wanted
     await backend.close()

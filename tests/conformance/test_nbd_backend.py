@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from imageio_daemon.buffers import BufferPool
 from imageio_daemon.errors import Canceled, CannotFlush, NotFound, OutOfRange, ServerGone, StorageError
-from imageio_daemon.extents import Extent
+from imageio_daemon.image.extents import Extent
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
     DIRTY_BITMAP,
@@ -28,15 +27,19 @@ from imageio_daemon.nbdproto.constants import (
 )
 from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes
-from imageio_daemon.nbdurl import NbdAddress, parse
-from imageio_daemon.storage import nbd, nbdconnection, nbdsession, nbdwarmup
-from imageio_daemon.storage.base import Context, Operation, ZeroMethod
-from imageio_daemon.storage.nbd import NbdBackend
-from imageio_daemon.storage.nbdconnection import Connection
-from imageio_daemon.storage.nbdhandshake import Handshake, Options
-from imageio_daemon.storage.nbdwarmup import WARM_UP
-from imageio_daemon.tls import client_context
+from imageio_daemon.net.tls_contexts import client_context
+from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
+from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.nbd import backend as nbd_backend
+from imageio_daemon.storage.nbd import connection as nbd_connection
+from imageio_daemon.storage.nbd import session as nbd_session
+from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
+from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.nbd.connection import ClientConnection
+from imageio_daemon.storage.nbd.handshake import ClientHandshake, Options
+from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.units import GiB, KiB, MiB, TiB
+from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
@@ -103,7 +106,7 @@ def all_but_the_first(server: FakeNbd) -> Callable[[Asked], Awaitable[bytes | No
 async def test_segments_have_their_connections_and_requests_end_at_their_borders(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:
-    segment = nbdsession.SEGMENT
+    segment = nbd_session.SEGMENT
     server.size = 8 * segment
     backend = await open_nbd(server, connections=3)
     for start in range(0, 8 * segment, segment):
@@ -132,11 +135,11 @@ async def test_flush_goes_through_every_connection_after_the_writes(
 async def test_connections_that_are_not_greeted_are_done_without(
     server: FakeNbd, open_nbd: Open, pool: BufferPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nbdsession, "GREETING_TIMEOUT", 0.05)
+    monkeypatch.setattr(nbd_session, "GREETING_TIMEOUT", 0.05)
     server.greeted = 1
-    server.size = 4 * nbdsession.SEGMENT
+    server.size = 4 * nbd_session.SEGMENT
     backend = await open_nbd(server, connections=4)
-    await write(backend, pool, 2 * nbdsession.SEGMENT, b"x")
+    await write(backend, pool, 2 * nbd_session.SEGMENT, b"x")
     await backend.flush(Operation())
     assert server.connections == 4
     assert {asked.connection for asked in server.asked} == {0}
@@ -156,16 +159,16 @@ async def test_an_open_that_is_cancelled_leaves_no_connection(server: FakeNbd, o
 def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
     new_loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    class CanceledThen(Handshake):
+    class CanceledThen(ClientHandshake):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             canceled[0].cancel()
 
-    async def connect(address: NbdAddress) -> Connection:
+    async def connect(address: NbdAddress) -> ClientConnection:
         canceled.append(asyncio.ensure_future(CanceledThen.connect(address, OPTIONS)))
         return await canceled[0]
 
-    canceled: list[asyncio.Future[Connection]] = []
+    canceled: list[asyncio.Future[ClientConnection]] = []
     with nbdkit("memory", "1M") as kit, asyncio.Runner(loop_factory=new_loop) as runner:
         with pytest.raises(asyncio.CancelledError):
             runner.run(connect(parse(kit.url)))
@@ -175,7 +178,7 @@ def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
 async def test_qemu_nbd_that_serves_one_connection_is_served_by_one(
     open_nbd: Open, pool: BufferPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nbdsession, "GREETING_TIMEOUT", 0.2)
+    monkeypatch.setattr(nbd_session, "GREETING_TIMEOUT", 0.2)
     image = make_qcow2(tmp_path / "image", MiB)
     with qemu_nbd(image, "qcow2", "--shared=1") as qemu:
         backend = await open_nbd(qemu.url, connections=4)
@@ -185,15 +188,15 @@ async def test_qemu_nbd_that_serves_one_connection_is_served_by_one(
 
 
 async def test_connections_that_disagree_are_not_used(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
-    server.size = 4 * nbdsession.SEGMENT
+    server.size = 4 * nbd_session.SEGMENT
     server.later_size = server.size - 512
     backend = await open_nbd(server, connections=2)
-    assert backend.info.size == 4 * nbdsession.SEGMENT
-    await read(backend, pool, nbdsession.SEGMENT, 10)
+    assert backend.info.size == 4 * nbd_session.SEGMENT
+    await read(backend, pool, nbd_session.SEGMENT, 10)
     assert {asked.connection for asked in server.commands(Command.READ)} == {0}
 
 
-@pytest.mark.parametrize(("multi", "most"), [(True, 2**32), (False, nbdsession.SEGMENT)])
+@pytest.mark.parametrize(("multi", "most"), [(True, 2**32), (False, nbd_session.SEGMENT)])
 async def test_zeroing_is_as_long_as_the_server_takes(server: FakeNbd, open_nbd: Open, multi: bool, most: int) -> None:
     server.size = 10 * GiB
     server.flags |= ExportFlag.CAN_MULTI_CONN if multi else 0
@@ -255,7 +258,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_answer_its_warm_
     async def all_but_one(asked: Asked) -> bytes | None:
         return None if asked.header.command == command else server.success(asked)
 
-    monkeypatch.setattr(nbdwarmup, "CLOSE_TIMEOUT", 0.05)
+    monkeypatch.setattr(nbd_warm_up, "CLOSE_TIMEOUT", 0.05)
     server.size, server.answer = 2 * WARM_UP, all_but_one
     backend = await open_nbd(server)
     await eventually_async(lambda: server.commands(command))
@@ -400,7 +403,7 @@ async def test_a_server_that_comes_back_with_other_blocks_is_refused(
     await server.stop()
     server.sizes = BlockSizes(4096, 4096, MiB)
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     with pytest.raises(ServerGone, match="another image"):
         await write(backend, pool, 0, b"x")
 
@@ -431,6 +434,13 @@ async def test_zeros_are_written_where_the_server_cannot_zero(server: FakeNbd, o
     assert sum(asked.header.length for asked in written) == 9 * MiB
     assert not any(any(asked.payload) for asked in written)
     assert all(asked.header.flags == CommandFlag.FUA for asked in written)
+
+
+async def test_few_zeros_are_written_once(server: FakeNbd, open_nbd: Open) -> None:
+    server.flags &= ~ExportFlag.SEND_WRITE_ZEROES
+    backend = await open_nbd(server)
+    assert await backend.zero(Operation(), 0, 4096, allocate=False) is ZeroMethod.WRITE
+    assert [asked.header.length for asked in server.commands(Command.WRITE)] == [4096]
 
 
 async def test_fua_is_a_flush_where_the_server_has_none(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
@@ -503,7 +513,7 @@ async def test_a_server_that_comes_back_and_can_flush_does_not_flush_what_it_los
     await server.stop()
     server.flags |= ExportFlag.SEND_FLUSH
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     with pytest.raises(ServerGone, match="before all changes were flushed"):
         await backend.flush(Operation())
 
@@ -667,7 +677,7 @@ async def test_dirty_extents_are_those_of_the_bitmap(open_nbd: Open, tmp_path: P
 async def test_a_server_that_vanishes_is_noticed(server: FakeNbd, open_nbd: Open) -> None:
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     backend = await open_nbd(f"nbd:127.0.0.1:{listener.sockets[0].getsockname()[1]}")
-    sock = backend._link._session._connections[0]._transport.get_extra_info("socket")
+    sock = backend._reconnecting._session._connections[0]._transport.get_extra_info("socket")
     tcp = socket.IPPROTO_TCP
     options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -696,9 +706,9 @@ async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_conn
 
 async def test_all_that_wait_for_one_connection_fail_with_it(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
     backend = await open_nbd(server)
-    backend._link._options = OPTIONS._replace(timeout=0.2)
+    backend._reconnecting._options = OPTIONS._replace(timeout=0.2)
     await server.stop()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     server.greeted = 0
     await server.start()
     reads = [read(backend, pool, i * 4096, 4096) for i in range(10)]
@@ -714,7 +724,7 @@ async def test_an_operation_that_was_cancelled_does_not_connect(server: FakeNbd,
     backend = await open_nbd(server)
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     op = Operation()
     op.cancel()
     with pytest.raises(Canceled):
@@ -729,7 +739,7 @@ async def test_a_server_that_comes_back_with_another_size_is_refused(
     await server.stop()
     server.size *= 2
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     for _ in range(2):
         with pytest.raises(ServerGone, match="another image"):
             await read(backend, pool, 0, 10)
@@ -743,7 +753,7 @@ async def test_a_server_that_comes_back_without_its_bitmaps_is_refused(server: F
     await server.stop()
     server.contexts = (BASE_ALLOCATION,)
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     with pytest.raises(ServerGone, match="another image"):
         await told(backend, 0, MiB, Context.DIRTY)
 
@@ -758,7 +768,7 @@ async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
         await backend.flush(Operation())
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     await write(backend, pool, 0, b"y")
     if flushed:
         await backend.flush(Operation())
@@ -775,7 +785,7 @@ async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, ope
     buffer.release()
     await server.stop()
     await server.start()
-    await eventually_async(lambda: not backend._link._session.alive)
+    await eventually_async(lambda: not backend._reconnecting._session.alive)
     await backend.flush(Operation())
 
 
@@ -795,7 +805,7 @@ async def test_a_server_that_shuts_down_and_does_not_answer_is_left_in_time(
     async def answer(asked: Asked) -> bytes | None:
         return server.failure(asked, ErrorNumber.ESHUTDOWN) if asked.header.offset else None
 
-    monkeypatch.setattr(nbdconnection, "DRAIN_TIMEOUT", 0.05)
+    monkeypatch.setattr(nbd_connection, "DRAIN_TIMEOUT", 0.05)
     server.answer = answer
     backend = await open_nbd(server)
     reading = asyncio.ensure_future(read(backend, pool, 0, 10))
@@ -816,7 +826,7 @@ async def test_a_change_that_a_leaving_server_does_not_answer_fails_every_flush(
     async def answer(asked: Asked) -> bytes | None:
         return None if asked.header.command == Command.WRITE else server.failure(asked, ErrorNumber.ESHUTDOWN)
 
-    monkeypatch.setattr(nbdconnection, "DRAIN_TIMEOUT", 0.05)
+    monkeypatch.setattr(nbd_connection, "DRAIN_TIMEOUT", 0.05)
     server.answer = answer
     backend = await open_nbd(server)
     buffer = await pool.acquire(4096)
@@ -883,7 +893,7 @@ async def test_a_write_that_is_answered_before_it_was_sent_is_a_violation(
 
     server.answer = early
     backend = await open_nbd(server)
-    monkeypatch.setattr(nbd, "REQUEST", 16 * MiB)
+    monkeypatch.setattr(nbd_backend, "REQUEST", 16 * MiB)
     buffer = await pool.acquire(16 * MiB)
     with pytest.raises(ServerGone, match="not sent yet"):
         await backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0)
@@ -961,7 +971,7 @@ async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, 
     sending = asyncio.ensure_future(backend.pwrite(Operation(), first.slice(0, 16 * MiB), 0))
     op = Operation()
     queued = asyncio.ensure_future(backend.pwrite(op, second.slice(0, MiB), 32 * MiB))
-    await eventually_async(lambda: any(c._queue for c in backend._link._session._connections))
+    await eventually_async(lambda: any(c._queue for c in backend._reconnecting._session._connections))
     op.cancel()
     backend.interrupt()
     with pytest.raises(Canceled):

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import StorageError
-from imageio_daemon.storage import chain, qemunbd
-from imageio_daemon.storage.qemunbd import QemuNbd, in_thread
+from imageio_daemon.storage.qemu import chain
+from imageio_daemon.storage.qemu import process as qemu_process
+from imageio_daemon.storage.qemu.process import QemuNbd, in_thread
 from tests.support.polling import eventually_async
 from tests.support.processes import open_files
 
@@ -87,7 +88,7 @@ async def test_stopping_one_that_was_killed_is_no_error(server: QemuNbd) -> None
 async def test_one_that_does_not_end_is_killed(
     server: QemuNbd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(qemunbd, "STOP_TIMEOUT", 0.1)
+    monkeypatch.setattr(qemu_process, "STOP_TIMEOUT", 0.1)
     os.kill(pid(server), signal.SIGSTOP)
     await server.stop()
     assert "is killed" in caplog.text
@@ -119,7 +120,7 @@ async def test_one_that_ends_by_itself_is_logged(server: QemuNbd, caplog: pytest
 async def test_a_server_that_never_serves_is_an_error(
     image: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(qemunbd, "START_TIMEOUT", -1)
+    monkeypatch.setattr(qemu_process, "START_TIMEOUT", -1)
     with pytest.raises(StorageError) as failure:
         await start(image, run_dir)
     assert failure.value.errno == errno.ETIMEDOUT
@@ -160,7 +161,7 @@ async def test_a_program_that_cannot_be_started_is_an_error(
 async def test_a_start_that_is_cancelled_leaves_no_directory(
     image: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    may_end, prepare = threading.Event(), qemunbd._prepare
+    may_end, prepare = threading.Event(), qemu_process._prepare
     made: list[str] = []
 
     def wait_and_prepare(where: str) -> str:
@@ -168,7 +169,7 @@ async def test_a_start_that_is_cancelled_leaves_no_directory(
         made.append(prepare(where))
         return made[0]
 
-    monkeypatch.setattr(qemunbd, "_prepare", wait_and_prepare)
+    monkeypatch.setattr(qemu_process, "_prepare", wait_and_prepare)
     starting = asyncio.create_task(start(image, run_dir))
     await asyncio.sleep(0)
     starting.cancel()

@@ -22,6 +22,8 @@ OLD = {
     "zero": ("PATCH", b'{"op": "zero", "size": %d}' % MiB),
 }
 NEW = pattern(MiB, seed=2)
+#: What aiohttp's way writes at once.
+PIECE = 64 * 1024
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,30 @@ def test_one_of_another_ticket_waits_too(make_daemon: MakeDaemon, tmp_path: Path
         call.release()
         assert connection.receive().status == 200
     assert image.content() == NEW
+
+
+@pytest.mark.usefixtures("preloaded")
+@pytest.mark.parametrize("lane", LANES)
+def test_the_rest_of_a_long_write_is_not_done_for_a_client_that_is_gone(
+    make_daemon: MakeDaemon, tmp_path: Path, service_name: str, lane: str
+) -> None:
+    daemon = make_daemon(**LANES[lane], backend_file={"buffer_size": PIECE})
+    image = make_image(daemon, tmp_path)()
+    with (
+        connected(daemon, service_name, image) as gone,
+        connected(daemon, service_name, image) as connection,
+        held_call(image.path) as call,
+    ):
+        gone.send_while_accepted(encode_request("PUT", image.url, None, OLD["write"][1]))
+        call.arrived()
+        gone.reset()
+        fields = {"Content-Range": f"bytes {2 * PIECE}-*/*"}
+        connection.send(encode_request("PUT", image.url, fields, NEW[:PIECE]))
+        connection.is_silent(timeout=1)  # aiohttp answers, C has all of the old one's first piece in storage
+        call.release()
+        assert connection.receive().status == 200
+    eventually(lambda: not daemon.status(image.ticket)["active"], "nothing runs any more")
+    assert image.read(2 * PIECE, PIECE) == NEW[:PIECE]
 
 
 @pytest.mark.parametrize("lane", LANES)

@@ -5,14 +5,14 @@ import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.functional.test_lanes import LANES
 from tests.support.daemon import Daemon, MakeDaemon, ticket
-from tests.support.http_client import encode_request
+from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
 from tests.support.realstorage import allocated, missing, mounted
@@ -30,7 +30,17 @@ def frozen(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.ioctl(fd, THAW, 0)
+            with suppress(OSError):  # EINVAL: the test has thawed it
+                fcntl.ioctl(fd, THAW, 0)
+    finally:
+        os.close(fd)
+
+
+def thaw(directory: Path) -> None:
+    """Let the writes go on before the end of the block."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, THAW, 0)
     finally:
         os.close(fd)
 
@@ -188,7 +198,8 @@ def test_removal_tells_the_truth_whatever_came_before(
 
 
 def test_a_ticket_whose_image_waits_to_be_opened_is_removed_at_once(filesystem: Path, make_daemon: MakeDaemon) -> None:
-    own = make_daemon(backend_file={"io_threads": 4})  # of which a device gets one
+    # Of the threads a device gets one; those of C's connections are others.
+    own = make_daemon(backend_file={"io_threads": 4}, remote={"c_lane": "false"})
     images = make_image(own, filesystem)
     image, waiting = images(), images()
     with own.connect("unix") as connection, own.connect("tls") as second:
@@ -201,6 +212,30 @@ def test_a_ticket_whose_image_waits_to_be_opened_is_removed_at_once(filesystem: 
             assert second.receive().status == 403
         assert connection.receive().status == 200
     own.stop()
+
+
+def test_a_first_request_whose_image_waits_to_be_opened_ends_as_any_other(
+    own: Daemon, image: Image, filesystem: Path
+) -> None:
+    """C serves it only when the image is open; until then it is seen, and ends with its client or its ticket."""
+    fields = {"Range": "bytes=0-9"}
+    with own.connect("unix") as holder:
+        with frozen(filesystem), ExitStack() as cleanup:
+            holder.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
+            assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
+            left, removed, served = (own.add_ticket(image.path, MiB) for _ in range(3))
+            leaving, refused = (cleanup.enter_context(own.connect("unix")) for _ in range(2))
+            leaving.send(encode_request("GET", f"/images/{left}", fields))
+            refused.send(encode_request("GET", f"/images/{removed}", fields))
+            eventually(lambda: own.status(left)["active"] and own.status(removed)["active"], "the requests wait")
+            own.control("DELETE", f"/tickets/{removed}")
+            assert refused.receive().status == 403
+            leaving.close()
+        with own.connect("unix") as connection:
+            assert connection.get(f"/images/{served}", fields).status == 206
+        eventually(lambda: own.status(left)["connections"] == 0, "it has gone")
+        assert not own.status(left)["active"]
 
 
 def test_a_new_ticket_waits_for_the_same_file_by_another_name(own: Daemon, image: Image, filesystem: Path) -> None:
@@ -229,3 +264,49 @@ def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, 
         own.log.wait_for("does not end.*write.*offset=0", timeout=8)
     # The process itself can end only when the kernel lets go of its thread.
     assert own.wait() == 1
+
+
+# Memory
+
+
+@pytest.fixture
+def scarce(filesystem: Path, make_daemon: MakeDaemon) -> Daemon:
+    # The least that C can work with: three huge pages for a file system.
+    return make_daemon(daemon={"loops": 2, "inactivity_timeout": 3, "buffer_memory": 28 * MiB})
+
+
+@contextmanager
+def without_memory(daemon: Daemon, filesystem: Path) -> Iterator[tuple[Connection, Image]]:
+    """Return a connection that C serves, which has no memory for this image until the end of the block."""
+    new = make_image(daemon, filesystem)
+    images = [new(size=8 * MiB) for _ in range(8)]
+    with ExitStack() as cleanup:
+        hogs = [cleanup.enter_context(daemon.connect("unix")) for _ in images]
+        for hog, image in zip(hogs, images, strict=True):  # pieces grow with what has been moved
+            for _ in range(2):
+                assert hog.put(image.url, bytes(MiB)).status == 200
+        other = cleanup.enter_context(daemon.connect("unix"))
+        for _ in range(2):
+            assert other.get(images[0].url, {"Range": "bytes=0-9"}).status == 206
+        with frozen(filesystem):
+            for hog, image in zip(hogs, images, strict=True):
+                hog.sock.settimeout(0.05)
+                with suppress(TimeoutError):
+                    hog.sock.sendall(encode_request("PUT", image.url, None, bytes(8 * MiB)))
+            yield other, images[0]
+
+
+def test_request_that_finds_no_memory_waits_for_it(scarce: Daemon, filesystem: Path) -> None:
+    with ExitStack() as freezing:
+        connection, image = freezing.enter_context(without_memory(scarce, filesystem))
+        connection.send(encode_request("GET", image.url, {"Range": "bytes=5-9"}))
+        assert connection.is_silent()
+        thaw(filesystem)
+        assert connection.receive().body == bytes(5)
+
+
+def test_request_that_waits_for_memory_in_vain_is_told_so(scarce: Daemon, filesystem: Path) -> None:
+    with without_memory(scarce, filesystem) as (connection, image):
+        connection.send(encode_request("GET", image.url, {"Range": "bytes=5-9"}))
+        answer = connection.receive()
+        assert (answer.status, answer.closes) == (503, True)

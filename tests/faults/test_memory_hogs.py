@@ -15,16 +15,13 @@ from typing import NamedTuple
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command
-from tests.nbd.client import Client
+from tests.frontends.nbd.client import Client
 from tests.support.daemon import Certificates, Daemon, Section
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MiB, make_image
 
-#: Who serves: C or Python.
-WAYS: dict[str, dict[str, Section]] = {
-    "lane": {"log": {"level": "INFO"}},
-    "python": {"log": {"level": "DEBUG"}, "nbd": {"fast_lane": False}},
-}
+#: Who serves HTTP: C or aiohttp.
+WAYS: dict[str, dict[str, Section]] = {"lane": {}, "aiohttp": {"remote": {"c_lane": False}}}
 SIZE = 256 * MiB
 #: What a client moves to tell how fast it is, at once and in all.
 PIECE = 2 * MiB
@@ -52,10 +49,10 @@ class World(NamedTuple):
 
 
 @contextmanager
-def _running(certificates: Certificates, directory: Path, way: dict[str, Section]) -> Iterator[World]:
+def _running(certificates: Certificates, directory: Path, name: str) -> Iterator[World]:
     address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
-    nbd = {"enable": True, "port": -1, "socket": address, **way.get("nbd", {})}
-    config: dict[str, Section] = {**way, "nbd": nbd, "daemon": {"loops": 2, "max_connections": 100}}
+    nbd = {"enable": True, "port": -1, "socket": address}
+    config: dict[str, Section] = {**WAYS[name], "nbd": nbd, "daemon": {"loops": 2, "max_connections": 100}}
     with Daemon(certificates, config) as daemon:
         try:
             hogs, others = (make_image(daemon, directory)(size=SIZE, inactivity_timeout=60) for _ in range(2))
@@ -64,9 +61,9 @@ def _running(certificates: Certificates, directory: Path, way: dict[str, Section
             Path(address).unlink(missing_ok=True)
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture
 def world(request: pytest.FixtureRequest, certificates: Certificates, tmp_path: Path) -> Iterator[World]:
-    with _running(certificates, tmp_path, WAYS[request.param]) as world:
+    with _running(certificates, tmp_path, request.param) as world:
         yield world
 
 
@@ -172,10 +169,20 @@ def half_sent_writes(world: World) -> AbstractAsyncContextManager[None]:
     return _exports(world, 48, begin)
 
 
-@pytest.mark.parametrize("hogs", [unread_gets, slow_puts, unread_reads, half_sent_writes])
-@pytest.mark.parametrize("client", CLIENTS)
+HTTP_HOGS, NBD_HOGS = (unread_gets, slow_puts), (unread_reads, half_sent_writes)
+#: Who serves HTTP matters if anybody speaks it.
+CASES = [
+    (way, client, hogs)
+    for way in WAYS
+    for client in CLIENTS
+    for hogs in (*HTTP_HOGS, *NBD_HOGS)
+    if way == "lane" or client == "http" or hogs in HTTP_HOGS
+]
+
+
+@pytest.mark.parametrize(("world", "client", "hogs"), CASES, indirect=["world"])
 async def test_others_keep_half_of_their_speed(
-    world: World, hogs: Callable[[World], AbstractAsyncContextManager[None]], client: str
+    world: World, client: str, hogs: Callable[[World], AbstractAsyncContextManager[None]]
 ) -> None:
     before = await _seconds(CLIENTS[client], world)
     async with hogs(world):
@@ -190,7 +197,7 @@ async def test_clients_that_pause_have_no_memory_meanwhile(
     certificates: Certificates, tmp_path: Path, hogs: Callable[[World], AbstractAsyncContextManager[None]]
 ) -> None:
     """There are more tickets than C has memory for pieces."""
-    with _running(certificates, tmp_path, WAYS["lane"]) as world:
+    with _running(certificates, tmp_path, "lane") as world:
         async with AsyncExitStack() as pausing:
             for _ in range(40):
                 hog = make_image(world.daemon, tmp_path)(of=world.hogs, inactivity_timeout=60)

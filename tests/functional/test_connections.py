@@ -14,16 +14,25 @@ from pathlib import Path
 import pytest
 
 from tests.support.crowd import crowd
-from tests.support.daemon import Baseline, Daemon, MakeDaemon
+from tests.support.daemon import Baseline, Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, encode_request
 from tests.support.images import MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
 
+IMPATIENT = {"loops": 2, "inactivity_timeout": 1, "max_connections": 2}
+
+
+@pytest.fixture(scope="module")
+def impatient(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that closes idle connections after a second, of all tests here."""
+    with Daemon(certificates, {"daemon": IMPATIENT}) as daemon:
+        yield daemon
+
 
 @pytest.fixture
-def impatient(make_daemon: MakeDaemon) -> Daemon:
-    """A daemon that closes idle connections after a second."""
-    return make_daemon(daemon={"loops": 2, "inactivity_timeout": 1, "max_connections": 2})
+def fresh(make_daemon: MakeDaemon) -> Daemon:
+    """The same, to which nobody has been connected."""
+    return make_daemon(daemon=IMPATIENT)
 
 
 @pytest.fixture
@@ -163,8 +172,9 @@ def test_a_client_that_reads_slowly_is_served(impatient: Daemon, images: MakeIma
     assert received.endswith(pattern(8 * MiB))
 
 
-def test_tls_without_a_handshake_is_closed(daemon: Daemon) -> None:
-    with Connection(socket.create_connection(("localhost", daemon.port), timeout=20)) as connection:
+def test_tls_without_a_handshake_is_closed(impatient: Daemon) -> None:
+    # By what comes before the ways to serve requests.
+    with Connection(socket.create_connection(("localhost", impatient.port), timeout=20)) as connection:
         started = time.monotonic()
         assert connection.is_closed(timeout=15)
         assert 8 < time.monotonic() - started < 14
@@ -221,31 +231,31 @@ def test_one_connection_may_use_many_tickets(daemon: Daemon, new_image: MakeImag
     )
 
 
-def test_a_thousand_silent_connections_disturb_nobody(impatient: Daemon, images: MakeImage) -> None:
-    image = images(pattern(MiB))
-    with impatient.connect("unix") as connection:
+def test_a_thousand_silent_connections_disturb_nobody(fresh: Daemon, tmp_path: Path) -> None:
+    image = make_image(fresh, tmp_path)(pattern(MiB))
+    with fresh.connect("unix") as connection:
         assert connection.get(image.url).status == 200
-    baseline = Baseline(impatient)
-    memory = impatient.resident_memory()
+    baseline = Baseline(fresh)
+    memory = fresh.resident_memory()
     silent = []
     try:
         for _ in range(1000):
-            silent.append(socket.create_connection(("localhost", impatient.port), timeout=20))
+            silent.append(socket.create_connection(("localhost", fresh.port), timeout=20))
         # With all of them open, somebody else works; TLS for those that get in, at once.
-        with impatient.connect("unix") as connection:
+        with fresh.connect("unix") as connection:
             for _ in range(20):
                 assert connection.get(image.url).status == 200
-        assert impatient.resident_memory() - memory < 200 * MiB
+        assert fresh.resident_memory() - memory < 200 * MiB
     finally:
         for sock in silent:
             sock.close()
-    impatient.remove(image.ticket)
+    fresh.remove(image.ticket)
     baseline.check()
 
 
-def test_silent_connections_are_reaped(impatient: Daemon) -> None:
-    baseline = Baseline(impatient)
-    silent = [impatient.connect("unix") for _ in range(300)]
+def test_silent_connections_are_reaped(fresh: Daemon) -> None:
+    baseline = Baseline(fresh)
+    silent = [fresh.connect("unix") for _ in range(300)]
     try:
         baseline.check()
         assert all(connection.is_closed() for connection in silent)

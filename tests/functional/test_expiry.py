@@ -69,7 +69,7 @@ def own(make_daemon: MakeDaemon) -> Daemon:
     return make_daemon(log={"level": "INFO"}, daemon={"loops": 2})
 
 
-def lend(daemon: Daemon, service_name: str, image: Image) -> Connection:
+def hand_over(daemon: Daemon, service_name: str, image: Image) -> Connection:
     """Return a connection that C has."""
     connection = daemon.connect(service_name)
     for _ in range(2):
@@ -77,10 +77,10 @@ def lend(daemon: Daemon, service_name: str, image: Image) -> Connection:
     return connection
 
 
-def test_lent_connections_keep_no_image_and_go_on_when_the_ticket_is_revived(own: Daemon, tmp_path: Path) -> None:
+def test_connections_of_lanes_keep_no_image_and_go_on_when_the_ticket_is_revived(own: Daemon, tmp_path: Path) -> None:
     image = make_image(own, tmp_path)()
     with ExitStack() as cleanup:
-        connections = [cleanup.enter_context(lend(own, name, image)) for name in ("tls", "unix") * 2]
+        connections = [cleanup.enter_context(hand_over(own, name, image)) for name in ("tls", "unix") * 2]
         assert "http-lane" in thread_names(own.pid)
         own.extend(image.ticket, 0)
         wait_closed(own, image)
@@ -91,7 +91,7 @@ def test_lent_connections_keep_no_image_and_go_on_when_the_ticket_is_revived(own
 
 def test_the_space_of_a_deleted_file_is_freed(own: Daemon, tmp_path: Path) -> None:
     image = make_image(own, tmp_path)()
-    with lend(own, "tls", image), own.connect("unix") as idle:
+    with hand_over(own, "tls", image), own.connect("unix") as idle:
         assert idle.get(image.url).status == 200
         image.path.unlink()
         own.extend(image.ticket, 0)
@@ -109,7 +109,7 @@ def test_a_device_can_be_detached(own: Daemon, tmp_path: Path) -> None:
         with loop_device(backing) as device:
             image = Image(Device(device), own.add_ticket(device, MiB))
             attached = Path("/sys/block", device.name, "loop")
-            connections.enter_context(lend(own, "tls", image))
+            connections.enter_context(hand_over(own, "tls", image))
             assert connections.enter_context(own.connect("unix")).get(image.url).status == 200
             own.extend(image.ticket, 0)
             wait_closed(own, image)

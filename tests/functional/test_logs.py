@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Certificates, Daemon, MakeDaemon, Section
+from tests.support import ways
+from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import MakeImage, MiB, make_image, pattern
 from tests.support.places import Trait, needs
@@ -16,11 +17,10 @@ from tests.support.polling import eventually
 from tests.support.ways import WAYS
 
 
-@pytest.fixture(scope="module", params=["python_lane", "aiohttp_lane"])
+@pytest.fixture(scope="module", params=WAYS)
 def talkative(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[Daemon]:
-    """A daemon that logs each request, which C would not."""
-    config: dict[str, Section] = {**WAYS[request.param], "log": {"level": "debug"}}
-    with Daemon(certificates, config) as daemon:
+    """A daemon that logs each request."""
+    with ways.start(request.param, certificates, log={"level": "debug"}) as daemon:
         yield daemon
         daemon.check_log()
 
@@ -116,7 +116,10 @@ def test_a_connection_ends_with_a_line_of_sums(daemon: Daemon, new_image: MakeIm
 def test_each_request_is_told_at_debug(
     talkative: Daemon, tmp_path: Path, service_name: str, method: str, target: str, body: bytes | None, status: int
 ) -> None:
-    image, start = make_image(talkative, tmp_path)(), talkative.log.end()
+    image = make_image(talkative, tmp_path)()
+    with talkative.connect("unix") as client:
+        client.request("OPTIONS", image.url)  # opens it, so that C can serve
+    start = talkative.log.end()
     with talkative.connect(service_name) as client:
         assert client.request(method, f"{image.url}{target}", None, body).status == status
     talkative.log.wait_for(
@@ -131,7 +134,7 @@ def test_a_download_is_told_when_it_ends(talkative: Daemon, tmp_path: Path, serv
         eventually(lambda: talkative.status(image.ticket)["active"], "the download runs")
         assert talkative.log.find(r": request .*method=GET .*/images/", start=start) is None
         assert client.receive().status == 200
-    talkative.log.wait_for(r": request .*method=GET resource=/images/\{\} status=200", start=start)
+    talkative.log.wait_for(r": request .*method=GET .*status=200", start=start)  # C tells the range besides
 
 
 def test_the_service_manager_is_told_the_port(

@@ -121,9 +121,9 @@ def test_buffers_released_on_one_loop_serve_those_who_wait_on_the_other(
     assert image.content() == content
 
 
-@pytest.mark.parametrize("fast_lane", ["true", "false"])
-def test_tickets_come_and_go_while_both_loops_transfer(make_daemon: MakeDaemon, tmp_path: Path, fast_lane: str) -> None:
-    own = make_daemon(daemon={"loops": 2}, remote={"fast_lane": fast_lane})
+@pytest.mark.parametrize("c_lane", ["true", "false"])
+def test_tickets_come_and_go_while_both_loops_transfer(make_daemon: MakeDaemon, tmp_path: Path, c_lane: str) -> None:
+    own = make_daemon(daemon={"loops": 2}, remote={"c_lane": c_lane})
     make = make_image(own, tmp_path)
     images = [make(size=4 * MiB) for _ in range(4)]
 

@@ -12,6 +12,7 @@ from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
 from tests.support.processes import thread_names
+from tests.support.services import Connect
 
 CONTENT = pattern(MiB)
 REST = {"Range": "bytes=1000-"}
@@ -86,6 +87,18 @@ def test_what_was_changed_is_sent_whole(client: Connection, image: Image, writab
     answer = rest(client, image, etag)
     assert (answer.status, answer.body) == (200, image.content())
     assert answer.headers["ETag"] != etag
+
+
+@needs(Trait.OWN)
+def test_a_connection_that_goes_on_has_the_tag_of_now(
+    client: Connection, connect: Connect, image: Image, writable: Image
+) -> None:
+    """The tag is written when C gets the connection."""
+    tags = [tag(client, image) for _ in range(2)]
+    assert connect().put(writable.url, b"x").status == 200
+    tags += [tag(client, image) for _ in range(2)]
+    assert tags[0] == tags[1] != tags[2] == tags[3]
+    assert connect().request("HEAD", image.url).headers["ETag"] == tags[3]
 
 
 @needs(Trait.OWN)

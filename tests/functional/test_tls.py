@@ -178,7 +178,7 @@ def test_a_transfer_survives_a_hangup_storm(daemon: Daemon, new_image: MakeImage
 
 @pytest.fixture
 def quiet(make_daemon: MakeDaemon) -> Daemon:
-    """A daemon that lends connections to C: it does not while requests are logged."""
+    """A daemon that hands connections over to C: it does not while requests are logged."""
     return make_daemon(log={"level": "info"})
 
 
@@ -216,7 +216,7 @@ def test_peer_that_floods_in_its_head_is_cut(flood: FloodingClient) -> None:
     assert flood.is_cut()
 
 
-def lend(quiet: Daemon, image: Image, client: FloodingClient) -> None:
+def hand_over(quiet: Daemon, image: Image, client: FloodingClient) -> None:
     """Send plain requests on a connection until C serves it."""
     for number in range(3):
         content_range = {"Content-Range": f"bytes {number * 512}-{number * 512 + 511}/*"}
@@ -226,7 +226,7 @@ def lend(quiet: Daemon, image: Image, client: FloodingClient) -> None:
 
 def test_peer_that_floods_a_lane_is_cut(quiet: Daemon, flood: FloodingClient, tmp_path: Path) -> None:
     image = make_image(quiet, tmp_path)(ops=["write"])
-    lend(quiet, image, flood)
+    hand_over(quiet, image, flood)
     eventually(lambda: quiet.status(image.ticket)["transferred"] == 3 * 512, "all requests are answered")
     flood.send_all(flood.idle_records(200))
     assert flood.is_cut()
@@ -237,7 +237,7 @@ def test_peer_that_floods_in_a_body_that_c_receives_is_cut(
     quiet: Daemon, flood: FloodingClient, tmp_path: Path
 ) -> None:
     image = make_image(quiet, tmp_path)(ops=["write"], size=2 * MiB)
-    lend(quiet, image, flood)
+    hand_over(quiet, image, flood)
     head = encode_request("PUT", image.url, {"Content-Length": str(MiB)}, b"")
     flood.send_all(flood.data_record(head + bytes(1000)) + flood.idle_records(200))
     assert flood.is_cut()

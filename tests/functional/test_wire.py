@@ -21,12 +21,13 @@ def requests_of_every_kind(image: Image) -> list[tuple[bytes, str, int]]:
         (encode_request("HEAD", image.url), "HEAD", 200),
         (encode_request("GET", f"{image.url}/extents"), "GET", 200),
         (encode_request("PATCH", image.url, None, b"nonsense"), "PATCH", 400),
-        (
-            encode_request("PUT", image.url, {"Transfer-Encoding": "chunked"}) + b"2\r\nab\r\n1;x=y\r\nc\r\n0\r\n\r\n",
-            "PUT",
-            200,
-        ),
+        (encode_request("PUT", f"{image.url}?flush=n", None, b"abc"), "PUT", 200),
     ]
+
+
+def in_chunks(image: Image) -> bytes:
+    """Return a request that is its connection's last."""
+    return encode_request("PUT", image.url, {"Transfer-Encoding": "chunked"}) + b"2\r\nxy\r\n1;a=b\r\nz\r\n0\r\n\r\n"
 
 
 def test_a_request_may_be_split_at_every_byte(client: Connection, image: Image) -> None:
@@ -45,6 +46,17 @@ def test_a_request_may_come_byte_by_byte(client: Connection, image: Image) -> No
         for at in range(len(request)):
             client.send(request[at : at + 1])
         assert client.receive(to=method).status == status, method
+
+
+@pytest.mark.parametrize("step", [1, 2, 5])
+def test_a_body_in_chunks_may_come_in_pieces(client: Connection, image: Image, step: int) -> None:
+    request = in_chunks(image)
+    for at in range(0, len(request), step):
+        client.send(request[at : at + step])
+    answer = client.receive(to="PUT")
+    assert (answer.status, answer.closes) == (200, True)
+    assert client.is_closed()
+    assert image.read(0, 3) == b"xyz"
 
 
 def test_pipelined_requests_are_answered_in_order(client: Connection, image: Image) -> None:
@@ -84,6 +96,25 @@ def test_nothing_is_served_after_a_connection_that_says_close(client: Connection
     with pytest.raises(DisconnectedError):
         client.receive()
     assert image.content() == before
+
+
+@pytest.mark.parametrize("fields", [{"Connection": "upgrade", "Upgrade": "websocket"}, {"Upgrade": "h2c"}])
+def test_nothing_is_served_after_a_wish_to_upgrade(client: Connection, image: Image, fields: dict[str, str]) -> None:
+    before = image.content()
+    client.send(encode_request("GET", image.url, fields) + encode_request("PUT", image.url, None, b"late"))
+    answer = client.receive()
+    assert (answer.status, answer.closes) == (200, True)
+    client.end_sending()  # or the server waits two seconds for more
+    assert client.is_closed()
+    assert image.content() == before
+
+
+def test_nothing_is_served_after_a_body_in_chunks(client: Connection, image: Image) -> None:
+    before = image.content()
+    client.send(in_chunks(image) + encode_request("PUT", image.url, None, b"late"))
+    assert client.receive(to="PUT").closes
+    assert client.is_closed()
+    assert image.content() == b"xyz" + before[3:]
 
 
 def test_nothing_is_served_after_a_refusal(client: Connection, image: Image) -> None:
@@ -174,6 +205,9 @@ def test_two_equal_content_lengths_are_refused_or_taken_as_one(client: Connectio
         b"0x5\r\nhello\r\n0\r\n\r\n",
         b"5\r\nhello!\r\n0\r\n\r\n",
         b"5\r\nhell\r\n0\r\n\r\n",
+        b"5 \r\nhello\r\n0\r\n\r\n",
+        b"5; x\r\nhello\r\n0\r\n\r\n",
+        b"5\r\nhello\r\n0\r\nno field\r\n\r\n",
         b"\r\nhello\r\n0\r\n\r\n",
         b"ffffffffffffffffffff\r\nhello\r\n0\r\n\r\n",
         b"5" + b";x=" + b"y" * 100_000 + b"\r\nhello\r\n0\r\n\r\n",
@@ -343,6 +377,7 @@ def test_a_refused_upload_is_not_told_to_continue(
     client.send(encode_request("PUT", path.format(url=image.url), headers, b""))
     answer = client.receive()
     assert (answer.status, answer.closes) == (status, True)
+    client.end_sending()  # or the server waits two seconds for the body
     assert client.is_closed()
 
 

@@ -98,6 +98,13 @@ def test_upload_from_a_pipe_is_chunked(curl: Curl, service: Service, image: Imag
     assert image.content() == pattern(MiB, seed=1)
 
 
+def test_two_uploads_in_chunks_by_one_command(service: Service, image: Image) -> None:
+    upload = ["--fail", "--upload-file", "-", "--header", "Expect:", f"{service.origin}{image.url}"]
+    command = [*service.curl, *upload, "--next", *service.curl[1:], *upload]
+    subprocess.run(command, input=pattern(MiB, seed=1), capture_output=True, check=True, timeout=60)
+    assert image.content() == pattern(MiB, seed=1), "the second one was empty"
+
+
 def test_zero_and_flush(curl: Curl, image: Image) -> None:
     curl("--fail", "--request", "PATCH", "--json", '{"op": "zero", "size": 4096, "flush": true}', image.url)
     curl("--fail", "--request", "PATCH", "--json", '{"op": "flush"}', image.url)

@@ -36,6 +36,13 @@ def test_a_generator_is_sent_in_chunks(session: requests.Session, url: str, imag
     assert image.content() == content
 
 
+def test_a_session_goes_on_after_bodies_in_chunks(session: requests.Session, url: str, image: Image) -> None:
+    for seed in range(5):
+        content = pattern(MiB, seed=seed)
+        session.put(url, data=iter([content[:1000], content[1000:]])).raise_for_status()
+        assert session.get(url).content == content
+
+
 def test_a_streamed_download(session: requests.Session, url: str, image: Image) -> None:
     with session.get(url, stream=True) as response:
         assert b"".join(response.iter_content(65_536)) == image.content()

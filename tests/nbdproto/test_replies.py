@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from imageio_daemon.nbdproto.constants import (
     BASE_ALLOCATION,
-    MAX_COMPACT_EXTENT,
     MAX_ERROR_TEXT,
     Chunk,
     Command,
@@ -44,8 +43,9 @@ from imageio_daemon.nbdproto.options import (
     unpack_greeting,
     unpack_server,
 )
-from imageio_daemon.nbdproto.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
-from imageio_daemon.nbdproto.transmission import Request
+from tests.support.nbdoracle.limits import MAX_COMPACT_EXTENT
+from tests.support.nbdoracle.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
+from tests.support.nbdoracle.requests import Request
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from tests.soak.lines import LINES, Line, Lost, connect
 from tests.soak.order import Call, History, Incarnation, Observation, Operation, Removal
 from tests.support.daemon import Daemon, ticket
-from tests.support.polling import INTERVAL
+from tests.support.polling import LONGEST_INTERVAL
 from tests.support.stamps import UNIT, ZERO, stamped, writers
 
 IMAGES = ("a", "b")
@@ -235,7 +235,7 @@ class Worker:
         while self._round.goes_on:
             living = self._round.living()
             if not living:
-                time.sleep(INTERVAL)
+                time.sleep(LONGEST_INTERVAL)
                 continue
             incarnation = self._choose.choice(living)
             try:

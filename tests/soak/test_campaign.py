@@ -32,11 +32,11 @@ def test_nothing_happens_out_of_order(
     calls.touch()
     slow = {"seed": seed, "calls": str(calls), "writes_zeros": writes_zeros}
     monkeypatch.setenv("IMAGEIO_TEST_SLOW", json.dumps(slow))
-    nbd = {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / "nbd", "fast_lane": way == "lanes"}
+    nbd = {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / "nbd"}
     config: dict[str, Section] = {
         "daemon": {"loops": 2},
         "control": {"remove_timeout": 1},
-        "remote": {"fast_lane": way == "lanes"},
+        "remote": {"c_lane": way == "lanes"},
         "nbd": nbd,
     }
     until = time.monotonic() + ALL

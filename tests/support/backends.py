@@ -3,12 +3,15 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, cast
 
-from imageio_daemon.buffers import MAX_BUFFER, Slice
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
-from imageio_daemon.extents import Extent, ExtentList, ExtentStream, merged
-from imageio_daemon.storage.base import Backend, BackendInfo, Context, Operation, ZeroMethod
-from imageio_daemon.storage.home import Home
+from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream, merged
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation, ZeroMethod
+from imageio_daemon.storage.buffers import MAX_BUFFER
+from imageio_daemon.storage.external import External, RemoteImage
+from imageio_daemon.storage.home_loop import HomeLoop
+from imageio_daemon.storage.http.backend import PIECES
 
 
 class MemoryBackend:
@@ -47,14 +50,14 @@ class MemoryBackend:
     async def refresh(self, op: Operation) -> None:
         pass
 
-    async def pread(self, op: Operation, piece: Slice, offset: int) -> None:
+    async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
         self._check(op)
         if offset + len(piece) > len(self.content):
             raise OutOfRange("past the end", len(self.content))
         piece.view[:] = self.content[offset : offset + len(piece)]
         op.advance(len(piece))
 
-    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
+    async def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> None:
         self._check(op)
         self._grow(offset + len(piece))
         self.content[offset : offset + len(piece)] = piece.view
@@ -67,6 +70,7 @@ class MemoryBackend:
         self._grow(offset + length)
         self.content[offset : offset + length] = bytes(length)
         op.advance(length)
+        self.flushes += fua
         return ZeroMethod.WRITE
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:
@@ -112,16 +116,16 @@ class SlowBackend(MemoryBackend):
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
-        self._home = Home()
+        self._home_loop = HomeLoop()
         #: What began, in order: where, and what the test ends it with.
         self.begun: list[tuple[range, asyncio.Future[None]]] = []
 
-    async def pwrite(self, op: Operation, piece: Slice, offset: int, *, fua: bool = False) -> None:
+    async def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> None:
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.begun.append((range(offset, offset + len(piece)), end))
-        await self._home.run(self._write(op, piece, offset, end), op, piece.buffer)
+        await self._home_loop.run(self._write(op, piece, offset, end), op, piece.buffer)
 
-    async def _write(self, op: Operation, piece: Slice, offset: int, end: "asyncio.Future[None]") -> None:
+    async def _write(self, op: Operation, piece: Memory, offset: int, end: "asyncio.Future[None]") -> None:
         await end
         await super().pwrite(op, piece, offset)
 
@@ -169,6 +173,36 @@ class FaultyBackend:
             return await attribute(*args, **kwargs)
 
         return call
+
+
+class ExternalBackend(RemoteImage, FaultyBackend):
+    """Wrap a backend for lanes, too, which ask for everything on the loop that has opened it."""
+
+    def __init__(self, backend: Backend) -> None:
+        super().__init__(backend)
+        self.interrupts = 0
+        size = backend.info.size
+        self._external = External(cast(Backend, self), "memory", "memory", PIECES, size=size, grows=True)
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        self._backend.interrupt()
+
+    def __getattr__(self, name: str) -> object:
+        found = super().__getattr__(name)
+        if name not in ("pwrite", "zero"):
+            return found
+
+        async def change(*args: object, **kwargs: object) -> object:
+            result = await cast(Any, found)(*args, **kwargs)
+            self._external.resized(self._backend.info.size)
+            return result
+
+        return change
+
+    async def close(self) -> None:
+        await self._external.close()
+        await self._backend.close()
 
 
 class Held:

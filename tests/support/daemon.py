@@ -34,7 +34,8 @@ from tests.support.processes import open_files
 PROJECT = Path(__file__).resolve().parents[2]
 
 #: Started with leaks made visible in the log.
-_PYTHON: tuple[str, ...] = (sys.executable, "-W", "default::ResourceWarning", "-m")
+_WITH_LEAKS: tuple[str, ...] = ("-W", "default::ResourceWarning", "-m")
+_PYTHON: tuple[str, ...] = (sys.executable, *_WITH_LEAKS)
 PROGRAM = "imageio_daemon"
 #: The same with C serving as soon as it can.
 EAGER_PROGRAM = "tests.support.eager"
@@ -50,9 +51,6 @@ MOST_LOOPS = 4
 
 #: What the log of a healthy daemon never holds.
 _ACCIDENTS = re.compile(r"Traceback \(most recent|never retrieved|never awaited|was destroyed|ResourceWarning|Fatal")
-
-#: What an eager daemon tells of each connection that C had.
-_SERVED = re.compile(r"lane served (\d+) requests")
 
 Section = Mapping[str, object]
 
@@ -85,7 +83,8 @@ class Daemon:
     """One running daemon. `directory` is its own and is removed at the end.
 
     config: sections of the configuration, over defaults that suit tests (a free port, path sockets). The log's level is
-    that of production: at DEBUG, C serves no requests of HTTP. program: another module that is the daemon.
+    that of production. program: another module that is the daemon. checkout: another work tree of this project, built
+    by its scripts/setup.
     """
 
     def __init__(
@@ -95,6 +94,7 @@ class Daemon:
         *,
         arguments: Sequence[str] = (),
         program: str = PROGRAM,
+        checkout: Path | None = None,
     ) -> None:
         self.certificates = certificates
         # Not below pytest's directory: the path of a unix socket may have 107 bytes.
@@ -102,7 +102,9 @@ class Daemon:
         self.log = Log()
         self._config = self._with_defaults(config or {})
         self.eager = program == EAGER_PROGRAM
-        self._command = [*_PYTHON, program, "-c", str(self.directory), *arguments]
+        self._checkout = checkout or PROJECT
+        python = _PYTHON if checkout is None else (str(checkout / ".venv/bin/python"), *_WITH_LEAKS)
+        self._command = [*python, program, "-c", str(self.directory), *arguments]
         self._secrets: set[str] = set()
         self._process: subprocess.Popen[str] | None = None
         self._ended = False  # a test has ended the process on purpose
@@ -128,7 +130,7 @@ class Daemon:
         write_config(self.directory / "conf.d" / "test.conf", self._config)
         self._process = subprocess.Popen(
             self._command,
-            cwd=PROJECT,
+            cwd=self._checkout,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -195,9 +197,17 @@ class Daemon:
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def served_by_lane(self, *, start: int = 0) -> int:
-        """Return how many requests C has served, on connections that it had and gave back; of an eager daemon."""
-        return sum(int(found[1]) for line in self.log.lines()[start:] if (found := _SERVED.search(line)))
+    def served(self, service: str, by: str) -> dict[str, int]:
+        """Return what a service has served so far: requests, received and sent. by: lane or python."""
+        answer = self.control("GET", "/status")
+        assert answer.status == 200, answer
+        none = {"requests": 0, "received": 0, "sent": 0}
+        counts: dict[str, int] = answer.json()["served"].get(service, {}).get(by, none)
+        return counts
+
+    def served_by_lane(self) -> int:
+        """Return how many requests of HTTP for images C has served so far."""
+        return sum(self.served(service, "lane")["requests"] for service in ("remote", "local"))
 
     def check_log(self) -> None:
         """Fail if the new part of the log holds a ticket id or the trace of an accident."""

@@ -11,8 +11,8 @@ from pathlib import Path
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, Option, Reply
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader, SimpleReply, pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes, OptionHeader, OptionReply, pack_greeting
-from imageio_daemon.nbdurl import NbdAddress, parse
-from tests.nbdproto.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
+from imageio_daemon.urls.nbd import NbdAddress, parse
+from tests.nbdproto.client.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
 
 
 @dataclass

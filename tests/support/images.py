@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images with tickets, for tests."""
 
+import functools
 import hashlib
 import os
 import uuid
@@ -41,6 +42,7 @@ class Image:
         return self.place.read(offset, length)
 
 
+@functools.lru_cache(maxsize=8)  # 8 MiB take 35 ms, and tests of images want them several times each
 def pattern(length: int, seed: int = 0) -> bytes:
     """Return bytes in which no two blocks are equal, so that a block in the wrong place is seen."""
     return hashlib.shake_128(seed.to_bytes(8)).digest(length)

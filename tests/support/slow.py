@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, eager, on storage that is slow now and then, and that tells which calls it gets.
+"""The daemon on storage that is slow now and then, and that tells which calls it gets.
 
 Its environment tells how: IMAGEIO_TEST_SLOW is JSON with `seed`, `calls` (the file that is appended to), and
 `writes_zeros` (whether the storage cannot zero, so that zeros are written). Each call has a line when it begins and one
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from imageio_daemon import cli
 from tests.ioutil.syscall_table import real_fallocate, real_fdatasync, real_pwrite, replaced
-from tests.support.eager import hurry
+from tests.support.eager import tell
 from tests.support.stamps import UNIT, writers
 
 #: Units at each end of a write that are looked at: all of the block that is written for an edge.
@@ -84,7 +84,7 @@ class Slow:
 def main() -> int:
     """Run the daemon."""
     slow = Slow(**json.loads(os.environ["IMAGEIO_TEST_SLOW"]))
-    hurry()
+    tell()
     with replaced(pwrite=slow.pwrite, fallocate=slow.fallocate, fdatasync=slow.fdatasync):
         return cli.main()
 

@@ -10,8 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from imageio_daemon.client.securesocket import SecureSocket
-from imageio_daemon.tlssocket import TlsContext
+from imageio_daemon.client.server.secure_socket import SecureSocket
+from imageio_daemon.net.tls_socket import TlsContext
 
 from .daemon import Certificates
 from .polling import SOON

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entity tags, so that a download that was interrupted goes on where it ended, if the image is still the same."""
+"""Entity tags (RFC 9110 8.8.3): an interrupted download goes on where it ended if the image has not changed."""
 
 import hashlib
 import secrets
 from collections.abc import Mapping
 
 from ...errors import Changed
-from ...tickets import Access
-from ...transfers import Transfer
+from ...transfers.ticket import Access
+from ...transfers.transfer import Transfer
 
 #: The name of this process: a client that was cut off sees whether what it wrote and did not flush can be lost.
 INSTANCE = secrets.token_hex(8)
@@ -29,7 +29,9 @@ class Conditions:
         self.range_counts = True
         if transfer.ticket.may(Access.WRITE):
             return
-        self._tag = entity_tag(transfer, size)
+        backend = transfer.opened
+        if backend is not None:
+            self._tag = entity_tag(backend.info.identity, size, backend.generation)
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         self.asked = match is not None or unchanged is not None
         if match is not None and match != "*" and self._tag not in _members(match):
@@ -43,14 +45,13 @@ class Conditions:
         return {} if self._tag is None else {"ETag": self._tag}
 
 
-def entity_tag(transfer: Transfer, size: int) -> str | None:
-    """Return a strong tag of the image's bytes now, of which so many are served; None: nobody is sure of them.
+def entity_tag(identity: object, size: int, generation: int) -> str | None:
+    """Return a strong tag of the bytes of an image, of which so many are served; None: nobody is sure of them.
 
     It names the image, its size, and the generation of writes through this server, which no other process knows. A
     write that begins later is of another generation, so the tag is never given to its bytes again.
     """
-    backend = transfer.opened
-    if backend is None or not (generation := backend.generation) or (identity := backend.info.identity) is None:
+    if not generation or identity is None:
         return None
     named = f"{INSTANCE} {identity} {size} {generation}"
     return f'"{hashlib.sha256(named.encode()).hexdigest()[:32]}"'

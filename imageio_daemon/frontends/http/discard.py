@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a connection whose client still sends what nobody wants.
+"""The end of a connection whose client still sends a body that nobody reads.
 
-An answer to a request whose body was not read reaches a client that is still sending only if the body is taken off the
-socket, or the kernel sends a reset that overtakes it.
+The kernel answers a close with unread bytes by a reset, which overtakes the answer (RFC 9112 9.6). So the rest of the
+body is read and discarded first.
 """
 
 import asyncio
@@ -11,23 +11,23 @@ from collections.abc import Callable
 from ...errors import InvalidRequest
 from ...units import MiB
 from .incoming import Incoming
-from .wire import Wire
+from .transport import ClientTransport
 
-#: A client that goes on for longer is not listening.
+#: Most bytes and seconds: a client that goes on for longer does not read the answer.
 DISCARD_BYTES = 64 * MiB
 DISCARD_SECONDS = 2.0
 
 
 class Discard:
-    """Throw away what comes, until the request ends or it is too much.
+    """Discard what is received until the request ends, or the limits are reached.
 
-    ended and too_much are called when that is so.
+    ended, too_much: called then.
     """
 
     def __init__(
-        self, wire: Wire, incoming: Incoming, *, ended: Callable[[], None], too_much: Callable[[], None]
+        self, transport: ClientTransport, incoming: Incoming, *, ended: Callable[[], None], too_much: Callable[[], None]
     ) -> None:
-        self._wire = wire
+        self._transport = transport
         self._incoming = incoming
         self._ended = ended
         self._too_much = too_much
@@ -35,15 +35,15 @@ class Discard:
         self._timer = asyncio.get_running_loop().call_later(DISCARD_SECONDS, too_much)
 
     def start(self) -> None:
-        """Begin with what is here already."""
+        """Begin with the bytes that were received already."""
         ahead = bytes(self._incoming.ahead)
         self._incoming.ahead.clear()
-        self._wire.release_all()
-        self._wire.end_sending()
+        self._transport.release_all()
+        self._transport.end_sending()
         self.feed(ahead)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that the socket brought."""
+        """Discard bytes that were received."""
         self._count += len(data)
         if self._ends_with(data):
             self._ended()
@@ -51,7 +51,7 @@ class Discard:
             self._too_much()
 
     def stop(self) -> None:
-        """Let the time be."""
+        """Stop the timer."""
         self._timer.cancel()
 
     def _ends_with(self, data: bytes) -> bool:
@@ -61,6 +61,6 @@ class Discard:
         try:
             body.take(data)
         except InvalidRequest:
-            self._incoming.body = None  # nobody knows any more where it ends
+            self._incoming.body = None  # its end is unknown from here on
             return False
         return body.ended

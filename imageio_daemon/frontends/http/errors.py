@@ -4,8 +4,11 @@
 import logging
 from typing import NamedTuple
 
-from ... import errors, logs
-from .messages import Response, text_response
+from aiohttp import web
+
+from ... import errors
+from ...service import logs
+from .messages import text_response
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +22,7 @@ class _Answer(NamedTuple):
     text: str | None = None  # None: the exception's own
 
 
+#: The table for NBD is in frontends/nbd/errors.py; _refusal() in storage/http/client.py reads this one backwards.
 _TABLE: dict[type[BaseException], _Answer] = {
     errors.InvalidRequest: _Answer(400),
     errors.Truncated: _Answer(400, close=True),
@@ -44,10 +48,10 @@ _TABLE: dict[type[BaseException], _Answer] = {
 }
 
 
-def answer(exception: Exception, client: str) -> Response:
+def answer(exception: Exception, client: str) -> web.Response:
     """Return the answer to a request that ended with this exception, and log it.
 
-    client: who asked, for the log.
+    client: who asked, for the log. One that is the connection's last is forced to close.
     """
     entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
     _log(exception, entry.status, client)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from ...errors import InvalidRequest, OutOfRange
-from ...tickets import MAX_ID
+from ...transfers.ticket import MAX_ID
 from ...units import KiB
 
 #: Digits of a number. The largest offset, 2**63 - 1, has 19; a number with a few more is a range that no image has.
@@ -30,6 +30,7 @@ MAX_ESCAPED = 3 * MAX_ID
 
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
+#: Of requests (RFC 9110 14.5). C reads the same in read_content_range(). Answers: _TOTAL in storage/http/client.py.
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER})-({_NUMBER}|\*)/({_NUMBER}|\*)", re.ASCII)
 _RANGES = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(.*)", re.ASCII)
 _RANGE = re.compile(rf"(?:({_NUMBER})-({_NUMBER})?|-({_NUMBER}))", re.ASCII)

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets as exports."""
+"""Exports: tickets as clients of NBD see them."""
 
 import asyncio
 import contextlib
 from collections.abc import Callable
 
-from ... import logs, operations
 from ...errors import Forbidden
-from ...nbdproto.transmission import Export
-from ...tickets import Access
-from ...transfers import Transfer
-from ...transferstore import TransferStore
+from ...nbdproto.server.transmission import Export
+from ...operations import operations
+from ...service import logs
+from ...transfers.store import TransferStore
+from ...transfers.ticket import Access
+from ...transfers.transfer import Transfer
 
 
 class Attachment:
-    """A connection's hold on a transfer: it counts, and is told when the transfer is cancelled.
+    """The use of a transfer by a connection: it is counted, and called when the transfer is cancelled.
 
-    Raises TooManyConnections, Forbidden.
+    Lives on one loop. Raises TooManyConnections, Forbidden.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -24,7 +25,7 @@ class Attachment:
         self._loop = asyncio.get_running_loop()
         self._canceled = False
         self._callback: Callable[[], None] | None = None
-        transfer.connect(self, lambda: _call(self._loop, self._cancel))
+        transfer.connections.add(self, lambda: _call(self._loop, self._cancel))
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Call back, once, on this loop, when the transfer is cancelled, or has been."""
@@ -33,12 +34,12 @@ class Attachment:
             callback()
 
     def detach(self) -> None:
-        """Let go."""
+        """Count the connection no more, and drop the callback."""
         self._callback = None
-        self.transfer.disconnect(self)
+        self.transfer.connections.remove(self)
 
     def fields(self, **more: object) -> dict[str, dict[str, object]]:
-        """Return what to log with a line of the connection, without what is None."""
+        """Return the fields of a log line of the connection, without those that are None."""
         more = {name: value for name, value in more.items() if value is not None}
         return logs.fields(transfer=self.transfer.ticket.log_name, **more)
 
@@ -53,7 +54,7 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
 
 
 async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
-    """Return the transfer of a ticket and what is exported of it; opens the image, once that is allowed.
+    """Return the transfer of a ticket and its export; open the image once access was granted.
 
     Raises Forbidden, StorageError.
     """
@@ -61,8 +62,8 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
     info = await operations.info(transfer)
     ticket = transfer.ticket
     read_only = not ticket.may(Access.WRITE)
-    # A file that may grow is as large as the ticket allows: what it has not got yet reads as zeros. A ticket without a
-    # limit does not tell how large that is.
+    # A file that may grow is exported in the size of the ticket: what lies behind its end reads as zeros. A ticket
+    # without a size does not tell how large that is.
     grows = info.can_grow and not read_only and ticket.declared_size is None
     size = ticket.size if grows else min(ticket.size, info.size)
     description = ticket.filename or ""
@@ -74,6 +75,6 @@ def names(store: TransferStore) -> list[str]:
     found = []
     for transfer in store.all():
         with contextlib.suppress(Forbidden):
-            transfer.require(Access.READ)
+            transfer.permission.require(Access.READ)
             found.append(transfer.ticket.ticket_id)
     return found

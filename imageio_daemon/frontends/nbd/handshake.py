@@ -3,98 +3,51 @@
 
 import asyncio
 import logging
-import os
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
-from ... import logs
-from ...buffers import Buffers
-from ...connectionlimit import LOCAL, Place
 from ...errors import DENIED, Error, Forbidden, StorageError, TooManyConnections
+from ...lanes.lane import MAX_STAGED
+from ...lanes.nbd import NbdLane
 from ...nbdproto.constants import Reply
-from ...nbdproto.events import Close, Event, FindExport, StartTls, Transmit
-from ...nbdproto.negotiation import Negotiation, Tls
-from ...storage.base import Backend
-from ...storage.lane import Lanes
-from ...tlssocket import TlsContext
-from ...tlstransport import Pollers, shake_hands
-from ...transfers import Transfer
-from ...transferstore import TransferStore
-from ...transports import keep_alive, pause_when_anything_waits
-from ...units import KiB, MiB
+from ...nbdproto.server.events import Close, Event, FindExport, StartTls, Transmit
+from ...nbdproto.server.negotiation import ServerNegotiation
+from ...net.connection_limit import LOCAL, Place
+from ...net.tls_handshake import shake_hands
+from ...net.tls_transport import detached
+from ...net.transports import keep_alive, pause_when_anything_waits
+from ...service import logs
+from ...storage.backend import Backend
+from ...transfers.transfer import Transfer
+from ...units import KiB
 from . import exports
 from .exports import Attachment
-from .lanesession import LaneSession
-from .session import Session
+from .handover import LaneSession
+from .services import Services
 
 log = logging.getLogger(__name__)
 
-#: What clients are told to send at once; nbdcopy also looks for zeros in pieces of this size.
-#: By Python: nbdcopy, 256 MiB on tmpfs on a busy machine, processor seconds of the server out and in: 256K 0.27 and
-#: 0.33, 1M 0.19 and 0.22.
-SESSION_BLOCK = 1 * MiB
-#: By a lane, where requests cost less and what is small stays in the caches: nbdcopy, 512 MiB, MiB/s with 1M and 256K
-#: out and in, tmpfs, 1 connection 1308, 1289 and 803, 881; 4 connections 1642, 1775 and 1152, 1120 (7 rounds); disk,
-#: 1 connection 560, 608 and 754, 754; 4 connections 588, 651 and 741, 770 (21 rounds).
-LANE_BLOCK = 256 * KiB
-#: Received at once; options are small.
+#: The preferred block size, bytes; nbdcopy also looks for zeros in pieces of this size. Small pieces stay in the caches
+#: of the processor: nbdcopy, 512 MiB, MiB/s with 1M and 256K out and in, tmpfs, 1 connection 1308, 1289 and 803, 881; 4
+#: connections 1642, 1775 and 1152, 1120 (7 rounds); disk, 1 connection 560, 608 and 754, 754; 4 connections 588, 651
+#: and 741, 770 (21 rounds).
+PREFERRED_BLOCK = 256 * KiB
+#: Bytes received at once; options are small.
 RECEIVE = 16 * KiB
 
-#: Who serves a connection after the negotiation.
-AnySession = Session | LaneSession
 
-#: Returns the context to use now.
-MakeContext = Callable[[], TlsContext]
+class ServerHandshake(asyncio.BufferedProtocol):
+    """Negotiate with one client, then hand the connection over to a lane."""
 
-
-@dataclass(frozen=True)
-class Service:
-    """What connections of one listening socket need."""
-
-    store: TransferStore
-    buffers: Buffers
-    tls: Tls
-    context: MakeContext | None
-    handshake_timeout: float
-    listed: bool
-    #: For connections without TLS; None: Python serves them all.
-    lanes: Lanes | None = None
-
-
-class Owner(Protocol):
-    """Who counts connections."""
-
-    @property
-    def pollers(self) -> Pollers | None:
-        """Return where connections with TLS are polled, if there are any."""
-        ...
-
-    def admit(self, connection: "Handshake", address: str) -> Place | None:
-        """Return the place of a connection; None: the server stops."""
-        ...
-
-    def replace(self, connection: "Handshake", session: AnySession) -> None:
-        """Count the session instead."""
-        ...
-
-    def forget(self, connection: "Handshake | AnySession") -> None:
-        """Count it no more."""
-        ...
-
-
-class Handshake(asyncio.BufferedProtocol):
-    """Negotiate with one client, then hand the connection to a Session."""
-
-    def __init__(self, service: Service, owner: Owner) -> None:
-        self._service = service
-        self._owner = owner
-        self._negotiation = Negotiation(
-            preferred=SESSION_BLOCK,
-            tls=service.tls,
-            listed=(lambda: exports.names(service.store)) if service.listed else None,
+    def __init__(self, services: Services) -> None:
+        self._options = options = services.options
+        self._admission = services.admission
+        self._pollers = services.pollers
+        self._negotiation = ServerNegotiation(
+            preferred=PREFERRED_BLOCK,
+            tls=options.tls,
+            listed=(lambda: exports.names(options.store)) if options.listed else None,
         )
         self._memory = bytearray(RECEIVE)
         self._arrived = asyncio.Event()
@@ -105,30 +58,40 @@ class Handshake(asyncio.BufferedProtocol):
         self._attachment: Attachment | None = None
         self._place: Place | None = None
         self._secure = False
+        self._peer = "unix"
 
-    def stop(self) -> None:
+    @property
+    def negotiates(self) -> bool:
+        """Tell that no export was entered yet."""
+        return True
+
+    def shut_down(self) -> None:
         """Tell the client, with the next option, that the server stops."""
         self._negotiation.stopping = True
 
     def abort(self, reason: str) -> None:
         """Close now."""
         log.debug("connection aborted: %s", reason)
+        if self._task is not None:
+            self._task.cancel()  # while TLS starts there is no transport
         self._transport.abort()
 
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, if there is room; go on, if it is the connection's second transport, which has TLS."""
+        """Greet, if there is a place. The second transport of a connection has TLS: the negotiation goes on."""
         self._transport = cast(asyncio.Transport, transport)
         if self._secure:
             return
         pause_when_anything_waits(self._transport)
-        peer = self._transport.get_extra_info("peername")
-        self._place = self._owner.admit(self, str(peer[0]) if isinstance(peer, tuple) else LOCAL)
+        peer, address = self._transport.get_extra_info("peername"), LOCAL
+        if isinstance(peer, tuple):
+            self._peer, address = f"{peer[0]}:{peer[1]}", str(peer[0])
+        self._place = self._admission.admit(self, address)
         if self._place is None:
             self._transport.abort()
             return
-        # A mounted disk may be idle for hours: only the kernel can tell that its client is gone.
+        # A mounted disk may be idle for hours: only keep-alive probes of TCP find out that its client is gone (tcp(7)).
         keep_alive(self._socket)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -137,39 +100,40 @@ class Handshake(asyncio.BufferedProtocol):
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes."""
+        """Take bytes, and read no more until they were answered."""
+        self._transport.pause_reading()
         if self._place is not None:
             self._place.spoke()
         self._negotiation.feed(memoryview(self._memory)[:nbytes])
         self._arrived.set()
 
     def pause_writing(self) -> None:
-        """Note that the transport holds something that it could not send."""
+        """Note that the transport holds bytes that it could not send."""
         self._sent.clear()
 
     def resume_writing(self) -> None:
-        """Note that it holds nothing."""
+        """Note that all bytes were sent."""
         self._sent.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """End the negotiation: the client is gone."""
         if self._task is not None:
             self._task.cancel()
-        self._detach()
-        self._owner.forget(self)
+        self._leave()
 
     # The negotiation
 
     async def _run(self) -> None:
         try:
-            async with asyncio.timeout(self._service.handshake_timeout):
+            async with asyncio.timeout(self._options.handshake_timeout):
                 await self._negotiate()
         except TimeoutError:
             self._drop("the negotiation took too long")
-        except OSError as e:
-            self._drop(f"TLS failed: {e}")
-        except Error as e:
+        except (OSError, Error) as e:
             self._drop(str(e))
+        except asyncio.CancelledError:
+            self._leave()
+            raise
 
     async def _negotiate(self) -> None:
         self._send()
@@ -186,24 +150,19 @@ class Handshake(asyncio.BufferedProtocol):
                     return
                 event = await self._answer(event) or self._negotiation.next_event()
             self._send()
+            if not self._arrived.is_set() and not self._transport.is_closing():
+                self._transport.resume_reading()
 
     async def _answer(self, event: FindExport | StartTls) -> Event | None:
-        if isinstance(event, StartTls):
-            self._transport.pause_reading()  # what comes next is for TLS
-            self._send()
-            await self._start_tls()
-            return self._negotiation.tls_started()
-        self._transport.pause_reading()
-        try:
+        if isinstance(event, FindExport):
             return await self._find(event)
-        finally:
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+        self._send()
+        await self._start_tls()
+        return self._negotiation.tls_started()
 
     async def _find(self, event: FindExport) -> Event | None:
         try:
-            transfer, export = await exports.find(self._service.store, event.name)
-            self._negotiation.preferred = LANE_BLOCK if self._lanes_for(await transfer.backend()) else SESSION_BLOCK
+            transfer, export = await exports.find(self._options.store, event.name)
             if event.enter:
                 self._enter(transfer)
         except Forbidden:
@@ -219,6 +178,7 @@ class Handshake(asyncio.BufferedProtocol):
 
     def _enter(self, transfer: Transfer) -> None:
         """Use a transfer, and keep the place. Raises TooManyConnections, Forbidden."""
+        self._options.lanes.require_room(NbdLane)
         self._attachment = Attachment(transfer)
         try:
             if self._place is not None:
@@ -228,21 +188,21 @@ class Handshake(asyncio.BufferedProtocol):
             raise
 
     async def _start_tls(self) -> None:
-        """Go on with a copy of the socket. Its transport is closed when TLS has begun."""
-        context, pollers = self._service.context, self._owner.pollers
-        if context is None or pollers is None:
+        """Go on with TLS on the same socket. Raises OSError."""
+        context = self._options.context
+        if context is None:
             raise RuntimeError("TLS without a context")
         await self._sent.wait()
         with ExitStack() as stack:
-            sock = stack.enter_context(socket.socket(fileno=os.dup(self._socket.fileno())))
-            sock.setblocking(False)
-            await shake_hands(pollers, sock, context(), self._secured)
+            sock = stack.enter_context(detached(self._transport)[0])
+            try:
+                await shake_hands(self._pollers, sock, context(), self._secured)
+            except OSError as e:
+                raise ConnectionError(f"TLS failed: {e}") from None
             stack.pop_all()
 
-    def _secured(self) -> "Handshake":
+    def _secured(self) -> "ServerHandshake":
         self._secure = True
-        self._transport.set_protocol(asyncio.Protocol())
-        self._transport.close()
         return self
 
     @property
@@ -255,38 +215,28 @@ class Handshake(asyncio.BufferedProtocol):
         if attachment is None:
             raise RuntimeError("transmission without an export")
         backend = await attachment.transfer.backend()
-        await self._sent.wait()  # whoever goes on with the transport begins with one that holds nothing
         reply = self._negotiation.take_output()
-        session = self._session(attachment, backend, event, reply)
+        if len(reply) > MAX_STAGED:
+            self._transport.write(reply)
+            reply = b""
+        await self._sent.wait()  # a transport that holds bytes cannot be detached
+        session = self._session(attachment, backend, event)
         self._attachment = None
-        self._owner.replace(self, session)
+        self._admission.replace(self, session)
         session.start(event.rest, reply)
 
-    def _lanes_for(self, backend: Backend, rest: bytes = b"", reply: bytes = b"") -> Lanes | None:
-        lanes = self._service.lanes
-        return lanes if lanes is not None and not self._secure and lanes.takes(backend, rest, reply) else None
-
-    def _session(self, attachment: Attachment, backend: Backend, event: Transmit, reply: bytes) -> AnySession:
-        transmission = event.transmission
-        service, timeout = self._service, attachment.transfer.ticket.inactivity_timeout
-        on_lost = self._owner.forget
-        lanes = self._lanes_for(backend, event.rest, reply)
-        if lanes is not None and self._transport.get_write_buffer_size() == 0:
-            try:
-                return LaneSession(
-                    attachment, backend, lanes, transmission, self._transport, timeout=timeout, on_lost=on_lost
-                )
-            except OSError as e:
-                log.warning("no fast lane for a connection: %s", e)
-        return Session(
+    def _session(self, attachment: Attachment, backend: Backend, event: Transmit) -> LaneSession:
+        return LaneSession(
             attachment,
             backend,
-            transmission,
-            service.buffers,
-            self._transport,
-            tls=self._secure,
-            timeout=timeout,
-            on_lost=on_lost,
+            self._options.lanes,
+            event.transmission,
+            detached(self._transport),
+            self._pollers.connections,
+            service=self._options.name,
+            client=self._peer,
+            timeout=attachment.transfer.ticket.inactivity_timeout,
+            on_lost=self._admission.forget,
         )
 
     def _send(self) -> None:
@@ -301,11 +251,14 @@ class Handshake(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _drop(self, reason: str) -> None:
-        """Close a connection that may be between two transports: neither of them tells us when it is lost."""
+        """Close a connection, which has no transport while TLS starts."""
         log.info("connection ends in the negotiation: %s", reason, extra=logs.fields(tls=self._secure))
         self._transport.abort()
+        self._leave()
+
+    def _leave(self) -> None:
         self._detach()
-        self._owner.forget(self)
+        self._admission.forget(self)
 
     def _detach(self) -> None:
         if self._attachment is not None:

@@ -9,7 +9,7 @@
 
 #include <openssl/ssl.h>
 
-#include "http.h"
+#include "http/http.h"
 #include "stress.h"
 
 #define SESSIONS 6u
@@ -17,7 +17,7 @@
 #define SIZE (SESSIONS * AREA)
 #define TIMEOUT_MS 60u
 #define TARGET "/images/x"
-#define STRANGER "DELETE /images/x HTTP/1.1\r\n"
+#define STRANGER "DELETE /images/x HTTP/1.1\r\nHost: x\r\n\r\n"
 
 enum ending { STRANGE, IDLE, PART_OF_HEAD, PART_OF_BODY, STALL, CLOSE, REFUSE, ABORT, CANCEL, ENDINGS };
 
@@ -28,6 +28,7 @@ struct http_session {
     bool rough;
     unsigned number, rounds;
     uint64_t random, start;
+    const char *content; /* of the image, if it is somebody else's; NULL: it is a file */
     char *model, *data;
     int fd, other_fd;
     iou_tls_context *contexts[2]; /* of server and client; NULL: no TLS */
@@ -131,17 +132,28 @@ static void choose(struct http_session *session, uint64_t *offset, uint64_t *len
     *offset = below(&session->random, AREA - *length + 1);
 }
 
+static bool is_told_to_continue(struct http_session *session) {
+    char head[100];
+    if (!receive_head(session, head, sizeof(head)))
+        return false;
+    CHECK(strcmp(head, "HTTP/1.1 100 Continue\r\n\r\n") == 0);
+    return true;
+}
+
 static bool put(struct http_session *session) {
     char head[500];
     uint64_t offset, length;
+    bool expects = below(&session->random, 4) == 0, waits = below(&session->random, 2);
     choose(session, &offset, &length);
     for (uint64_t i = 0; i < length; i += 512)
         session->data[i] = (char)next_random(&session->random);
     snprintf(head, sizeof(head),
-             "PUT " TARGET "%s HTTP/1.1\r\nHost: x\r\nContent-Range: bytes %llu-*/*\r\nContent-Length: %llu\r\n\r\n",
+             "PUT " TARGET "%s HTTP/1.1\r\nHost: x\r\nContent-Range: bytes %llu-*/*\r\nContent-Length: %llu\r\n%s\r\n",
              below(&session->random, 8) ? "?flush=n" : "", (unsigned long long)(session->start + offset),
-             (unsigned long long)length);
-    if (!send_all(session, head, strlen(head)) || !send_all(session, session->data, length) || !is_done(session))
+             (unsigned long long)length, expects ? "Expect: 100-continue\r\n" : "");
+    if (!send_all(session, head, strlen(head)) || (expects && waits && !is_told_to_continue(session)) ||
+        !send_all(session, session->data, length) || (expects && !waits && !is_told_to_continue(session)) ||
+        !is_done(session))
         return false;
     memcpy(session->model + offset, session->data, length);
     return true;
@@ -161,6 +173,40 @@ static bool get(struct http_session *session) {
         return false;
     CHECK(session->rough || memcmp(session->data, session->model + offset, length) == 0);
     return true;
+}
+
+static bool receive_and_drop(struct http_session *session, uint64_t length) {
+    while (length) {
+        uint64_t piece = min_u64(length, AREA);
+        if (!receive_all(session, session->data, piece))
+            return false;
+        length -= piece;
+    }
+    return true;
+}
+
+/* All of the image, or all from a byte of this session's area on. What others have is not looked at. */
+static bool get_much(struct http_session *session) {
+    char head[500], wanted[200];
+    bool whole = below(&session->random, 2);
+    uint64_t offset = below(&session->random, AREA), first = whole ? 0 : session->start + offset;
+    snprintf(head, sizeof(head), "GET " TARGET " HTTP/1.1\r\nrange: bytes=%llu-\r\nHOST:\r\norigin: x\r\n\r\n",
+             (unsigned long long)first);
+    snprintf(wanted, sizeof(wanted), "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %llu-%llu/9\r\nAllow: *\r\n",
+             (unsigned long long)first, (unsigned long long)SIZE - 1);
+    if (whole) {
+        snprintf(head, sizeof(head), "GET " TARGET " HTTP/1.1\r\nHost: x\r\nOrigin: x\r\n\r\n");
+        snprintf(wanted, sizeof(wanted), "HTTP/1.1 200 OK\r\nAllow: *\r\n");
+        offset = 0;
+    }
+    if (!send_all(session, head, strlen(head)) || !receive_head(session, head, sizeof(head)))
+        return false;
+    CHECK(strncmp(head, wanted, strlen(wanted)) == 0);
+    if (!receive_and_drop(session, session->start + offset - first) ||
+        !receive_all(session, session->data, AREA - offset))
+        return false;
+    CHECK(session->rough || memcmp(session->data, session->model + offset, AREA - offset) == 0);
+    return receive_and_drop(session, SIZE - session->start - AREA);
 }
 
 static bool patch(struct http_session *session) {
@@ -193,6 +239,8 @@ static bool flush(struct http_session *session) {
 }
 
 static bool one_request(struct http_session *session) {
+    if (below(&session->random, 64) == 0)
+        return get_much(session);
     switch (below(&session->random, 8)) {
     case 0:
         return patch(session);
@@ -227,8 +275,10 @@ static void shake_hands(struct http_session *session, int fd) {
 
 static void start(struct http_session *session, enum ending ending) {
     static const char DONE[] = "HTTP/1.1 200 OK\r\nDate: \4\r\n\r\n";
-    static const char PARTIAL[] =
-        "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\nContent-Length: \3\r\nDate: \4\r\n\r\n";
+    static const char PARTIAL[] = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\n\5"
+                                  "Content-Length: \3\r\nDate: \4\r\n\r\n";
+    static const char WHOLE[] = "HTTP/1.1 200 OK\r\n\5Content-Length: \3\r\nDate: \4\r\n\r\n";
+    static const char ORIGIN[] = "Allow: *\r\n";
     bool waits = ending == IDLE || ending == PART_OF_HEAD || ending == STALL;
     int pair[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0);
@@ -241,6 +291,7 @@ static void start(struct http_session *session, enum ending ending) {
         .lane = {.fd = pair[1],
                  .tls = session->ends[0],
                  .flags = IOU_LANE_COUNT_WRITES,
+                 .number = session->number,
                  .size = SIZE,
                  .timeout_ms = waits ? TIMEOUT_MS : DEADLINE_MS,
                  .control = &session->control,
@@ -251,6 +302,10 @@ static void start(struct http_session *session, enum ending ending) {
         .done_length = sizeof(DONE) - 1,
         .partial = PARTIAL,
         .partial_length = sizeof(PARTIAL) - 1,
+        .whole = WHOLE,
+        .whole_length = sizeof(WHOLE) - 1,
+        .origin = ORIGIN,
+        .origin_length = sizeof(ORIGIN) - 1,
     };
     CHECK(iou_http_start(session->lanes, session->handle, &options, &session->lane) == 0);
 }
@@ -344,13 +399,32 @@ static void run_session(struct http_session *session) {
         close(session->other_fd);
 }
 
+/* Of any session. */
+static void read_records(const struct http_session *session) {
+    iou_record records[50];
+    int count = iou_records_read(session->lanes, records, 50);
+    for (int i = 0; i < count; i++) {
+        uint64_t end = records[i].offset + records[i].length;
+        CHECK(records[i].lane >= 1 && records[i].lane <= SESSIONS && end <= SIZE);
+        CHECK(records[i].result == 0 || records[i].result == 200 ||
+              (records[i].result == 206 && records[i].kind == IOU_READ));
+        CHECK(records[i].result || records[i].error || records[i].kind == IOU_WRITE); /* a body that ended early */
+    }
+    iou_records_want(session->lanes, count < 50); /* now and then they are not wanted */
+}
+
 static void *session_main(void *argument) {
     struct http_session *session = argument;
     while (session->rounds--) {
         run_session(session);
+        read_records(session);
         if (session->rough)
             continue;
         /* What a client whose lane ended did may have happened or not. */
+        if (session->content) {
+            memcpy(session->model, session->content + session->start, AREA);
+            continue;
+        }
         iou_completion completion;
         CHECK(iou_execute(session->handle, IOU_READ, 0, session->start, AREA, session->model, AREA, NULL,
                           &completion) == 0);
@@ -369,18 +443,22 @@ static void make_contexts(iou_tls_context *contexts[2]) {
     CHECK(iou_tls_context_new(&client, &contexts[1], reason) == 0);
 }
 
-static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds, uint64_t seed, bool rough) {
+static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds, uint64_t seed, bool rough,
+                         const char *content) {
     struct http_session sessions[SESSIONS];
     iou_lanes *lanes;
     unsigned served = 0, failed = 0;
     iou_tls_context *contexts[2];
     CHECK(iou_lanes_new(engine, 64 * MIB, &lanes) == 0);
+    iou_records_want(lanes, 1);
     make_contexts(contexts);
     for (unsigned i = 0; i < SESSIONS; i++) {
         sessions[i] = (struct http_session){
             .lanes = lanes,
             .handle = handle,
+            .number = i + 1,
             .rough = rough,
+            .content = content,
             .rounds = rounds,
             .random = seed + 2 * i,
             .start = i * AREA,
@@ -413,11 +491,18 @@ void test_http(unsigned rounds, uint64_t seed) {
     make_file(path, (off_t)SIZE);
     CHECK(iou_engine_new(8, 1000, &engine) == 0 && iou_queue_new(engine, &queue) == 0);
     iou_handle *handle = open_image(queue, path, IOU_WRITABLE);
-    run_sessions(engine, handle, rounds, seed, false);
+    run_sessions(engine, handle, rounds, seed, false, NULL);
     iou_set_syscalls(&rough_syscalls);
-    run_sessions(engine, handle, rounds, seed + 100, true);
+    run_sessions(engine, handle, rounds, seed + 100, true, NULL);
     iou_set_syscalls(NULL);
     close_image(queue, handle);
+    for (unsigned works = 0; works < 2; works++) {
+        char *content = calloc(1, SIZE);
+        CHECK(content);
+        run_sessions(engine, owner_start(content, SIZE, seed + works, works), rounds, seed + 200, !works, content);
+        owner_stop();
+        free(content);
+    }
     stop_engine(engine);
     CHECK(iou_queue_free(queue) == 0 && iou_engine_free(engine) == 0);
 }

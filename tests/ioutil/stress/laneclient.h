@@ -63,6 +63,7 @@ struct lane_client {
     /* Of this one. */
     int fd;
     uint32_t flags; /* iou_lane_flag */
+    bool remote;    /* the image is somebody else's, who fails at anything */
     enum ending ending;
     uint64_t requests; /* to send */
     unsigned most;     /* in flight */
@@ -130,8 +131,9 @@ extern const iou_syscalls bad_syscalls;
 /* A connection, and who owns its lane. */
 struct session {
     struct lane_client client;
-    iou_lane *lane;     /* NULL: none now */
-    iou_handle *handle; /* NULL: it was closed, and is the lane's only */
+    iou_lane *lane;       /* NULL: none now */
+    iou_handle *external; /* the image, if it is somebody else's */
+    iou_handle *handle;   /* NULL: it was closed, and is the lane's only; or external */
     iou_control control;
     iou_lease lease;
     uint64_t started, act_after; /* so many requests, and the owner ends it */

@@ -9,7 +9,7 @@
 #define THREADS 3
 #define RANGES 30000u /* of each thread: together more than are kept */
 #define SPACING 16
-#define LENGTH 8
+#define RANGE_LENGTH 8
 
 struct teller {
     struct iou_lane *lane;
@@ -21,7 +21,7 @@ static void *tell_ranges(void *argument) {
     const struct teller *teller = argument;
     for (uint64_t i = 0; i < RANGES; i++) {
         uint64_t start = teller->start + i * 7919 % RANGES * SPACING;
-        counts_add(teller->lane, start, start + LENGTH);
+        counts_add(teller->lane, start, start + RANGE_LENGTH);
         if (i % 1000 == 0) {
             struct op op = {.kind = IOU_READ, .result.error = EIO};
             counts_report(teller->lane, &op, op.result.error);
@@ -55,14 +55,14 @@ void test_counts(void) {
     struct iou_lanes lanes = {.born = fork_generation()};
     CHECK(lane && ranges);
     lane->lanes = &lanes;
-    lane->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    pthread_mutex_init(&lane->counts_lock, NULL);
-    pthread_cond_init(&lane->counts_fetched, NULL);
+    lane->counts.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pthread_mutex_init(&lane->counts.lock, NULL);
+    pthread_cond_init(&lane->counts.fetched, NULL);
     for (unsigned i = 0; i < THREADS; i++) {
         tellers[i] = (struct teller){lane, (uint64_t)i * RANGES * SPACING};
         CHECK(pthread_create(&threads[i], NULL, tell_ranges, &tellers[i]) == 0);
     }
-    while (bytes < (uint64_t)THREADS * RANGES * LENGTH) {
+    while (bytes < (uint64_t)THREADS * RANGES * RANGE_LENGTH) {
         bytes += fetch_ranges(lane, ranges, 5000);
         reports += fetch_reports(lane);
         usleep(2000);
@@ -70,13 +70,13 @@ void test_counts(void) {
     for (unsigned i = 0; i < THREADS; i++)
         CHECK(pthread_join(threads[i], NULL) == 0);
     CHECK(fetch_ranges(lane, ranges, 5000) == 0);
-    CHECK(bytes == (uint64_t)THREADS * RANGES * LENGTH);
-    reports += fetch_reports(lane) + lane->reports_lost;
+    CHECK(bytes == (uint64_t)THREADS * RANGES * RANGE_LENGTH);
+    reports += fetch_reports(lane) + lane->counts.reports_lost;
     CHECK(reports == (uint64_t)THREADS * (RANGES / 1000));
     counts_free(lane);
-    CHECK(close(lane->event_fd) == 0);
-    pthread_mutex_destroy(&lane->counts_lock);
-    pthread_cond_destroy(&lane->counts_fetched);
+    CHECK(close(lane->counts.event_fd) == 0);
+    pthread_mutex_destroy(&lane->counts.lock);
+    pthread_cond_destroy(&lane->counts.fetched);
     free(lane);
     free(ranges);
     printf("counts: %u ranges\n", THREADS * RANGES);

@@ -45,15 +45,19 @@ void session_start(struct session *session, iou_lanes *lanes, iou_queue *queue, 
     if (below(&session->random, 2))
         CHECK(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) == 0);
     client->fd = fds[0];
+    client->remote = session->external;
     client_prepare(client, ending);
     client_start(client);
     read_only = client->flags & IOU_LANE_READ_ONLY;
-    session->handle = open_image(queue, session->path, read_only ? 0 : IOU_WRITABLE);
+    session->handle =
+        session->external ? session->external : open_image(queue, session->path, read_only ? 0 : IOU_WRITABLE);
     session->started = now_ns();
     session->act_after = below(&session->random, min_u64(client->requests, 200) + 1);
     session->acted = false;
     start_lane(session, lanes, fds[1]);
-    if (below(&session->random, 2)) {
+    if (session->external) {
+        session->handle = NULL;
+    } else if (below(&session->random, 2)) {
         close_image(queue, session->handle);
         session->handle = NULL;
     }

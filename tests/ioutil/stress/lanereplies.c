@@ -57,9 +57,11 @@ static bool may_fail(const struct lane_client *client, const struct sent *sent, 
         return client->ending >= ABORT;
     if (sent->flags & FLAG_FAST_ZERO && sent->command == CMD_WRITE_ZEROES)
         return true;
+    if (error == NBD_ENOMEM) /* it was waited for, as long as its client may make no progress */
+        return client->ending == STALL || client->ending == HOLD;
     if (error == NBD_EOVERFLOW) /* more than there is memory */
         return sent->command == CMD_READ && sent->length > 8 * MIB;
-    return error == NBD_EIO && sent->length; /* injected */
+    return error == NBD_EIO && (sent->length || client->remote); /* injected */
 }
 
 static void succeed(struct lane_client *client, struct sent *sent) {

@@ -66,5 +66,7 @@ int main(int argc, char **argv) {
     test_counts();
     test_lanes((unsigned)(operations < 30000 ? operations / 100 : 300) + 20, seed + 10);
     test_http(rounds, seed + 12);
+    test_records((unsigned)operations, seed + 14);
+    test_external((unsigned)(operations < 30000 ? operations / 150 : 200) + 20, seed + 16);
     return 0;
 }

@@ -19,7 +19,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "nbd.h" /* no header of the interface may be read twice */
+#include "api/external.h"
+#include "nbd/nbd.h"
 
 /* ---- harness.c -------------------------------------------------------------------------------------------------- */
 
@@ -87,5 +88,20 @@ void make_certificate(const char *path);
 
 /* rounds: of each of some connections, on storage that works, and on such as does not. */
 void test_http(unsigned rounds, uint64_t seed);
+
+/* ---- records.c --------------------------------------------------------------------------------------------------- */
+
+/* count: records of each writer. */
+void test_records(unsigned count, uint64_t seed);
+
+/* ---- external.c, externalowner.c
+ * -------------------------------------------------------------------------------------------------- */
+
+/* An owner of an image in memory, one at a time; works: he is slow, no more. It ends when no lane is left. */
+iou_handle *owner_start(char *content, uint64_t size, uint64_t seed, bool works);
+void owner_stop(void);
+
+/* connections: to be served, of several images. */
+void test_external(unsigned connections, uint64_t seed);
 
 #endif

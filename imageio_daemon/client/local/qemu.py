@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in formats other than raw, read and written by qemu-nbd."""
+
+import contextlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ...image.extents import Extent
+from ...units import KiB, MiB
+from ..errors import LocalError, Usage
+from .nbd_image import NbdImage
+from .part_file import PartFile
+from .source import changed, identity_of, open_image
+from .tar import Member
+
+#: Magic bytes of formats, with their offset.
+MAGIC = {
+    "qcow2": (0, b"QFI\xfb"),
+    "vmdk": (0, b"KDMV"),
+    "vhdx": (0, b"vhdxfile"),
+    "vpc": (0, b"conectix"),
+    "vdi": (64, b"\x7f\x10\xda\xbe"),
+}
+#: Cluster size of new qcow2 images, in bytes, qemu's default.
+CLUSTER = 64 * KiB
+#: Most connections to one qemu-nbd: one for each thread.
+SHARED = 64
+START_TIMEOUT = 30.0
+#: Seconds that qemu-nbd may take to close an image after its last client has left.
+STOP_TIMEOUT = 600.0
+
+
+def check_format(path: Path, offset: int = 0) -> None:
+    """Raise Usage if an image looks like another format than raw.
+
+    The format is never guessed: a guest can write any header to a raw image. Raises LocalError.
+    """
+    fd = open_image(path)
+    try:
+        for name, (position, magic) in MAGIC.items():
+            if os.pread(fd, len(magic), offset + position) == magic:
+                raise Usage(f"{path} looks like {name}: say --format {name}, or --format raw for its bytes as they are")
+    finally:
+        os.close(fd)
+
+
+class QemuNbd:
+    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError."""
+
+    def __init__(self, path: Path, format_name: str, *, member: Member | None = None, writable: bool = False) -> None:
+        self._path = path
+        self._directory = tempfile.mkdtemp(prefix="imageio-client-")
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._pid_file = f"{self._directory}/pid"
+        socket = f"{self._directory}/nbd"
+        command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
+        command += ["--discard=unmap"] if writable else ["--read-only"]
+        command += _image(path, format_name, member)
+        try:
+            # A process group of its own, so that Ctrl-C does not kill it.
+            self._process = subprocess.Popen(  # noqa: S603 - no shell
+                command, stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, process_group=0
+            )
+        except OSError as e:
+            self._clean()
+            raise LocalError(f"can't run qemu-nbd, which --format {format_name} needs: {e.strerror}") from e
+        try:
+            self._wait()
+            self.image = NbdImage(str(path), socket)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._clean()
+            raise
+
+    def close(self) -> None:
+        """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails."""
+        if self._process.returncode is not None:
+            return
+        self.image.close()
+        try:
+            status = self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        reason = self._said()
+        self._clean()
+        if status != 0:
+            raise LocalError(f"qemu-nbd failed with {self._path}: {reason}")
+
+    def _wait(self) -> None:
+        """Wait until it accepts connections, when it writes its pid file. Its socket exists before that."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not os.path.exists(self._pid_file):
+            if self._process.poll() is not None:
+                raise LocalError(f"can't open {self._path}: {self._said()}")
+            if time.monotonic() > deadline:
+                raise LocalError(f"qemu-nbd does not start with {self._path}")
+            time.sleep(0.01)
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read(2000).decode(errors="replace")
+        return " ".join(text.split()) or "it does not tell why"
+
+    def _clean(self) -> None:
+        self._errors.close()
+        for name in ("nbd", "pid"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{name}")
+        os.rmdir(self._directory)
+
+
+class QemuSource:
+    """A source in a format other than raw. Methods raise LocalError."""
+
+    is_stream = False
+    portion = 32 * MiB
+
+    def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:
+        self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
+        self.identity: Mapping[str, object] | None = None
+        if None not in self._files.values():
+            self.identity = {
+                "format": format_name,
+                "member": list(member) if member else None,
+                "files": list(self._files.values()),
+            }
+        self._server = QemuNbd(path, format_name, member=member)
+        self.size = self._server.image.size
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents, in order and without gaps."""
+        return self._server.image.extents()
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._server.image.read(offset, buffer)
+
+    def check(self) -> None:
+        """Raise LocalError if size or mtime of a file of the backing chain has changed."""
+        for file, opened in self._files.items():
+            if identity_of(file) != opened:
+                raise changed(file)
+
+    def stop(self) -> None:
+        """Do nothing: reads end by themselves."""
+
+    def close(self) -> None:
+        """End qemu-nbd."""
+        self._server.close()
+
+
+class QemuTarget:
+    """A new image in a format other than raw, called NAME.part until it is complete. Methods raise LocalError."""
+
+    portion = 32 * MiB
+    block = 1
+    reads_zero = True
+    options: tuple[str, ...] = ()
+
+    def __init__(self, path: Path, format_name: str) -> None:
+        self._part = PartFile(path)
+        self._format = format_name
+        self._server: QemuNbd | None = None
+
+    @property
+    def _image(self) -> NbdImage:
+        if self._server is None:
+            raise RuntimeError("not started")
+        return self._server.image
+
+    def start(self, size: int) -> None:
+        """Create the image, and serve it by qemu-nbd."""
+        run_qemu_img(
+            "create", "-q", "-f", self._format, *self.options, "--", str(self._part.path.absolute()), str(size)
+        )
+        self._server = QemuNbd(self._part.path, self._format, writable=True)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Do nothing: a new image reads as zeros."""
+
+    def finish(self) -> None:
+        """Flush the image, end qemu-nbd, and rename the file."""
+        self._image.flush()
+        if self._server is not None:
+            self._server.close()
+        self._part.publish()
+
+    def abandon(self) -> None:
+        """Remove the image."""
+        try:
+            if self._server is not None:
+                self._server.close()
+        finally:
+            self._part.remove()
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
+
+class Increment(QemuTarget):
+    """A new qcow2 image with the changed extents, to be rebased on an older copy by `qemu-img rebase -u`.
+
+    Whole clusters are written: qemu fills the rest of a newly allocated cluster with zeros, not with the older copy.
+    """
+
+    block = CLUSTER
+    reads_zero = False
+    options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
+
+    def __init__(self, path: Path) -> None:
+        if path.exists():
+            raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
+        super().__init__(path, "qcow2")
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros, also where the older copy has data."""
+        self._image.zero(offset, length)
+
+
+def run_qemu_img(*arguments: str) -> str:
+    """Run qemu-img and return its standard output. Raises LocalError."""
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell
+            ["qemu-img", *arguments],  # noqa: S607
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    except OSError as e:
+        raise LocalError(f"can't run qemu-img, which other formats than raw need: {e.strerror}") from e
+    if done.returncode != 0:
+        raise LocalError(f"qemu-img {arguments[0]} failed: {' '.join(done.stderr.split())}")
+    return done.stdout
+
+
+def _chain(path: Path, format_name: str) -> list[Path]:
+    """Return the files of an image and its backing chain. Raises LocalError."""
+    told = run_qemu_img(
+        "info", "--force-share", "--backing-chain", "--output=json", "-f", format_name, "--", str(path.absolute())
+    )
+    return [Path(layer["filename"]) for layer in json.loads(told)]
+
+
+def _image(path: Path, format_name: str, member: Member | None) -> list[str]:
+    # An absolute path: qemu may take a relative one for a URL.
+    name = str(path.absolute())
+    if member is None:
+        return [f"--format={format_name}", "--", name]
+    part = {"driver": "raw", "offset": member.offset, "size": member.size, "file": {"driver": "file", "filename": name}}
+    return ["--", "json:" + json.dumps({"driver": format_name, "file": part})]

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets of downloads: a new file, an existing file or device, a stream."""
+
+import stat
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ...units import MiB
+from ..errors import LocalError
+from .image import LocalImage
+from .part_file import PartFile
+from .turns import Turns
+
+_ZEROS = bytes(1 * MiB)
+
+
+class Target(Protocol):
+    """An image that several threads write. Methods raise LocalError."""
+
+    @property
+    def portion(self) -> int:
+        """Return the bytes of data in one unit of work."""
+
+    @property
+    def block(self) -> int:
+        """Return the granularity of dirty ranges, in bytes."""
+
+    @property
+    def reads_zero(self) -> bool:
+        """Tell whether the new target reads as zeros, so that zeros need not be written."""
+
+    def start(self, size: int) -> None:
+        """Prepare for an image of this size, in bytes."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros."""
+
+    def finish(self) -> None:
+        """Flush, rename to the final name, and close. Called last."""
+
+    def abandon(self) -> None:
+        """Remove the incomplete target if it is new, and close. Called last, in place of finish()."""
+
+    def stop(self) -> None:
+        """Make writes that wait raise Stopped."""
+
+
+class NewFile:
+    """A new raw file, called NAME.part until it is complete."""
+
+    portion = 32 * MiB
+    block = 1
+    reads_zero = True
+
+    def __init__(self, path: Path) -> None:
+        self._part = PartFile(path)
+        try:
+            self._image = LocalImage(self._part.path)
+        except LocalError:
+            self._part.remove()
+            raise
+
+    def start(self, size: int) -> None:
+        """Set the size of the file."""
+        self._part.truncate(size)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Do nothing: a new file reads as zeros."""
+
+    def finish(self) -> None:
+        """Flush the file and rename it."""
+        self._image.flush()
+        self._image.close()
+        self._part.publish()
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._image.close()
+        self._part.remove()
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
+
+class ExistingImage:
+    """A block device or an existing file that is written in place. Bytes beyond the image's end do not change."""
+
+    portion = 32 * MiB
+    block = 1
+    reads_zero = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._image = LocalImage(path)
+
+    def start(self, size: int) -> None:
+        """Check that the image fits."""
+        if size > self._image.size:
+            raise LocalError(f"{self._path} has {self._image.size} bytes, the image {size}: it does not fit")
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros."""
+        self._image.zero(offset, length)
+
+    def finish(self) -> None:
+        """Flush and close."""
+        self._image.flush()
+        self._image.close()
+
+    def abandon(self) -> None:
+        """Close it. What was written stays."""
+        self._image.close()
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
+
+class Stream:
+    """Standard output, or another stream."""
+
+    portion = 4 * MiB
+    block = 1
+    reads_zero = False
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._turns = Turns()
+
+    def start(self, size: int) -> None:
+        """Do nothing."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Wait until all bytes before offset were written, and write data."""
+        with self._turns.turn(offset, len(data)):
+            self._write(data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Write zeros, in turn as write() does."""
+        with self._turns.turn(offset, length):
+            for done in range(0, length, len(_ZEROS)):
+                self._write(memoryview(_ZEROS)[: length - done])
+
+    def finish(self) -> None:
+        """Flush the stream's buffer; the stream stays open for its owner."""
+        try:
+            self._stream.flush()
+        except OSError as e:
+            raise _cant_write(e) from e
+
+    def abandon(self) -> None:
+        """Do nothing; the stream stays open for its owner."""
+
+    def stop(self) -> None:
+        """Wake threads that wait for their turn."""
+        self._turns.stop()
+
+    def _write(self, data: memoryview) -> None:
+        try:
+            while data:
+                data = data[self._stream.write(data) :]  # a raw stream may write a part
+        except OSError as e:
+            raise _cant_write(e) from e
+
+
+def is_existing_device(path: Path) -> bool:
+    """Tell whether a path is a block device. Raises LocalError for anything else that is no regular file."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as e:
+        raise LocalError(f"can't write {path}: {e.strerror}") from e
+    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+        raise LocalError(f"{path} is not a regular file or block device")
+    return stat.S_ISBLK(mode)
+
+
+def _cant_write(error: OSError) -> LocalError:
+    return LocalError(f"can't write the output: {error.strerror or error}")

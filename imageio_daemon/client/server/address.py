@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of servers, connecting to them, and the TLS context to verify them."""
+
+import contextlib
+import re
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Self
+
+from ...net.tls_socket import TlsContext
+from ...net.transports import keep_alive
+from ...urls.hosts import is_host
+from ..errors import LocalError, Usage
+from .secure_socket import SecureSocket
+
+#: Seconds to wait for a connection.
+CONNECT_TIMEOUT = 15.0
+
+
+@dataclass(frozen=True)
+class ImageUrl:
+    """The URL of an image. `path` contains the ticket's id, a secret that must not be shown."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str = field(repr=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `https://HOST:PORT/images/TICKET`, also with http. Raises Usage."""
+        with contextlib.suppress(ValueError):  # an impossible port or address
+            parts = urllib.parse.urlsplit(text)
+            port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
+            image = parts.hostname and port and re.fullmatch("/images/[!-~]+", parts.path)
+            plain = not parts.query and not parts.fragment and parts.username is None
+            if parts.scheme in ("http", "https") and image and plain and parts.hostname and is_host(parts.hostname):
+                return cls(parts.scheme, parts.hostname, port, parts.path)
+        raise Usage("the URL must look like https://HOST:PORT/images/TICKET")
+
+    @property
+    def peer(self) -> str:
+        """Name the server in messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def is_url(text: str) -> bool:
+    """Tell whether an argument is meant as a URL, not as the name of a file."""
+    return text.startswith(("https://", "http://"))
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The address of a server: `unix`, an abstract name with its leading NUL, or host and port.
+
+    peer: the name in messages. tls: None for a connection without TLS.
+    """
+
+    peer: str
+    host: str = "localhost"
+    port: int = 0
+    unix: str | None = None
+    tls: TlsContext | None = None
+
+    def connect(self) -> socket.socket:
+        """Return a connected socket, for shake_hands(). Raises OSError."""
+        if self.unix is not None:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with _closing_on_error(sock):
+                sock.settimeout(CONNECT_TIMEOUT)
+                sock.connect(self.unix)
+            return sock
+        sock = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT)
+        with _closing_on_error(sock):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
+            if self.tls:
+                return SecureSocket(sock, self.tls, self.host)
+            return sock
+
+
+def shake_hands(sock: socket.socket) -> None:
+    """Complete the TLS handshake, if the socket has TLS. Raises OSError, EKEYREJECTED for an untrusted server."""
+    if isinstance(sock, SecureSocket):
+        sock.shake_hands()
+
+
+@contextlib.contextmanager
+def _closing_on_error(sock: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        sock.close()
+        raise
+
+
+def is_same_host(sock: socket.socket) -> bool:
+    """Tell whether the peer of a TCP connection has the same address as this end, that is, is on this host."""
+    return bool(sock.getpeername()[0] == sock.getsockname()[0])
+
+
+def unix_address(text: str) -> str:
+    """Return the address for connect(2): a leading "@", for an abstract name, becomes a NUL."""
+    return "\0" + text[1:] if text.startswith("@") else text
+
+
+def tls_context(cafile: str | None, *, insecure: bool) -> TlsContext:
+    """Return a context that trusts the CAs in cafile, or those of the system; with insecure, any server.
+
+    Raises LocalError.
+    """
+    # Not create_default_context(): it loads the system's CAs, which takes 0.1 s, and TlsContext loads them, too.
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if insecure:
+        rules.check_hostname = False
+        rules.verify_mode = ssl.CERT_NONE
+    try:
+        return TlsContext(rules, ca_file=cafile or "")
+    except OSError as e:
+        raise LocalError(f"can't load the certificates in {cafile}: {e.strerror or e}") from e

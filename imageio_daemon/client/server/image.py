@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A remote image: the requests of the images API on one connection, with retries (docs/images-api.md)."""
+
+import itertools
+import json
+import logging
+import random
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from ...image.extents import Extent, ExtentList
+from ...image.extents_json import ExtentReader
+from ...units import MAX_OFFSET
+from ..errors import FlushFailed, ServerFailed, Temporary
+from .address import Endpoint, ImageUrl
+from .connection import WORK_TIMEOUT, Answer, ClientConnection
+from .restarts import Restarts
+from .stopping import Stop
+
+log = logging.getLogger(__name__)
+
+#: Largest max_readers and max_writers that are accepted from a server.
+MAX_CONNECTIONS = 10**6
+#: Most extents of an image: 36 MiB of memory.
+MAX_EXTENTS = 4 * 10**6
+
+#: Seconds before a request is sent again. The delay doubles with each try, and up to a quarter is added at random, so
+#: that connections which broke together do not reconnect together.
+FIRST_DELAY = 0.1
+MAX_DELAY = 10.0
+#: From this try on, after about 2 s, retries are logged as warnings, so that users know what they wait for.
+TOLD_TRY = 4
+
+#: Length of the first request to zero, in bytes. Storage that has to write zeros takes long for longer ones.
+FIRST_ZERO = 1024**3
+#: After a request to zero that took fewer seconds, the longest range is doubled.
+SHORT_ZERO = 1.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """The answer to OPTIONS. `reads_zero`: the whole image reads as zeros. `instance`: the server's process."""
+
+    features: frozenset[str]
+    max_readers: int = 1
+    max_writers: int = 1
+    unix_socket: str | None = None
+    reads_zero: bool = False
+    instance: str | None = None
+
+
+class Image:
+    """One connection to an image, used by one thread. A request that fails with Temporary is sent up to `retries` more.
+
+    lost: connections to the image were lost before this one. Methods raise Refused, Temporary (after the last try),
+    ServerFailed, Stopped. Offsets and lengths are in bytes.
+    """
+
+    def __init__(
+        self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int, restarts: Restarts, *, lost: bool = False
+    ) -> None:
+        self._path = url.path
+        self._peer = endpoint.peer
+        self._stop = stop
+        self._retries = retries
+        self._restarts = restarts
+        self._lost = lost  # the connection was lost, and it is not checked yet whether the server was restarted
+        self._max_zero = FIRST_ZERO
+        self.connection = ClientConnection(endpoint, stop)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
+
+    def connect(self) -> None:
+        """Connect before the first request, so that each later connect is known to follow a loss."""
+        self._repeated(self.connection.connect)
+
+    def abilities(self) -> Abilities:
+        """Return the answer to OPTIONS."""
+        return self._abilities(self._repeated(self._options))
+
+    def size(self) -> int:
+        """Return the size of the image, from the Content-Range of an answer to a range (RFC 9110 14.4)."""
+        headers = {"Range": "bytes=0-0"}
+        answer = self._repeated(
+            lambda: self.connection.request("GET", self._path, headers=headers, expected=(206, 416))
+        )
+        total = (answer.headers["Content-Range"] or "").partition("/")[2]
+        if not re.fullmatch("[0-9]{1,19}", total) or int(total) > MAX_OFFSET:
+            raise ServerFailed(f"{self._peer} did not tell the size of the image")
+        return int(total)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data at offset. It is on stable storage after the next flush()."""
+        headers = {
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(len(data)),
+            "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*",
+        }
+        self._repeated(lambda: self.connection.request("PUT", f"{self._path}?flush=n", headers=headers, body=data))
+
+    def zero(self, offset: int, length: int) -> Iterator[int]:
+        """Make a range read as zeros, in steps; yield the length of each step when it is done."""
+        end = offset + length
+        while offset < end:
+            step = min(end - offset, self._max_zero)
+            operation: dict[str, object] = {"op": "zero", "offset": offset, "size": step, "flush": False}
+            started = time.monotonic()
+            self._repeated(partial(self._patch, operation))
+            if step == self._max_zero and time.monotonic() - started < SHORT_ZERO:
+                self._max_zero *= 2
+            yield step
+            offset += step
+
+    def flush(self) -> None:
+        """Return when everything written so far is on stable storage.
+
+        A flush that failed is not repeated, because the storage reports a lost write only once. Raises FlushFailed.
+        """
+        self._repeated(self._flush_once)
+
+    def _flush_once(self) -> None:
+        try:
+            self._patch({"op": "flush"})
+        except Temporary as e:
+            if e.http_status == 500:
+                raise FlushFailed(f"{e}; what was written may be lost: upload anew") from e
+            raise
+
+    def extents(self, context: str = "zero") -> Sequence[Extent]:
+        """Return the extents of the whole image, in order and without gaps."""
+        return self._repeated(lambda: ExtentList.of(self._extents(context)))
+
+    def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
+        """Return the server's digest of the image, and its parameters; image/blockhash.py defines it."""
+        query = urllib.parse.urlencode({"algorithm": algorithm, "block_size": block_size})
+        answer = self._json(f"{self._path}/checksum?{query}")
+        if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
+            raise ServerFailed(f"{self._peer} sent a malformed checksum")
+        return answer
+
+    def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Yield a range in pieces in the buffer. A piece is valid until the next one is requested."""
+        end = offset + length
+        tries = 0
+        while offset < end:
+            try:
+                self._recognise()
+                for piece in self._read_once(offset, end - offset, buffer):
+                    offset += len(piece)
+                    tries = 0
+                    yield piece
+            except Temporary as e:
+                if tries >= self._retries:
+                    raise
+                self._wait(tries, e)
+                tries += 1
+
+    def _read_once(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+        wanted = f"bytes {offset}-{offset + length - 1}"
+        body = self.connection.open(self._path, {"Range": wanted.replace(" ", "=")})
+        if body.content_range.partition("/")[0] != wanted or body.length != length:
+            self.connection.close()
+            raise ServerFailed(f"{self._peer} sent another range than asked for")
+        try:
+            for position in range(0, length, len(buffer)):
+                piece = buffer[: length - position]
+                try:
+                    body.read_into(piece)
+                except Temporary:
+                    if body.filled:
+                        yield piece[: body.filled]  # progress, even if every connection breaks
+                    raise
+                yield piece
+        except BaseException:
+            self.connection.close()  # the rest of the body was not read
+            raise
+        body.end()
+
+    def _patch(self, operation: dict[str, object]) -> None:
+        headers = {"Content-Type": "application/json"}
+        body = json.dumps(operation).encode()
+        self.connection.request("PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT)
+
+    def _extents(self, context: str) -> Iterator[Extent]:
+        size, count = self.size(), 0
+        malformed = ServerFailed(f"{self._peer} sent extents that are not those of {size} bytes")
+        reader = ExtentReader(0, size, context, malformed)
+        query = "" if context == "zero" else f"?context={context}"
+        for data in self.connection.stream(f"{self._path}/extents{query}", timeout=WORK_TIMEOUT):
+            for extent in reader.feed(data):
+                count += 1
+                if count > MAX_EXTENTS:
+                    raise ServerFailed(f"{self._peer} sent more than {MAX_EXTENTS} extents")
+                yield extent
+        reader.end()
+
+    def _options(self) -> Answer:
+        return self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)
+
+    def _abilities(self, answer: Answer) -> Abilities:
+        try:
+            return _abilities(self._parse("OPTIONS", answer))
+        except (KeyError, TypeError, ValueError) as e:
+            raise ServerFailed(f"{self._peer} does not speak the images API") from e
+
+    def _json(self, path: str) -> Any:
+        return self._parse("GET", self._repeated(lambda: self.connection.request("GET", path, timeout=WORK_TIMEOUT)))
+
+    def _parse(self, method: str, answer: Answer) -> Any:
+        try:
+            return json.loads(answer.body)
+        except (ValueError, RecursionError) as e:
+            raise ServerFailed(f"{self._peer} answered {method} with something that is not JSON") from e
+
+    def _repeated(self, send: Callable[[], _T]) -> _T:
+        for tries in itertools.count():
+            try:
+                self._recognise()
+                return send()
+            except Temporary as e:
+                if tries >= self._retries:
+                    raise
+                self._wait(tries, e)
+        raise AssertionError("unreachable")
+
+    def _recognise(self) -> None:
+        """Connect after a loss, and record whether the server was restarted."""
+        if not self._lost:
+            return
+        instance = None
+        if self._restarts.instance is None:
+            self.connection.connect()
+        else:
+            instance = self._abilities(self._options()).instance
+        self._restarts.reconnected(instance)
+        self._lost = False
+
+    def _wait(self, tries: int, error: Temporary) -> None:
+        """Wait before the next try."""
+        self._lost = True
+        delay = min(FIRST_DELAY * 2**tries, MAX_DELAY)
+        log.log(logging.WARNING if tries == TOLD_TRY else logging.INFO, "%s; again in %.1f s", error, delay)
+        self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
+
+
+def _abilities(answer: Any) -> Abilities:
+    if not isinstance(answer, dict) or not isinstance(answer["features"], list):
+        raise TypeError("no object")
+    unix_socket = answer.get("unix_socket")
+    if unix_socket is not None and not isinstance(unix_socket, str):
+        raise TypeError("unix_socket")
+    return Abilities(
+        frozenset(map(str, answer["features"])),
+        _connections(answer.get("max_readers", 1)),
+        _connections(answer.get("max_writers", 1)),
+        unix_socket,
+        answer.get("zero_state") == "zero",
+        instance if isinstance(instance := answer.get("instance"), str) else None,
+    )
+
+
+def _connections(told: object) -> int:
+    if type(told) is not int or told > MAX_CONNECTIONS:
+        raise TypeError("no number of connections")
+    return max(1, told)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS with the methods of a blocking socket, for http.client (docs/adr/0006)."""
+
+import errno
+import os
+import select
+import socket
+from typing import Any
+
+from ...net.tls_socket import WANTS_INPUT, TlsContext
+
+
+class SecureSocket(socket.socket):
+    """A connected socket with TLS, for one thread.
+
+    It takes over the descriptor and the timeout of the plain socket. A call encrypts all of its data, or decrypts all
+    that has arrived; ssl.SSLSocket handles one record of 16 KiB. Flags are ignored. host: the server's name; None: this
+    side is the server. Methods raise OSError: TimeoutError, and EKEYREJECTED if the peer cannot be verified.
+    """
+
+    def __init__(self, plain: socket.socket, context: TlsContext, host: str | None = None) -> None:
+        #: TLS on the descriptor; it never blocks.
+        self.tls = context.wrap(plain, host)  # if it raises, the caller still owns the plain socket
+        timeout = plain.gettimeout()
+        super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        self.settimeout(timeout)
+        self._poll = select.poll()
+
+    def settimeout(self, value: float | None) -> None:
+        """Set the longest wait for the peer, in seconds; None: no limit."""
+        super().settimeout(value)
+        os.set_blocking(self.fileno(), False)  # waits are in _wait(), not in the descriptor
+
+    def shake_hands(self) -> None:
+        """Complete the TLS handshake, which verifies the peer."""
+        while wanted := self.tls.handshake():
+            self._wait(wanted)
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Send all of the data."""
+        left = memoryview(data)
+        self._check()
+        while left:
+            count = self.tls.write(left)
+            if count < 0:
+                self._wait(count)
+            else:
+                left = left[count:]
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Send all of the data, and return its length in bytes."""
+        self.sendall(data)
+        return len(data)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive at least one byte, and as many as have arrived and fit; return their number, 0 at the end."""
+        view = memoryview(buffer)[: nbytes or None]
+        self._check()
+        while (count := self.tls.readinto(view)) < 0:
+            self._wait(count)
+        return count
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """Return at most bufsize bytes, as recv_into() receives them."""
+        buffer = bytearray(bufsize)
+        return bytes(buffer[: self.recv_into(buffer)])
+
+    def _real_close(self) -> None:
+        """Send close_notify (RFC 8446 6.1) and close. All file objects of the socket are closed before."""
+        if self.fileno() >= 0:
+            self.tls.end()
+        super()._real_close()  # type: ignore[misc]
+
+    def _check(self) -> None:
+        """Raise OSError after close(): C has the number of the descriptor, which another file may have by then."""
+        if self.fileno() < 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    def _wait(self, wanted: int) -> None:
+        timeout = self.gettimeout()
+        self._poll.register(self, select.POLLIN if wanted == WANTS_INPUT else select.POLLOUT)
+        if not self._poll.poll(None if timeout is None else timeout * 1000):
+            raise TimeoutError("timed out")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute the digest of an image from blocks in any order; see image/blockhash.py."""
+
+import functools
+import threading
+
+from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, ZERO_BATCH, Hash, new_hash, update_zeros
+
+
+class Digest:
+    """The digests of all blocks of an image. Thread-safe. Raises ValueError for an unknown algorithm."""
+
+    def __init__(self, algorithm: str = DEFAULT_ALGORITHM, block_size: int = DEFAULT_BLOCK) -> None:
+        self.algorithm = algorithm
+        self.block_size = block_size
+        self._lock = threading.Lock()
+        self._digests: dict[int, tuple[bytes, int]] = {}
+        self._zero_digest = functools.cache(self._hash_zeros)
+
+    def part(self, start: int) -> "DigestPart":
+        """Return the digest of consecutive bytes from start, a multiple of the block size."""
+        return DigestPart(self, start // self.block_size)
+
+    def add(self, index: int, digest: bytes, count: int = 1) -> None:
+        """Add the digest of a block, or of several equal ones."""
+        with self._lock:
+            self._digests[index] = (digest, count)
+
+    def zero_digest(self, length: int) -> bytes:
+        """Return the digest of a block of zeros."""
+        return self._zero_digest(length)
+
+    def hexdigest(self) -> str:
+        """Return the digest of the image. Every part must have ended."""
+        state = new_hash(self.algorithm)
+        for _, (digest, count) in sorted(self._digests.items()):
+            for done in range(0, count, ZERO_BATCH):
+                state.update(digest * min(ZERO_BATCH, count - done))
+        return state.hexdigest()
+
+    def _hash_zeros(self, length: int) -> bytes:
+        state = new_hash(self.algorithm)
+        update_zeros(state, length)
+        return state.digest()
+
+
+class DigestPart:
+    """The digests of consecutive blocks, from bytes in order. For one thread."""
+
+    def __init__(self, whole: Digest, index: int) -> None:
+        self._whole = whole
+        self._index = index
+        self._filled = 0
+        self._state: Hash = new_hash(whole.algorithm)
+
+    def data(self, data: memoryview) -> None:
+        """Add bytes."""
+        while data:
+            piece = data[: self._whole.block_size - self._filled]
+            self._state.update(piece)
+            self._advance(len(piece))
+            data = data[len(piece) :]
+
+    def zeros(self, length: int) -> None:
+        """Add zeros."""
+        size = self._whole.block_size
+        if self._filled:
+            head = min(length, size - self._filled)
+            update_zeros(self._state, head)
+            self._advance(head)
+            length -= head
+        if count := length // size:
+            self._whole.add(self._index, self._whole.zero_digest(size), count)
+            self._index += count
+        if rest := length % size:
+            update_zeros(self._state, rest)
+            self._advance(rest)
+
+    def end(self) -> None:
+        """Add a last block that is shorter than the others."""
+        if self._filled:
+            self._take()
+
+    def _advance(self, length: int) -> None:
+        self._filled += length
+        if self._filled == self._whole.block_size:
+            self._take()
+
+    def _take(self) -> None:
+        self._whole.add(self._index, self._state.digest())
+        self._index += 1
+        self._filled = 0
+        self._state = new_hash(self._whole.algorithm)

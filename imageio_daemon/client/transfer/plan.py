@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The division of an image into units of work: whole blocks of the checksum, each in exactly one unit."""
+
+import itertools
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from ...image.blockhash import DEFAULT_BLOCK, BlockPlan, DataBlock, Segment, ZeroBlocks
+from ...image.extents import Extent
+from ...image.ranges import RangeSet
+
+
+class Unit(NamedTuple):
+    """Consecutive blocks from `start` to `end`, in bytes. segments: alternating data and zeros, without gaps."""
+
+    start: int
+    end: int
+    segments: list[Segment]
+
+
+def units(
+    extents: Iterable[Extent], portion: int, *, start: int = 0, block_size: int = DEFAULT_BLOCK
+) -> Iterator[Unit]:
+    """Yield units of at least `portion` bytes of data, and any number of zeros; the last one may be shorter.
+
+    start: where the extents begin, in bytes. Blocks are counted from there.
+    """
+    end, data = start, 0
+    segments: list[Segment] = []
+    for block in _blocks(extents, block_size):
+        parts = block.segments if isinstance(block, DataBlock) else [Segment(end, block.number * block.length, True)]
+        for part in parts:
+            _append(segments, part)
+            end += part.length
+            data += 0 if part.zero else part.length
+        if data >= portion:
+            yield Unit(start, end, segments)
+            start, data, segments = end, 0, []
+    if segments:
+        yield Unit(start, end, segments)
+
+
+def dirty_units(extents: Iterable[Extent], portion: int) -> Iterator[Unit]:
+    """Yield units of the dirty extents."""
+    for dirty, group in itertools.groupby(extents, key=attrgetter("dirty")):
+        if dirty:
+            together = list(group)
+            yield from units(together, portion, start=together[0].start)
+
+
+def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
+    """Yield the extents, with dirty ones extended to whole blocks. block: bytes."""
+    dirty = RangeSet(limit=len(extents) + 1)
+    for extent in extents:
+        if extent.dirty:
+            dirty.add(extent.start // block * block, -(-extent.end // block) * block)
+    edges = [edge for piece in dirty.pieces() for edge in piece]
+    for extent in extents:
+        first, last = bisect_right(edges, extent.start), bisect_left(edges, extent.end)
+        parts = itertools.pairwise([extent.start, *edges[first:last], extent.end])
+        for number, (start, end) in enumerate(parts, first):
+            yield extent._replace(start=start, length=end - start, dirty=number % 2 == 1)
+
+
+def _blocks(extents: Iterable[Extent], block_size: int) -> Iterator[DataBlock | ZeroBlocks]:
+    plan = BlockPlan(block_size)
+    for extent in extents:
+        yield from plan.add(extent)
+    yield from plan.end()
+
+
+def _append(segments: list[Segment], part: Segment) -> None:
+    """Append a segment, joined with the last one if both are data or both zeros, for fewer requests."""
+    last = segments[-1] if segments else None
+    if last and last.zero == part.zero:
+        segments[-1] = last._replace(length=last.length + part.length)
+    else:
+        segments.append(part)
+
+
+class Queue:
+    """Units for several threads: each unit is returned to one of them, in order. Thread-safe."""
+
+    def __init__(self, work: Iterator[Unit]) -> None:
+        self._lock = threading.Lock()
+        self._work = work
+
+    def __iter__(self) -> Iterator[Unit]:
+        while (unit := self._take()) is not None:
+            yield unit
+
+    def _take(self) -> Unit | None:
+        with self._lock:
+            return next(self._work, None)

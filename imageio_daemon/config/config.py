@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: all sections together, and the constraints between their options."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..units import MiB
+from .options import describe
+from .sections import BackendFile, BackendHttp, BackendNbd, Control, Daemon, Local, Log, Nbd, Remote, Tls
+
+#: Least buffer_memory with NBD, in bytes. The lanes' share of less is below their minimum.
+NBD_MEMORY = 28 * MiB
+#: Values of [nbd] host on which only clients of this host can connect.
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All sections."""
+
+    daemon: Daemon = field(default_factory=Daemon)
+    tls: Tls = field(default_factory=Tls)
+    remote: Remote = field(default_factory=Remote)
+    local: Local = field(default_factory=Local)
+    nbd: Nbd = field(default_factory=Nbd)
+    control: Control = field(default_factory=Control)
+    backend_file: BackendFile = field(default_factory=BackendFile)
+    backend_nbd: BackendNbd = field(default_factory=BackendNbd)
+    backend_http: BackendHttp = field(default_factory=BackendHttp)
+    log: Log = field(default_factory=Log)
+
+
+#: The class of each section, by its name in files.
+SECTIONS: dict[str, type[Any]] = {name: type(section) for name, section in vars(Config()).items()}
+
+
+class Conflict(NamedTuple):
+    """An option whose value violates a constraint by another option. `expected`: a valid value, and why."""
+
+    section: str
+    name: str
+    expected: str
+
+
+def conflicts(config: Config) -> Iterator[Conflict]:
+    """Yield the violated constraints between options."""
+    tls, control = config.tls, config.control
+    if tls.enable and not tls.cert_file:
+        yield Conflict("tls", "cert_file", "the path of a PEM file, for [tls] enable is true")
+    if tls.enable and not tls.key_file:
+        yield Conflict("tls", "key_file", "the path of a PEM file, for [tls] enable is true")
+    if tls.client_auth != "none" and not tls.enable:
+        yield Conflict("tls", "client_auth", "none, for [tls] enable is false")
+    if tls.client_auth != "none" and not tls.ca_file:
+        yield Conflict("tls", "ca_file", f"the path of a PEM file, for [tls] client_auth is {tls.client_auth}")
+    if control.enable and control.transport == "tcp" and control.port < 0:
+        yield Conflict("control", "port", "0 to 65535, for [control] transport is tcp")
+    yield from _nbd_conflicts(config)
+    # The size of buffers is rounded up to a power of two, which is less than twice buffer_size.
+    if config.daemon.buffer_memory < 2 * config.backend_file.buffer_size:
+        yield Conflict("daemon", "buffer_memory", "at least twice [backend_file] buffer_size")
+
+
+def _nbd_conflicts(config: Config) -> Iterator[Conflict]:
+    nbd = config.nbd
+    if not nbd.enable:
+        return
+    if config.daemon.buffer_memory < NBD_MEMORY:
+        yield Conflict("daemon", "buffer_memory", f"at least {NBD_MEMORY // MiB}M, for [nbd] enable is true")
+    if nbd.port < 0 and not nbd.socket:
+        yield Conflict("nbd", "socket", "an address, for [nbd] port is -1")
+    if nbd.port >= 0 and nbd.tls != "off" and not config.tls.enable:
+        yield Conflict("nbd", "tls", "off, for [tls] enable is false")
+    if nbd.port >= 0 and nbd.tls != "required" and nbd.host not in LOOPBACK:
+        yield Conflict("nbd", "tls", f"required, unless [nbd] host is one of {', '.join(LOOPBACK)}")
+    if nbd.list and not nbd.socket:
+        yield Conflict("nbd", "list", "false, for [nbd] socket is empty")
+    if nbd.list and nbd.mode & 0o006:
+        yield Conflict("nbd", "mode", "a mode that lets no others in, for [nbd] list is true")
+
+
+def show(config: Config) -> dict[str, dict[str, object]]:
+    """Return all options by section, ready for JSON."""
+    return {
+        name: {
+            option.name: describe(option).show(getattr(getattr(config, name), option.name))
+            for option in dataclasses.fields(section)
+        }
+        for name, section in SECTIONS.items()
+    }

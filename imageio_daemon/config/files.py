@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files: the loader, and the generator of conf/daemon.conf, which explains all options.
+
+`python -m imageio_daemon.config.files` prints conf/daemon.conf.
+"""
+
+import dataclasses
+import inspect
+import os
+import reprlib
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from . import ini
+from .config import SECTIONS, Config, conflicts
+from .options import describe
+
+DEFAULT_CONF_DIR = Path("/etc/imageio-daemon")
+
+#: Options of ovirt-imageio and of earlier versions that are accepted without effect, with the reason.
+IGNORED_OPTIONS = {
+    "daemon": {"poll_interval": "nothing is polled"},
+    "tls": {"enable_tls1_1": "TLS 1.2 is the least"},
+    "nbd": dict.fromkeys(("c_lane", "fast_lane"), "C serves all connections"),
+    "control": {"prefer_ipv4": "over TCP the control service is on localhost"},
+    "backend_http": {"buffer_size": "buffer_size of [backend_file] counts for all"},
+    "backend_nbd": {"buffer_size": "buffer_size of [backend_file] counts for all"},
+}
+#: The same for whole sections. A name that ends with "_" is a prefix.
+IGNORED_SECTIONS = {
+    "profile": "there is no profiler",
+    **dict.fromkeys(("loggers", "handlers", "formatters", "logger_", "handler_", "formatter_"), "see [log]"),
+}
+
+#: Former names of options, and their present ones.
+FORMER_NAMES = {"remote": {"fast_lane": "c_lane"}}
+
+SAMPLE_HEAD = """\
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every option of imageio-daemon, with its default.
+#
+# Write what differs into a file of your own, /etc/imageio-daemon/conf.d/NAME.conf. Files are read
+# in the order of their names, and the last one wins. What is not known, or not possible, stops the
+# start. To check: imageio-daemon --check-config
+"""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration that was read from files.
+
+    warnings: a line for each option that has no effect or a former name. places: FILE:LINE, by section and option.
+    """
+
+    config: Config
+    warnings: list[str] = field(default_factory=list)
+    conf_dir: Path = DEFAULT_CONF_DIR
+    places: Mapping[tuple[str, str], str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Check the constraints between options. Raises ConfigError, in one line, for the first violated one."""
+        for conflict in conflicts(self.config):
+            place = self.places.get((conflict.section, conflict.name), _conf_d(self.conf_dir))
+            raise ConfigError(f"{place}: [{conflict.section}] {conflict.name}: expected {conflict.expected}")
+
+
+def load(conf_dir: Path = DEFAULT_CONF_DIR) -> Loaded:
+    """Read conf.d/*.conf in the order of their names; a later file overrides an earlier one.
+
+    The default directory may be missing: then all options have their defaults. Raises ConfigError, in one line, for
+    unreadable files, unknown names and invalid values.
+    """
+    reader = _Reader()
+    for path in _files(conf_dir):
+        for section in ini.read(path):
+            reader.take(section)
+    sections = {name: SECTIONS[name](**options) for name, options in reader.values.items()}
+    return Loaded(Config(**sections), list(reader.warnings.values()), conf_dir, reader.places)
+
+
+class _Reader:
+    """Collect the values of all files."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, dict[str, object]] = {name: {} for name in SECTIONS}
+        self.places: dict[tuple[str, str], str] = {}
+        self.warnings: dict[tuple[str, str], str] = {}
+
+    def take(self, section: ini.Section) -> None:
+        """Add the options of a section; they override those of earlier files. Raises ConfigError."""
+        name = section.name
+        if reason := _why_ignored(name):
+            self.warnings.setdefault((name, ""), f"{section.place}: [{name}] has no effect: {reason}")
+            return
+        if name not in SECTIONS and name not in IGNORED_OPTIONS:
+            raise ConfigError(f"{section.place}: [{name}] is not known: expected {_choices(SECTIONS)}")
+        ignored = IGNORED_OPTIONS.get(name, {})
+        for entry in section.entries:
+            if reason := ignored.get(entry.name):
+                warning = f"{entry.place}: [{name}] {entry.name} has no effect: {reason}"
+                self.warnings.setdefault((name, entry.name), warning)
+            else:
+                self._set(name, entry)
+
+    def _set(self, section: str, entry: ini.Entry) -> None:
+        option = FORMER_NAMES.get(section, {}).get(entry.name, entry.name)
+        if option != entry.name:
+            warning = f"{entry.place}: [{section}] {entry.name} is called {option} now"
+            self.warnings.setdefault((section, entry.name), warning)
+        self.values[section][option] = _parse(section, option, entry)
+        self.places[section, option] = entry.place
+
+
+def _parse(section: str, name: str, entry: ini.Entry) -> object:
+    """Return the value of an option, of its type and within its limits. Raises ConfigError."""
+    known = _options(section)
+    if name not in known:
+        choices = _choices([*known, *IGNORED_OPTIONS.get(section, ())])
+        raise ConfigError(f"{entry.place}: [{section}] {entry.name} is not known: expected {choices}")
+    option = describe(known[name])
+    try:
+        return option.parse(entry.value)
+    except ValueError:
+        value = reprlib.repr(entry.value)
+        raise ConfigError(f"{entry.place}: [{section}] {entry.name} = {value}: expected {option.expected}") from None
+
+
+def _options(section: str) -> "dict[str, dataclasses.Field[Any]]":
+    if section not in SECTIONS:
+        return {}
+    return {option.name: option for option in dataclasses.fields(SECTIONS[section])}
+
+
+def _why_ignored(section: str) -> str | None:
+    beginning, underscore, _ = section.partition("_")
+    return IGNORED_SECTIONS.get(section) or IGNORED_SECTIONS.get(beginning + underscore)
+
+
+def _choices(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"
+
+
+def _conf_d(conf_dir: Path) -> str:
+    return str(conf_dir / "conf.d")
+
+
+def _files(conf_dir: Path) -> list[Path]:
+    directory = Path(_conf_d(conf_dir))
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        if conf_dir == DEFAULT_CONF_DIR:
+            return []
+        raise ConfigError(f"{directory}: expected a directory with *.conf files") from None
+    except OSError as e:
+        raise ConfigError(f"{directory}: cannot read it: {e.strerror}") from None
+    # Hidden files may be leftovers of editors.
+    return [directory / name for name in sorted(names) if name.endswith(".conf") and not name.startswith(".")]
+
+
+def sample() -> str:
+    """Return a configuration file with every option commented out, with its unit, default and reason."""
+    return "\n".join([SAMPLE_HEAD, *(_sample_section(name) for name in SECTIONS)])
+
+
+def _sample_section(name: str) -> str:
+    lines = [*_comment(inspect.getdoc(SECTIONS[name]) or ""), f"[{name}]", ""]
+    for option in _options(name).values():
+        described = describe(option)
+        default = described.write(option.default)
+        lines += [*_comment(described.reason), *_comment(f"Value: {described.expected}.")]
+        lines += [f"#{option.name} = {default}".rstrip(), ""]
+    return "\n".join(lines)
+
+
+def _comment(text: str) -> Iterator[str]:
+    return (f"# {line}" for line in textwrap.wrap(text, 100))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(sample())

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done around each handler of aiohttp: errors become answers, and common header fields are added."""
+
+import asyncio
+import time
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from ...errors import PeerGone
+from ...service import request_log
+from . import errors
+from .aiohttp_transport import ConnectionControl
+from .cors import cors_headers
+from .messages import SAFE, SERVER
+from .request import connection_of
+from .routes import PATTERN, Handler, Routes
+
+
+class Answering:
+    """Complete the answers of handlers."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+
+    def install(self, app: web.Application) -> None:
+        """Add this to an application."""
+        app.middlewares.append(self.answer)
+        app.on_response_prepare.append(self.finish_head)
+
+    @web.middleware
+    async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer one request, completely: aiohttp has nothing left to send. Errors become answers.
+
+        Runs in aiohttp's task, which is cancelled when the connection is lost.
+        """
+        try:
+            connection = connection_of(request)
+        except PeerGone:
+            return web.Response()  # there is nowhere to send it
+        started = time.perf_counter()
+        connection.exchange.begin(request.content.set_exception)
+        response = await _response(request, handler, connection)
+        try:
+            await response.prepare(request)
+            await response.write_eof()
+            connection.answered(close=not response.keep_alive)
+        except (ConnectionError, PeerGone):
+            pass  # the client has gone, or was cut off; the connection logs that
+        request_log.tell(
+            time.perf_counter() - started,
+            client=connection.exchange.peer,
+            method=request.method,
+            resource=request.match_info.get(PATTERN, ""),
+            status=response.status,
+        )
+        return response
+
+    async def finish_head(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Add the fields that all heads have; aiohttp calls this before it sends one."""
+        headers = response.headers
+        if response.status == 204:  # aiohttp leaves it out (RFC 9110 8.6); clients of the control service wait for it
+            headers["Content-Length"] = "0"
+        methods = self._routes.cors(request.match_info.get(PATTERN, ""))
+        if methods is not None:
+            headers.update(cors_headers(request.headers, ",".join(methods)))
+        headers["Server"] = SERVER
+        for name in [name for name in ("Content-Length", "Date", "Server") if name in headers]:
+            headers[name] = headers.pop(name)  # behind those of the resource, as in other ways to answer
+        headers.update(SAFE)
+        if _is_last(request, response):
+            response.force_close()
+            headers["Connection"] = "close"
+
+
+def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
+    """Tell whether the connection ends with the answer: the server stops, or the body was not read, or has no end."""
+    endless = response.content_length is None and request.version < HttpVersion11
+    return endless or connection_of(request).must_close or not request.content.at_eof()
+
+
+async def _response(request: web.Request, handler: Handler, connection: ConnectionControl) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except asyncio.CancelledError:
+        _cut_if_begun(request, connection)
+        raise
+    except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
+        response = errors.answer(e, connection.exchange.peer)
+        _cut_if_begun(request, connection)
+        return response
+
+
+def _cut_if_begun(request: web.Request, connection: ConnectionControl) -> None:
+    """Cut an answer of which bytes were sent: it must not look complete."""
+    if request.writer.output_size:
+        connection.abort("cut")

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handover of a connection to a lane, which serves it while all that comes is plain requests for one image.
+
+A lane serves what is plain, from the first request on. It gives the connection back with the first other request, of
+which nothing was taken, and the handlers answer that. A request that fails in a lane is answered here: each refusal and
+error is written in one place.
+"""
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...errors import Error, Unavailable
+from ...lanes.http import HttpEnd, HttpLane
+from ...operations import operations
+from ...service import logs
+from ...service.served import Count
+from ...transfers.ticket import Access
+from ...transfers.transfer import Transfer
+from . import errors
+from .exchange import Exchange
+from .framing import Head
+from .lane_place import LanePlace
+from .lane_service import LaneService
+from .terms import ticket_id
+from .transport import ClientTransport
+
+log = logging.getLogger(__name__)
+
+
+class Returned(NamedTuple):
+    """What became of a connection that was handed over.
+
+    served: what the lane did. rest: the client's bytes that were not taken. error: why a request failed, to be
+    answered, and unread: how many bytes of its body were not taken. cut: why the connection must be cut.
+    """
+
+    served: Count
+    rest: bytes
+    error: Error | None
+    unread: int
+    cut: str | None
+
+
+def _untouched(received: bytes) -> Returned:
+    """Return that nothing was done."""
+    return Returned(Count(), received, None, 0, None)
+
+
+class LaneHandover:
+    """Hand one connection over, again and again. service: None: there are no lanes.
+
+    Lanes open no images. The first plain request for one waits here until it is open; if that fails, the handlers
+    find the reason once more, and answer it. So they do with a request that a lane gives back. A request also waits
+    here for a place, but no longer than the inactivity timeout of its ticket: then it is answered with 503.
+    """
+
+    def __init__(self, service: LaneService | None, exchange: Exchange, transport: ClientTransport) -> None:
+        self._service = service
+        self._exchange = exchange
+        self._transport = transport
+        self._place = None if service is None else LanePlace(service.places)
+        self._returned: Callable[[Returned], None] | None = None
+        self._given_back = False  # the next request is not for a lane
+        self._lost = False
+        self._opening: asyncio.Task[None] | None = None
+        self._waits = b""  # what was received of a request that waits for a place, and after it
+        self._lane: HttpLane | None = None
+
+    @property
+    def active(self) -> bool:
+        """Tell whether a lane has the connection."""
+        return self._lane is not None
+
+    def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
+        """Hand the connection over; received: what is there of the client's bytes, from this head on.
+
+        True: returned will be called, unless the connection is lost before. False: the request is not for a lane.
+        """
+        given_back, self._given_back = self._given_back, False
+        service, place, transport = self._service, self._place, self._transport
+        if given_back or service is None or place is None or self._lost or not transport.can_hand_over:
+            return False
+        if not head.plain or transport.unsent:
+            return False
+        self._returned = returned
+        reads = head.method == "GET"
+        lane = None
+        try:
+            transfer = service.find(self._exchange, ticket_id(head), Access.READ if reads else Access.WRITE)
+            if transfer.opened is None:
+                self._open(transfer, bytes(received))
+                return True
+            if not place.enter(transfer):
+                self._wait(place, transfer, head, bytes(received))
+                return True
+            lane = service.start(self._exchange, transport, transfer, bytes(received), reads=reads)
+        except (Error, OSError) as e:
+            log.debug("connection is not handed over: %s", e, extra=logs.fields(client=self._exchange.peer))
+        if lane is not None:
+            self._watch(lane, transfer)
+        else:
+            place.leave()
+        return lane is not None
+
+    def refuse(self) -> None:
+        """Have the connection back when no request runs."""
+        if self._lane is not None:
+            self._lane.refuse()
+        if self._place is not None and self._place.abandon():
+            self._give_back(_untouched(self._waits))
+
+    def abort(self) -> None:
+        """Have the connection cut."""
+        if self._lane is not None:
+            self._lane.abort()
+
+    def lost(self) -> Count:
+        """Let go of the connection: it is closed. Return what the lane has served, if it has the connection still."""
+        self._lost = True
+        self._returned = None  # it refers to us
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._place is not None:
+            self._place.abandon()
+        self.abort()
+        return Count() if self._lane is None else self._lane.served()
+
+    def _give_back(self, end: Returned) -> None:
+        self._waits = b""
+        if self._returned is not None:
+            self._returned(end)
+
+    # Before the lane
+
+    def _open(self, transfer: Transfer, received: bytes) -> None:
+        """Have the image opened, then give the connection back: it is handed over at once if that went well."""
+        self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer))
+        self._opening.add_done_callback(lambda task: self._opened(task, received))
+
+    def _opened(self, task: "asyncio.Task[None]", received: bytes) -> None:
+        self._opening = None
+        self._given_back = task.cancelled() or task.exception() is not None
+        self._give_back(_untouched(received))
+
+    def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:
+        """Wait for a place, then give the connection back: it is handed over at once."""
+        error = Unavailable("Too many requests are served now")
+        late = Returned(Count(), received[len(head.data) :], error, head.length, None)
+        self._waits = received
+        seconds = transfer.ticket.inactivity_timeout
+        place.wait(transfer, seconds, lambda: self._granted(place), lambda: self._give_back(late))
+
+    def _granted(self, place: LanePlace) -> None:
+        self._give_back(_untouched(self._waits))
+        if self._lane is None:  # it is not handed over after all
+            place.leave()
+
+    # While a lane has it
+
+    def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
+        self._lane = lane
+        lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
+        if transfer.permission.canceled:  # by another thread, before the lane was there
+            lane.cancel()
+
+    def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
+        self._lane = None
+        end = lane.end()
+        self._given_back = end.other or (bool(end.rest) and end.error is None)  # a part of one, which may stay so
+        transfer.remove_lane(lane)
+        if self._place is not None:
+            self._place.leave()
+        cut = _reason_to_cut(end)
+        if end.error is not None and (cut is not None or self._lost):
+            errors.answer(end.error, self._exchange.peer)  # nobody hears it, but it is logged
+        self._give_back(Returned(lane.served(), end.rest, None if cut is not None else end.error, end.unread, cut))
+
+
+def _reason_to_cut(end: HttpEnd) -> str | None:
+    if end.cut or end.broken == errno.ECANCELED:
+        return "cut"
+    if end.broken is None:
+        return None
+    return "inactivity" if end.broken == errno.ETIMEDOUT else "client"

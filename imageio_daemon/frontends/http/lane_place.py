@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of one connection among those that lanes serve."""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...lanes.places import Places, Waiting
+from ...transfers.transfer import Transfer
+
+
+class _Wait(NamedTuple):
+    waiting: Waiting
+    timer: asyncio.TimerHandle
+
+
+class LanePlace:
+    """Take a place for one transfer at a time, or wait for one. Lives on one loop."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._transfer: Transfer | None = None  # the owner of the place that is taken
+        self._wait: _Wait | None = None
+
+    def enter(self, transfer: Transfer) -> bool:
+        """Take a place, unless it has one. False: wait for it."""
+        if self._transfer is not transfer:
+            self.leave()
+            self._transfer = transfer if self._places.enter(transfer) else None
+        return self._transfer is not None
+
+    def leave(self) -> None:
+        """Give the place back, if it has one."""
+        if self._transfer is not None:
+            self._places.leave(self._transfer)
+        self._transfer = None
+
+    def wait(
+        self, transfer: Transfer, seconds: float, granted: Callable[[], None], expired: Callable[[], None]
+    ) -> None:
+        """Wait for a place, at most so many seconds. granted or expired is called, unless abandon() comes first."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, self._expire, expired)
+        waiting = self._places.wait(transfer, lambda: loop.call_soon_threadsafe(self._grant, transfer, granted))
+        self._wait = _Wait(waiting, timer)
+
+    def abandon(self) -> bool:
+        """Wait no more. False: it did not wait, or the place is about to be granted."""
+        wait = self._wait
+        if wait is None or not self._places.abandon(wait.waiting):
+            return False
+        wait.timer.cancel()
+        self._wait = None
+        return True
+
+    def _grant(self, transfer: Transfer, granted: Callable[[], None]) -> None:
+        wait, self._wait, self._transfer = self._wait, None, transfer
+        if wait is not None:
+            wait.timer.cancel()
+        granted()
+
+    def _expire(self, expired: Callable[[], None]) -> None:
+        if self.abandon():
+            expired()

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/images/{id}/checksum`: the digest of an image, computed where the image is."""
+
+from aiohttp import web
+
+from ....errors import InvalidRequest
+from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, algorithms
+from ....operations.checksum import Hashing, checksum
+from ....storage.buffers import Buffers
+from ....transfers.store import TransferStore
+from ....transfers.ticket import Access
+from ..headers import parse_number
+from ..messages import json_response
+from ..request import attach, query_of
+from ..routes import Resource, preflight
+from .images import READ_METHODS
+
+#: Characters of an unknown name that are repeated in the refusal.
+MAX_SHOWN = 40
+
+
+class Checksums:
+    """Serve the checksums of images."""
+
+    def __init__(self, store: TransferStore, buffers: Buffers, hashing: Hashing) -> None:
+        self._store = store
+        self._buffers = buffers
+        self._hashing = hashing
+        self._algorithms = algorithms()
+
+    def resource(self) -> Resource:
+        """Return the resource `/images/{}/checksum`."""
+        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
+
+    def list_resource(self) -> Resource:
+        """Return the resource `/images/{}/checksum/algorithms`."""
+        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Compute the checksum."""
+        query = query_of(request)
+        algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
+        if algorithm not in self._algorithms:
+            known = ", ".join(self._algorithms)
+            raise InvalidRequest(f"Unknown algorithm {algorithm[:MAX_SHOWN]!r}, known: {known}")
+        block_size = _block_size(query.get("block_size"))
+        transfer = attach(self._store, request, Access.READ)
+        digest = await checksum(transfer, self._buffers, self._hashing, algorithm, block_size)
+        return json_response({"algorithm": algorithm, "block_size": block_size, "checksum": digest})
+
+    async def list_all(self, _: web.Request) -> web.Response:
+        """Tell which algorithms there are."""
+        return json_response({"algorithms": self._algorithms})
+
+
+def _block_size(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_BLOCK
+    size = parse_number(text, "block_size")
+    if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
+        raise InvalidRequest(f"Invalid block_size: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")
+    return size

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/images/{id}/extents`: what an image holds, as JSON that is written while it is found."""
+
+from aiohttp import web
+
+from ....errors import NotFound
+from ....image.extents import Extent, ExtentList
+from ....operations import operations
+from ....operations.streaming import ByteSink
+from ....storage.backend import Context
+from ....transfers.store import TransferStore
+from ....transfers.ticket import Access
+from ....units import KiB
+from ..headers import parse_choice
+from ..messages import JSON
+from ..request import attach, query_of
+from ..routes import Resource, preflight
+from ..stream import Stream
+from .images import READ_METHODS
+
+#: Text collected before it is sent: about a thousand extents. A million of them never exist as text at once.
+PIECE = 64 * KiB
+
+
+class Extents:
+    """Serve the extents of images."""
+
+    def __init__(self, store: TransferStore) -> None:
+        self._store = store
+
+    def resource(self) -> Resource:
+        """Return the resource `/images/{}/extents`."""
+        return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Send the list."""
+        context = Context(parse_choice(query_of(request), "context", (Context.ZERO, Context.DIRTY)))
+        transfer = attach(self._store, request, Access.READ)
+        if context is Context.DIRTY and not transfer.ticket.dirty:
+            raise NotFound("The ticket does not give dirty extents")
+        stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON}))
+        writer = _Writer(stream, context)
+        await operations.extents(transfer, context, writer.add)
+        await writer.end()
+        return await stream.finish()
+
+
+class _Writer:
+    """Write a JSON array in pieces."""
+
+    def __init__(self, sink: ByteSink, context: Context) -> None:
+        self._sink = sink
+        self._describe = _zero if context is Context.ZERO else _dirty
+        self._text: list[str] = []
+        self._size = 0
+        self._separator = "["
+
+    async def add(self, found: ExtentList) -> None:
+        for extent in found:
+            text = self._separator + self._describe(extent)
+            self._separator = ", "
+            self._text.append(text)
+            self._size += len(text)
+            if self._size >= PIECE:
+                await self._send()
+
+    async def end(self) -> None:
+        self._text.append("[]" if self._separator == "[" else "]")
+        await self._send()
+
+    async def _send(self) -> None:
+        data = "".join(self._text).encode()
+        self._text.clear()
+        self._size = 0
+        await self._sink.write(memoryview(data))
+
+
+# Not by json.dumps, which takes 5 µs instead of 0.6 for such an object of numbers and flags.
+
+
+def _zero(extent: Extent) -> str:
+    start, length, zero, hole, _ = extent
+    return f'{{"start": {start}, "length": {length}, "zero": {_FLAG[zero]}, "hole": {_FLAG[hole]}}}'
+
+
+def _dirty(extent: Extent) -> str:
+    start, length, zero, _, dirty = extent
+    return f'{{"start": {start}, "length": {length}, "dirty": {_FLAG[dirty]}, "zero": {_FLAG[zero]}}}'
+
+
+_FLAG = ("false", "true")

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control service: add, show, extend and remove tickets."""
+
+from aiohttp import web
+
+from ....errors import InvalidRequest, NotFound
+from ....transfers.store import TransferStore
+from ....transfers.ticket import Ticket, timeout_from_json
+from ....transfers.transfer import Transfer
+from ..messages import json_response
+from ..request import name_of, read_json
+from ..routes import Resource
+
+
+class Tickets:
+    """Serve the tickets of a store.
+
+    inactivity_timeout: of tickets that name none; remove_timeout: how long a removal waits for running requests. Both
+    in seconds.
+    """
+
+    def __init__(self, store: TransferStore, *, inactivity_timeout: int, remove_timeout: float) -> None:
+        self._store = store
+        self._inactivity_timeout = inactivity_timeout
+        self._remove_timeout = remove_timeout
+
+    def resource(self) -> Resource:
+        """Return the resource `/tickets/{}`."""
+        methods = {"GET": self.get, "PUT": self.put, "PATCH": self.patch, "DELETE": self.delete}
+        return Resource(methods, tuple(methods))
+
+    def collection(self) -> Resource:
+        """Return the resource `/tickets/`."""
+        methods = {"GET": self.list_all, "DELETE": self.clear}
+        return Resource({**methods, "PUT": _no_id, "PATCH": _no_id}, tuple(methods))
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Show a ticket and its state."""
+        return json_response(self._find(request).status())
+
+    async def put(self, request: web.Request) -> web.Response:
+        """Add a ticket, or replace one."""
+        ticket = Ticket.from_json(await read_json(request), inactivity_timeout=self._inactivity_timeout)
+        if ticket.ticket_id != name_of(request):
+            raise InvalidRequest("Invalid ticket: 'uuid' is not the id in the path")
+        self._store.add(ticket)
+        return web.Response()
+
+    async def patch(self, request: web.Request) -> web.Response:
+        """Let a ticket live longer, or end sooner."""
+        timeout = timeout_from_json(await read_json(request))
+        self._find(request).permission.extend(timeout)
+        return web.Response()
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Cancel and remove a ticket."""
+        await self._store.remove(name_of(request), self._remove_timeout)
+        return web.Response(status=204)
+
+    async def list_all(self, _: web.Request) -> web.Response:
+        """Show all tickets."""
+        return json_response([transfer.status() for transfer in self._store.all()])
+
+    async def clear(self, _: web.Request) -> web.Response:
+        """Cancel and remove all tickets, without waiting."""
+        self._store.clear()
+        return web.Response(status=204)
+
+    def _find(self, request: web.Request) -> Transfer:
+        transfer = self._store.get(name_of(request))
+        if transfer is None:
+            raise NotFound("No such ticket")
+        return transfer
+
+
+async def _no_id(_: web.Request) -> web.Response:
+    raise InvalidRequest("The ticket id in the path is empty")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lane of HTTP is told of a ticket: what is allowed, and the heads of answers to what goes well."""
+
+from functools import lru_cache
+
+from ...lanes.http import DATE, FIRST, LAST, LENGTH, ORIGIN, HttpTerms
+from ...storage.backend import Backend
+from ...transfers.ticket import Access, Ticket
+from .conditions import entity_tag
+from .cors import cors_headers
+from .framing import Head
+from .messages import head_template, range_headers, whole_headers
+
+#: Terms of so many tickets are kept: to make them takes 12 us, of 150 for a connection that comes and goes.
+KNOWN_TERMS = 64
+#: What the path of an image begins with.
+IMAGES = "/images/"
+#: The lines of an answer to a request with Origin that is no preflight (the Fetch standard).
+_ORIGIN_ANSWERED = "".join(f"{name}: {value}\r\n" for name, value in cors_headers({"origin": ""}, "").items()).encode()
+
+
+def ticket_id(head: Head) -> str:
+    """Return the ticket id in the target of a plain request."""
+    return head.target.partition("?")[0].removeprefix(IMAGES)
+
+
+def terms_of(ticket: Ticket, backend: Backend) -> HttpTerms:
+    """Return the terms of a ticket and its image as it is now."""
+    if ticket.may(Access.WRITE):
+        return _make_terms(ticket, None, 0)
+    return _make_terms(ticket, backend.info.identity, backend.generation)
+
+
+@lru_cache(KNOWN_TERMS)
+def _make_terms(ticket: Ticket, identity: object, generation: int) -> HttpTerms:
+    tag = entity_tag(identity, ticket.size, generation)
+    whole = whole_headers(ticket) | ({} if tag is None else {"ETag": tag})
+    return HttpTerms(
+        size=ticket.size,
+        timeout=ticket.inactivity_timeout,
+        read_only=not ticket.may(Access.WRITE),
+        sparse=ticket.sparse,
+        count_reads=ticket.counts(Access.READ),
+        count_writes=ticket.counts(Access.WRITE),
+        target=f"{IMAGES}{ticket.ticket_id}".encode(),
+        done=head_template(200, {}, "0", DATE, more=ORIGIN),
+        partial=head_template(206, range_headers(ticket, FIRST, LAST, ticket.size), LENGTH, DATE, more=ORIGIN),
+        whole=head_template(200, whole, LENGTH, DATE, more=ORIGIN),
+        generation=generation,
+        origin=_ORIGIN_ANSWERED,
+    )

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket of a connection: when it is read, what it still has to send, and how it is closed."""
+
+import asyncio
+import select
+
+from ...net.connection_limit import LOCAL
+from ...net.tls_socket import TlsSocket
+from ...net.transports import pause_when_anything_waits
+from .usage import Usage
+
+
+class _Gone(asyncio.Transport):
+    """The transport of a connection that is lost.
+
+    A reference to asyncio's transport, which refers to the connection, would keep both until the collector runs.
+    """
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        """Return the default."""
+        return default
+
+    def is_closing(self) -> bool:
+        """Return that it is closing."""
+        return True
+
+    def abort(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+_GONE = _Gone()
+
+
+class ClientTransport:
+    """The transport of one client: reading has reasons to pause, and writing counts bytes."""
+
+    def __init__(self, transport: asyncio.Transport, usage: Usage) -> None:
+        self.asyncio_transport = transport
+        self.tls = transport.get_extra_info("sslcontext") is not None
+        #: asyncio's transport still holds bytes that were written.
+        self.writing_paused = False
+        self._usage = usage
+        self._holds: set[str] = set()
+
+    @property
+    def peer(self) -> str:
+        """Return the client's address and port, or `unix`."""
+        peer = self.asyncio_transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+
+    @property
+    def address(self) -> str:
+        """Return the client's address, or LOCAL on a unix socket."""
+        peer = self.asyncio_transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else LOCAL
+
+    @property
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return int(self.asyncio_transport.get_extra_info("socket").fileno())
+
+    @property
+    def tls_socket(self) -> TlsSocket | None:
+        """Return the connection's TLS if C can use it."""
+        found = self.asyncio_transport.get_extra_info("tls_socket")
+        return found if isinstance(found, TlsSocket) else None
+
+    @property
+    def can_hand_over(self) -> bool:
+        """Tell whether a lane can serve the client: without TLS, or with TLS that C can use."""
+        return not self.tls or self.tls_socket is not None
+
+    @property
+    def unsent(self) -> bool:
+        """Tell whether the transport holds bytes that the socket did not take."""
+        return self.asyncio_transport.get_write_buffer_size() > 0
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether nothing more can be sent."""
+        return self.asyncio_transport.is_closing()
+
+    # Reading
+
+    @property
+    def held(self) -> bool:
+        """Tell whether there is a reason not to read."""
+        return bool(self._holds)
+
+    def hold(self, why: str) -> None:
+        """Read no more until every reason to hold is gone."""
+        if not self._holds and not self.asyncio_transport.is_closing():
+            self.asyncio_transport.pause_reading()
+        self._holds.add(why)
+
+    def release(self, why: str) -> None:
+        """Drop one reason; read on if it was the last."""
+        if why in self._holds:
+            self._holds.discard(why)
+            if not self._holds and not self.asyncio_transport.is_closing():
+                self.asyncio_transport.resume_reading()
+
+    def release_all(self) -> None:
+        """Drop all reasons, and read on."""
+        for why in list(self._holds):
+            self.release(why)
+
+    @property
+    def hung_up(self) -> bool:
+        """Tell whether the client can receive no more: a reset, or its end of a unix socket closed (POLLHUP, poll(2)).
+
+        Over TCP, a client that has closed in order is noticed by the next write only.
+        """
+        poller = select.poll()
+        poller.register(self.fileno, 0)
+        return bool(poller.poll(0))
+
+    # Writing
+
+    def watch_writing(self) -> None:
+        """Have writing paused while the transport holds anything, so that at most one piece waits in it.
+
+        It is paused at once if the handshake of TLS has left bytes.
+        """
+        pause_when_anything_waits(self.asyncio_transport)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes, unless it is closing; the transport may keep a reference to them."""
+        if not self.is_closing:
+            self._usage.sent += len(data)
+            self.asyncio_transport.write(data)
+
+    # The end
+
+    def end_sending(self) -> None:
+        """Close the writing side, where that is possible (RFC 9112 9.6): not under TLS."""
+        if self.asyncio_transport.can_write_eof():
+            self.asyncio_transport.write_eof()
+
+    def close(self) -> None:
+        """Close when all that was written was sent."""
+        self.asyncio_transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self.asyncio_transport.abort()
+
+    def lost(self) -> None:
+        """Drop the reference to asyncio's transport: the connection is lost."""
+        self.asyncio_transport = _GONE

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The usage of a connection: its transfers, requests and bytes, which the log has when it ends."""
+
+import asyncio
+
+from ...service.served import Count
+from ...transfers.transfer import Transfer
+
+
+class Usage:
+    """Keep the transfers of one connection, and count its requests and bytes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.requests = 0
+        self.received = 0
+        self.sent = 0
+        self._by_lanes = Count()
+        self._loop = loop
+        self._opened = loop.time()
+        self._transfers: list[Transfer] = []
+
+    def use(self, transfer: Transfer) -> None:
+        """Count the connection as one of the transfer's, and no longer for transfers that were cancelled.
+
+        Raises TooManyConnections, Forbidden.
+        """
+        if transfer in self._transfers:
+            return
+        transfer.connections.add(self)
+        for old in [old for old in self._transfers if old.permission.canceled]:
+            old.connections.remove(self)
+            self._transfers.remove(old)
+        self._transfers.append(transfer)
+
+    @property
+    def has_ticket(self) -> bool:
+        """Tell whether a transfer that the connection has used is in force. May be asked in any thread."""
+        return any(transfer.in_force for transfer in tuple(self._transfers))
+
+    def add(self, by_lane: Count) -> None:
+        """Add what a lane has served."""
+        self._by_lanes = self._by_lanes.plus(by_lane)
+        self.requests += by_lane.requests
+        self.received += by_lane.received
+        self.sent += by_lane.sent
+
+    def served(self) -> Count:
+        """Return what Python has served, without what lanes have."""
+        return Count(self.requests, self.received, self.sent).minus(self._by_lanes)
+
+    def close(self) -> None:
+        """Count the connection for no transfer any more: it is lost. fields() may still be called."""
+        for transfer in self._transfers:
+            transfer.connections.remove(self)
+
+    def fields(self) -> dict[str, object]:
+        """Return the fields of the log line at the end of the connection. seconds: since it began."""
+        return {
+            "requests": self.requests,
+            "received": self.received,
+            "sent": self.sent,
+            "seconds": round(self._loop.time() - self._opened, 3),
+            "transfers": ",".join(transfer.ticket.log_name for transfer in self._transfers),
+        }

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of one NBD server: whether there is a place for another one, and how they end with it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from ...net.connection_limit import ConnectionLimit, Place, Stage
+
+log = logging.getLogger(__name__)
+
+#: Seconds that a stopping server gives clients in the negotiation, so that they are told why. All wait for it.
+GRACE = 0.25
+
+
+class AdmittedConnection(Protocol):
+    """A connection in its negotiation, or the session that it becomes."""
+
+    @property
+    def negotiates(self) -> bool:
+        """Tell whether no export was entered yet."""
+        ...
+
+    def shut_down(self) -> None:
+        """Finish what runs, refuse what comes meanwhile, and close."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Close now."""
+        ...
+
+
+class Admission:
+    """Give places to connections, on one loop."""
+
+    def __init__(self, limit: ConnectionLimit) -> None:
+        self._limit = limit
+        self._connections: dict[AdmittedConnection, Place] = {}
+        self._empty = asyncio.Event()
+        self._stopping = False
+
+    @property
+    def count(self) -> int:
+        """Return how many connections are served now. May be asked in any thread."""
+        return len(self._connections)
+
+    def admit(self, connection: AdmittedConnection, address: str) -> Place | None:
+        """Return the place of a connection; None: the server stops."""
+        if self._stopping:
+            log.info("connection refused: the server stops")
+            return None
+        place = self._limit.enter(Stage.SILENT, address, _dropper(connection))
+        self._connections[connection] = place
+        self._empty.clear()
+        return place
+
+    def replace(self, connection: AdmittedConnection, session: AdmittedConnection) -> None:
+        """Count the session in the place of the connection whose negotiation has ended."""
+        place = self._connections.pop(connection)
+        place.drop = _dropper(session)
+        self._connections[session] = place
+        if self._stopping:
+            session.shut_down()
+
+    def forget(self, connection: AdmittedConnection) -> None:
+        """Give the place of a connection back, if it has one."""
+        place = self._connections.pop(connection, None)
+        if place is not None:
+            place.leave()
+            if not self._connections:
+                self._empty.set()
+
+    async def stop(self, timeout: float) -> None:
+        """Take no more requests, wait at most timeout seconds for those that run, and close all connections."""
+        self._stopping = True
+        for connection in list(self._connections):
+            connection.shut_down()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        await self._wait(min(deadline, loop.time() + GRACE))
+        for connection in list(self._connections):
+            if connection.negotiates:
+                connection.abort("shutdown")
+        await self._wait(deadline)
+        for connection in list(self._connections):
+            connection.abort("shutdown")
+
+    async def _wait(self, until: float) -> None:
+        try:
+            async with asyncio.timeout_at(until):
+                if self._connections:
+                    await self._empty.wait()
+        except TimeoutError:
+            log.debug("%d connections still open", len(self._connections))
+
+
+def _dropper(connection: AdmittedConnection) -> Callable[[], object]:
+    """Return what ends a connection of this loop, from any thread: another one needs its place."""
+    loop = asyncio.get_running_loop()
+    return lambda: loop.call_soon_threadsafe(connection.abort, "limit")

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handover of a connection to a lane, with its TLS, after the negotiation."""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from ...errors import Error, Forbidden
+from ...lanes.lane import Lanes, error_of
+from ...lanes.nbd import ENDED, NbdLane, NbdTerms
+from ...nbdproto.server.transmission import ALLOCATION_ID, Transmission
+from ...net.poller import Poller
+from ...net.tls_socket import TlsSocket
+from ...storage.backend import Backend
+from ...transfers.ticket import Access, Ticket
+from .errors import ERRORS
+from .exports import Attachment
+
+log = logging.getLogger(__name__)
+
+
+class LaneSession:
+    """Own a connection in its transmission phase, until the client leaves, the transfer ends or the server stops.
+
+    connection: its socket, and its TLS. poller: watches the socket after the last reply. client: its address, for the
+    log. timeout: seconds that the client may make no progress. on_lost: called once, when nothing of it is left.
+    """
+
+    def __init__(
+        self,
+        attachment: Attachment,
+        backend: Backend,
+        lanes: Lanes,
+        transmission: Transmission,
+        connection: tuple[socket.socket, TlsSocket | None],
+        poller: Poller,
+        *,
+        service: str,
+        client: str,
+        timeout: float,
+        on_lost: "Callable[[LaneSession], None]",
+    ) -> None:
+        self._attachment = attachment
+        self._transfer = attachment.transfer
+        self._backend = backend
+        name = self._transfer.ticket.log_name
+        self._lane = lanes.make(self._transfer.permission.lease, NbdLane, service, client=client, transfer=name)
+        self._transmission = transmission
+        self._socket, self._tls = connection
+        self._poller = poller
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._refusing = False
+
+    @property
+    def negotiates(self) -> bool:
+        """Tell that an export was entered."""
+        return False
+
+    def start(self, rest: bytes, reply: bytes) -> None:
+        """Start the lane. rest: bytes received after the last option; reply: to that option, sent first."""
+        if self._hand_over(rest, reply):
+            self._attachment.on_cancel(self.shut_down)
+            if self._refusing:  # since before the lane was there
+                self._lane.refuse()
+        else:
+            self._lost()
+
+    def _hand_over(self, rest: bytes, reply: bytes) -> bool:
+        """Start the lane. False: it failed, which was logged."""
+        fields = self._attachment.fields()
+        try:
+            self._start_lane(rest, reply)
+        except Forbidden:  # somebody cancelled the transfer just now
+            log.info("connection ends: %s", ENDED, extra=fields)
+        except (Error, OSError) as e:
+            log.error("connection ends: it cannot be served: %s", e, extra=fields)
+        except Exception:
+            log.exception("connection ends: it cannot be served", extra=fields)
+        else:
+            return True
+        self._lane.abort()
+        return False
+
+    def _start_lane(self, rest: bytes, reply: bytes) -> None:
+        # Added before it is started: a transfer that is cancelled now ends what the lane begins.
+        self._transfer.add_lane(self._lane, self._backend)
+        terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
+        fd = os.dup(self._socket.fileno())
+        try:
+            self._lane.start(self._backend, fd, rest, terms, self._tls)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._lane.watch(self._event, self._end)
+
+    def shut_down(self) -> None:
+        """Finish what runs, refuse what comes meanwhile, and close."""
+        self._refusing = True
+        self._lane.refuse()
+
+    def abort(self, reason: str) -> None:
+        """Close now."""
+        log.info("connection aborted: %s", reason, extra=self._attachment.fields())
+        self._lane.abort()
+
+    def _event(self) -> None:
+        self._transfer.collect()
+
+    def _end(self) -> None:
+        stats = self._lane.stats
+        fields = self._attachment.fields(requests=stats.requests, sent=stats.sent, error=error_of(stats))
+        log.info("connection ended", extra=fields)
+        self._lost()
+
+    def _lost(self) -> None:
+        """Give up the lane, the socket and the use of the transfer."""
+        try:
+            self._transfer.remove_lane(self._lane)
+        finally:
+            self._close()
+            self._attachment.detach()
+            self._on_lost(self)
+
+    def _close(self) -> None:
+        """End TLS, and close the socket when the client has. After an abort nothing is sent."""
+        if self._tls is not None:
+            self._tls.end()
+        self._poller.linger(self._socket)
+
+
+def _terms(transmission: Transmission, ticket: Ticket, timeout: float, reply: bytes) -> NbdTerms:
+    export = transmission.export
+    return NbdTerms(
+        size=export.size,
+        timeout=timeout,
+        context_id=ALLOCATION_ID,
+        errors=ERRORS,
+        structured=transmission.structured,
+        extended=transmission.extended,
+        allocation=transmission.allocation,
+        can_flush=export.can_flush,
+        read_only=export.read_only,
+        sparse=ticket.sparse,
+        count_reads=ticket.counts(Access.READ),
+        count_writes=ticket.counts(Access.WRITE),
+        reply=reply,
+    )

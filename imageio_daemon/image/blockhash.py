@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The digest of an image: cut in blocks, H( H(block 0) + H(block 1) + … ) over the raw digests.
+
+Blocks can be hashed in any order and in parallel, and a block of zeros, however it is stored, is hashed once.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from ..units import KiB, MiB
+from .extents import Extent
+
+DEFAULT_ALGORITHM = "blake2b"
+#: Bytes. BLAKE2 makes digests of any length; both sides of a comparison must use the same.
+BLAKE2_SIZE = 32
+
+BLOCK_ALIGNMENT = 4 * KiB
+MIN_BLOCK = 1 * MiB
+DEFAULT_BLOCK = 4 * MiB
+MAX_BLOCK = 16 * MiB
+
+#: Zeros to hash; more than one update at a time needs no more memory.
+_ZEROS = bytes(1 * MiB)
+#: Digests of zero blocks that are hashed in one call: 1 MiB at 32 bytes each.
+ZERO_BATCH = 32 * 1024
+
+
+class Hash(Protocol):
+    """A hash object of hashlib."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add bytes."""
+
+    def digest(self) -> bytes:
+        """Return the raw digest."""
+
+    def hexdigest(self) -> str:
+        """Return the digest in hexadecimal."""
+
+
+def new_hash(algorithm: str) -> Hash:
+    """Return a hash object. Raises ValueError for an algorithm that is unknown, or not allowed on this host."""
+    if algorithm in ("blake2b", "blake2s"):
+        kind = hashlib.blake2b if algorithm == "blake2b" else hashlib.blake2s
+        return kind(digest_size=BLAKE2_SIZE, usedforsecurity=False)
+    return hashlib.new(algorithm, usedforsecurity=False)
+
+
+def algorithms() -> list[str]:
+    """Return the names of the algorithms that work here and need no length, sorted."""
+    return sorted(name for name in hashlib.algorithms_available if _usable(name))
+
+
+def _usable(name: str) -> bool:
+    try:
+        return bool(hashlib.new(name, usedforsecurity=False).digest_size)
+    except ValueError:
+        return False  # listed by OpenSSL, and not in any provider that is loaded
+
+
+def update_zeros(state: Hash, length: int) -> None:
+    """Add length zeros."""
+    while length:
+        count = min(length, len(_ZEROS))
+        state.update(memoryview(_ZEROS)[:count])
+        length -= count
+
+
+class Segment(NamedTuple):
+    """A part of a block. `zero`: it reads as zeros and need not be read."""
+
+    start: int
+    length: int
+    zero: bool
+
+
+class DataBlock(NamedTuple):
+    """A block that has to be read, at least in parts."""
+
+    segments: list[Segment]
+
+
+class ZeroBlocks(NamedTuple):
+    """Consecutive blocks of zeros; `length` of each in bytes."""
+
+    number: int
+    length: int
+
+
+class BlockPlan:
+    """Cut extents, given in order and without gaps from byte 0, into blocks."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._segments: list[Segment] = []
+        self._filled = 0
+
+    def add(self, extent: Extent) -> Iterator[DataBlock | ZeroBlocks]:
+        """Add an extent and return the blocks that are complete now."""
+        start, left = extent.start, extent.length
+        while left:
+            if extent.zero and not self._filled and left >= self._block_size:
+                count = left // self._block_size
+                yield ZeroBlocks(count, self._block_size)
+                length = count * self._block_size
+            else:
+                length = min(left, self._block_size - self._filled)
+                self._segments.append(Segment(start, length, extent.zero))
+                self._filled += length
+                if self._filled == self._block_size:
+                    yield self._take()
+            start += length
+            left -= length
+
+    def end(self) -> Iterator[DataBlock | ZeroBlocks]:
+        """Return the last block, if it is a short one."""
+        if self._filled:
+            yield self._take()
+
+    def _take(self) -> DataBlock | ZeroBlocks:
+        segments, filled = self._segments, self._filled
+        self._segments, self._filled = [], 0
+        if all(segment.zero for segment in segments):
+            return ZeroBlocks(1, filled)
+        return DataBlock(segments)

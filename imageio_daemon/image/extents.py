@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Extents: ranges of an image that are data or read as zeros, are unallocated, or were changed."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from operator import sub
+from typing import NamedTuple, overload
+
+#: The flags of an extent in a list, as bits.
+ZERO, HOLE, DIRTY = 1, 2, 4
+
+
+class Extent(NamedTuple):
+    """Describe `length` bytes from `start`.
+
+    `zero`: reads as zeros. `hole`: unallocated in the top layer, what is read comes from the backing file. `dirty`:
+    changed since the bitmap was made.
+    """
+
+    start: int
+    length: int
+    zero: bool = False
+    hole: bool = False
+    dirty: bool = False
+
+    @property
+    def end(self) -> int:
+        """Return the first byte after the extent."""
+        return self.start + self.length
+
+
+class ExtentList(Sequence[Extent]):
+    """Extents in order and without gaps; neighbours with the same flags are one.
+
+    They are kept as plain numbers: a million take 9 MiB, and 170 MiB as tuples. Code that moves many of them uses
+    `bounds`, the start of each and then the end of the last, and `flags`, of each.
+    """
+
+    def __init__(self, bounds: "array[int]", flags: bytes | bytearray) -> None:
+        self.bounds = bounds
+        self.flags = bytearray(flags)
+
+    @classmethod
+    def of(cls, extents: Iterable[Extent], start: int = 0) -> "ExtentList":
+        """Return a list of the extents, of which the first begins at start."""
+        found = cls(array("Q", (start,)), b"")
+        for extent in extents:
+            found.append(extent)
+        return found
+
+    @property
+    def end(self) -> int:
+        """Return the first byte after the last extent."""
+        return self.bounds[-1]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the length of each."""
+        bounds = self.bounds.tolist()
+        return list(map(sub, bounds[1:], bounds))
+
+    def append(self, extent: Extent) -> None:
+        """Add an extent that begins where the last one ends."""
+        self._join(extent.zero * ZERO | extent.hole * HOLE | extent.dirty * DIRTY)
+        self.bounds.append(extent.end)
+
+    def extend(self, other: "ExtentList") -> None:
+        """Add a list that begins where this one ends."""
+        if other:
+            self._join(other.flags[0])
+            self.bounds += other.bounds[1:]
+            self.flags += other.flags[1:]
+
+    def take(self, count: int) -> "ExtentList":
+        """Remove the first extents and return them."""
+        taken = ExtentList(self.bounds[: count + 1], self.flags[:count])
+        del self.bounds[:count], self.flags[:count]
+        return taken
+
+    def drop(self, offset: int) -> None:
+        """Remove what is before an offset, which is not before the first extent."""
+        if offset >= self.end:
+            self.bounds, self.flags = array("Q", (offset,)), bytearray()
+            return
+        self.take(bisect_right(self.bounds, offset) - 1)
+        self.bounds[0] = offset
+
+    def _join(self, flags: int) -> None:
+        """Prepare to append an extent: drop the end of the last one if it has the same flags."""
+        if self.flags and self.flags[-1] == flags:
+            self.bounds.pop()
+        else:
+            self.flags.append(flags)
+
+    def __len__(self) -> int:
+        return len(self.flags)
+
+    @overload
+    def __getitem__(self, index: int) -> Extent: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Extent]: ...
+    def __getitem__(self, index: int | slice) -> Extent | list[Extent]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        return _extent(self.bounds[number], self.bounds[number + 1], self.flags[number])
+
+    def __iter__(self) -> Iterator[Extent]:
+        return map(_extent, self.bounds, self.bounds[1:], self.flags)
+
+
+def _extent(start: int, end: int, flags: int) -> Extent:
+    return Extent(start, end - start, bool(flags & ZERO), bool(flags & HOLE), bool(flags & DIRTY))
+
+
+#: Lists of which each begins where the one before ends.
+ExtentStream = AsyncGenerator[ExtentList, None]
+
+
+async def merged(lists: ExtentStream) -> ExtentStream:
+    """Join neighbours with the same flags across lists."""
+    pending: ExtentList | None = None
+    async with aclosing(lists):
+        async for found in lists:
+            if pending is None:
+                pending = found
+            else:
+                pending.extend(found)
+            if len(pending) > 1:
+                yield pending.take(len(pending) - 1)  # the last one may go on
+    if pending:
+        yield pending

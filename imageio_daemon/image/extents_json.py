@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read the extents that another server sends as JSON, while they come: a million of them never exist at once."""
+
+import json
+from collections.abc import Iterator
+
+from ..units import MAX_OFFSET, KiB
+from .extents import Extent
+
+#: One extent takes about 70 bytes of text.
+MAX_EXTENT_TEXT = 4 * KiB
+
+
+class ExtentReader:
+    """Take the answer in pieces and yield the extents inside a range of the image.
+
+    told: the flag that was asked about, which no extent may leave out. failure: the error to raise when the answer is
+    no list of extents from 0, in order and without gaps, that covers the range.
+    """
+
+    def __init__(self, offset: int, length: int, told: str, failure: Exception) -> None:
+        self._position = 0  # where the next extent has to start
+        self._offset = offset
+        self._end = offset + length
+        self._told = told
+        self._failure = failure
+        self._text = b""
+        self._before = b"["  # what stands before the next extent
+
+    @property
+    def complete(self) -> bool:
+        """Tell whether the whole range was yielded."""
+        return self._position >= self._end
+
+    def feed(self, data: bytes) -> Iterator[Extent]:
+        """Yield the extents whose text ends in these bytes. Raises the failure."""
+        text = self._text + data
+        # Extents are flat objects of numbers and flags: a brace inside one is an error that json.loads finds.
+        end = text.rfind(b"}") + 1
+        self._text = text[end:]
+        if len(self._text) > MAX_EXTENT_TEXT:
+            raise self._failure
+        if end:
+            for item in self._decode(text[:end].strip()):
+                extent = self._extent(item)
+                if extent.end > self._offset and extent.start < self._end:
+                    yield self._inside(extent)
+
+    def end(self) -> None:
+        """Take the end of the answer. Raises the failure unless all was there."""
+        expected = b"]" if self._before == b"," else b"[]"
+        if b"".join(self._text.split()) != expected or not self.complete:
+            raise self._failure
+
+    def _decode(self, text: bytes) -> list[object]:
+        if text[:1] != self._before:
+            raise self._failure
+        self._before = b","
+        try:
+            items: list[object] = json.loads(b"[" + text[1:] + b"]")
+        except (ValueError, RecursionError):
+            raise self._failure from None
+        return items
+
+    def _extent(self, item: object) -> Extent:
+        if not isinstance(item, dict) or self._told not in item:
+            raise self._failure
+        start, length = item.get("start"), item.get("length")
+        zero, hole, dirty = item.get("zero", False), item.get("hole", False), item.get("dirty", False)
+        if type(start) is not int or type(length) is not int:
+            raise self._failure
+        if type(zero) is not bool or type(hole) is not bool or type(dirty) is not bool:
+            raise self._failure
+        if start != self._position or not 0 < length <= MAX_OFFSET - start:
+            raise self._failure
+        self._position += length
+        return Extent(start, length, zero, hole, dirty)
+
+    def _inside(self, extent: Extent) -> Extent:
+        start, end = max(extent.start, self._offset), min(extent.end, self._end)
+        return extent if end - start == extent.length else extent._replace(start=start, length=end - start)

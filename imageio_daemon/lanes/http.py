@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes of HTTP: C serves plain requests for one image until another one comes."""
+
+import errno
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ioutil_ext import ffi, lib
+
+from ..errors import Error, StorageError, Truncated, Unavailable
+from ..storage.completions import describe, no_fault, syscall_name
+from .lane import Lane
+from .terms import Terms
+
+#: Characters that stand in a template for what C fills in.
+FIRST, LAST, LENGTH, DATE, ORIGIN = map(
+    chr, (lib.IOU_HTTP_FIRST, lib.IOU_HTTP_LAST, lib.IOU_HTTP_LENGTH, lib.IOU_HTTP_DATE, lib.IOU_HTTP_ORIGIN)
+)
+
+_FLAGS = {lib.IOU_FUA: "flush", lib.IOU_FAST_ONLY: "fast"}
+_METHODS = {lib.IOU_READ: "GET", lib.IOU_WRITE: "PUT", lib.IOU_ZERO: "PATCH", lib.IOU_FLUSH: "PATCH"}
+
+
+@dataclass(frozen=True)
+class HttpTerms(Terms):
+    """The path of the image, and the answers to requests that succeed.
+
+    target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the
+    image, with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, of this
+    generation; 0: of any generation. origin: the lines that replace ORIGIN in each of them if the request has Origin.
+    """
+
+    target: bytes
+    done: bytes
+    partial: bytes
+    whole: bytes
+    generation: int
+    origin: bytes
+
+    def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
+        """Start the lane; return 0 or a negative errno."""
+        options = ffi.new("iou_http_options *")
+        options.lane = common
+        options.generation = self.generation
+        texts = {
+            "target": self.target,
+            "done": self.done,
+            "partial": self.partial,
+            "whole": self.whole,
+            "origin": self.origin,
+        }
+        kept = []  # until C has copied them
+        for name, text in texts.items():
+            kept.append(ffi.from_buffer(text))
+            setattr(options, name, kept[-1])
+            setattr(options, f"{name}_length", len(text))
+        return int(lib.iou_http_start(lanes, handle, options, result))
+
+
+#: Memory for bytes that were not taken, mostly none: clearing it would be all of its cost.
+_new_memory = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class HttpEnd(NamedTuple):
+    """Why a lane gave its connection back.
+
+    other: a request came that C does not serve. error: why a request failed; unread: how many bytes of its body were
+    not taken; cut: its answer had begun. broken: the errno with which the connection failed; a request may have failed
+    besides. rest: the client's bytes that were not taken.
+    """
+
+    other: bool
+    error: Error | None
+    unread: int
+    cut: bool
+    broken: int | None
+    rest: bytes
+
+
+class HttpLane(Lane):
+    """A lane of HTTP."""
+
+    def cancel(self) -> None:
+        """Cancel the request that runs: it ends at its next step, and the lane with it."""
+        super().cancel()
+        self.refuse()
+
+    @staticmethod
+    def describe(record: Any) -> dict[str, object]:
+        """Return the fields of a request's log line. One that failed has no status: Python answers it."""
+        failed = {"error": errno.errorcode.get(record.error, "truncated")}
+        return {
+            "method": _METHODS[record.kind],
+            "resource": "/images/{}",
+            "offset": record.offset,
+            "length": record.length,
+            **{name: "y" for flag, name in _FLAGS.items() if record.flags & flag},
+            **({"status": record.result} if record.result else failed),
+        }
+
+    def end(self) -> HttpEnd:
+        """Return why the lane has ended. Call it in on_end of watch()."""
+        end = ffi.new("iou_http_end *")
+        rest = _new_memory("char[]", lib.IOU_LANE_MAX_STAGED)
+        length = lib.iou_http_ended(self._lane, end, rest)
+        broken = end.reason == lib.IOU_HTTP_BROKEN
+        return HttpEnd(
+            other=end.reason == lib.IOU_HTTP_OTHER,
+            error=self._error(end),
+            unread=end.unread,
+            cut=end.reason == lib.IOU_HTTP_CUT,
+            broken=int(self.stats.error) if broken else None,
+            rest=bytes(ffi.buffer(rest, length)),
+        )
+
+    def _error(self, end: Any) -> Error | None:
+        if end.reason == lib.IOU_HTTP_TRUNCATED:
+            return Truncated("The request's body is shorter than announced")
+        if end.reason == lib.IOU_HTTP_BROKEN and end.error == errno.ECANCELED:
+            return None
+        if not end.error:
+            return None
+        if end.error == errno.ENOMEM and end.syscall == lib.IOU_SYS_NONE:
+            return Unavailable("There is no memory for the request now")
+        error = self._take_failure() or no_fault(end, end.flags)
+        if error is not None:
+            return error
+        what = describe(end.kind, self._name, end.offset, end.length)
+        return StorageError(end.error, what, syscall_name(end.syscall))

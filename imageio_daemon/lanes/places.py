@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of lanes: how many connections C serves at a time, and who waits for one."""
+
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable
+
+
+class Waiting:
+    """A connection that waits for a place. granted: called once, in any thread, when it has one."""
+
+    def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
+        self.owner = owner
+        self.granted = granted
+
+
+class Places:
+    """Give out places, never more than `most`. Thread-safe.
+
+    An owner is the transfer that a connection is for. One that has places gets another only if it then has at most
+    twice as many as are left, so that some are always left for other owners; the memory of lanes has the same rule.
+    Owners that wait take turns. recall: called, under the lock, with 1 when one more waits and with 0 when nobody waits
+    any more; it must not call back.
+    """
+
+    def __init__(self, most: int, recall: Callable[[int], object]) -> None:
+        self._most = most
+        self._recall = recall
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._shares: Counter[Hashable] = Counter()
+        self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # whose turn is next first; no empty ones
+
+    def enter(self, owner: Hashable) -> bool:
+        """Take a place, if one is free and nobody waits for it."""
+        with self._lock:
+            free = not self._waiting and self._may_have(owner)
+            if free:
+                self._take(owner)
+            return free
+
+    def wait(self, owner: Hashable, granted: Callable[[], object]) -> Waiting:
+        """Wait for a place, until it is granted or abandon()."""
+        waiting = Waiting(owner, granted)
+        with self._lock:
+            self._waiting.setdefault(owner, deque()).append(waiting)
+            self._recall(1)
+        self._serve()
+        return waiting
+
+    def abandon(self, waiting: Waiting) -> bool:
+        """Wait no more. False: the place was granted, and is to be left."""
+        with self._lock:
+            others = self._waiting.get(waiting.owner, ())
+            if waiting not in others:
+                return False
+            self._remove(waiting)
+            if not self._waiting:
+                self._recall(0)
+        self._serve()
+        return True
+
+    def leave(self, owner: Hashable) -> None:
+        """Give a place back."""
+        with self._lock:
+            self._taken -= 1
+            self._shares[owner] -= 1
+            if not self._shares[owner]:
+                del self._shares[owner]
+        self._serve()
+
+    def _may_have(self, owner: Hashable) -> bool:
+        left = self._most - self._taken - 1
+        share = self._shares[owner]
+        return left >= 0 and (not share or share + 1 <= 2 * left)
+
+    def _take(self, owner: Hashable) -> None:
+        self._taken += 1
+        self._shares[owner] += 1
+
+    def _remove(self, waiting: Waiting) -> None:
+        others = self._waiting[waiting.owner]
+        others.remove(waiting)
+        if not others:
+            del self._waiting[waiting.owner]
+
+    def _serve(self) -> None:
+        served = []
+        with self._lock:
+            while (owner := next(filter(self._may_have, self._waiting), None)) is not None:
+                waiting = self._waiting[owner][0]
+                self._remove(waiting)
+                if owner in self._waiting:
+                    self._waiting.move_to_end(owner)
+                self._take(owner)
+                served.append(waiting)
+            if served and not self._waiting:
+                self._recall(0)
+        for waiting in served:
+            waiting.granted()

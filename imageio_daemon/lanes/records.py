@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The request log of lanes: C keeps a record of each request while the log wants them.
+
+Records are read at intervals, so that a lane wakes no thread of Python. Those that find no room are counted.
+"""
+
+import asyncio
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ioutil_ext import ffi, lib
+
+from ..service import request_log
+
+#: Seconds between two readings: 4,096 records in so long are 200,000 requests a second.
+PERIOD = 0.02
+#: Seconds between two looks at the level of the log while it does not want requests.
+LOOK = 1.0
+#: Most seconds of one reading on its loop, and of the pause before the next one while there is more.
+MOST = 0.01
+#: Records that are read at once. A line takes 45 us, on a busy machine.
+BATCH = 64
+
+Describe = Callable[[Any], dict[str, object]]
+
+
+class _Known(NamedTuple):
+    """A lane. names: the first fields of its log lines; describe: returns the others of a record."""
+
+    names: Mapping[str, object]
+    describe: Describe
+
+
+class Records:
+    """Log what lanes serve. run() and tell() belong to one loop; begin() and end() may be called on any."""
+
+    def __init__(self, lanes: Any) -> None:
+        self._lanes = lanes
+        self._numbers = itertools.count(1)
+        self._known: dict[int, _Known] = {}
+        # Lanes that have ended, each with the number of records that there were then.
+        self._ended: deque[tuple[int, int]] = deque()
+        self._batch = ffi.new("iou_record[]", BATCH)
+        self._lost = 0
+        self.follow()
+
+    def begin(self, names: Mapping[str, object], describe: Describe) -> int:
+        """Return the number by which the records of a new lane name it."""
+        number = next(self._numbers)
+        self._known[number] = _Known(names, describe)
+        return number
+
+    def end(self, number: int) -> None:
+        """Forget a lane that has ended, once its records are logged."""
+        self._ended.append((number, self._stats().written))
+
+    async def run(self) -> None:
+        """Log what C records, until it is cancelled."""
+        told_all = True
+        while True:
+            pause = PERIOD if self.follow() else LOOK
+            await asyncio.sleep(pause if told_all else MOST)
+            told_all = self.tell(MOST)
+
+    def tell(self, seconds: float = math.inf) -> bool:
+        """Log the records that there are, for at most so many seconds; return whether that was all."""
+        until = time.monotonic() + seconds
+        count = BATCH
+        while count == BATCH:
+            count = lib.iou_records_read(self._lanes, self._batch, BATCH)
+            for record in self._batch[0:count]:
+                known = self._known[record.lane]
+                request_log.tell(record.elapsed / 1e9, **known.names, **known.describe(record))
+            if time.monotonic() >= until:
+                break
+        self._settle()
+        return bool(count < BATCH)
+
+    def follow(self) -> bool:
+        """Have C record requests if the log wants them now; return whether it does."""
+        wanted = request_log.wanted()
+        lib.iou_records_want(self._lanes, wanted)
+        return wanted
+
+    def _settle(self) -> None:
+        stats = self._stats()
+        while self._ended and self._ended[0][1] <= stats.read:
+            del self._known[self._ended.popleft()[0]]
+        if stats.lost > self._lost:
+            request_log.tell_lost(stats.lost - self._lost)
+            self._lost = stats.lost
+
+    def _stats(self) -> Any:
+        stats = ffi.new("iou_records_stats *")
+        lib.iou_records_get_stats(self._lanes, stats)
+        return stats

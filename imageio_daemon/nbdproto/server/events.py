@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of the server's negotiation, each of which the caller has to act on."""
+
+from dataclasses import dataclass
+
+from .transmission import Transmission
+
+
+@dataclass(frozen=True)
+class FindExport:
+    """Look up the export and call found() or refused()."""
+
+    name: str
+    #: The client enters the export (GO, EXPORT_NAME), which cannot be refused after found().
+    enter: bool
+
+
+@dataclass(frozen=True)
+class StartTls:
+    """Send the output, complete the TLS handshake, and call tls_started()."""
+
+
+@dataclass(frozen=True)
+class Transmit:
+    """Send the output and begin the transmission phase. `rest`: bytes that were received after the negotiation."""
+
+    transmission: Transmission
+    rest: bytes
+
+
+@dataclass(frozen=True)
+class Close:
+    """Send the output and close. `reason`: the client's violation, for the log; None if the client has left."""
+
+    reason: str | None = None
+
+
+Event = FindExport | StartTls | Transmit | Close

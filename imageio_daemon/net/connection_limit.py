@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit on connections, and which one is closed when it is reached.
+
+A connection that has shown a valid ticket keeps its place. All others are strangers, and the oldest stranger is closed
+for a new connection. Strangers of an address that has more than its share are closed first. Connections over a unix
+socket are not closed for those of other hosts. So connections without a ticket cannot keep clients out: a client that
+shows its ticket at once is not the oldest stranger yet.
+"""
+
+import enum
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import IPv6Address
+
+from ..errors import TooManyConnections
+
+log = logging.getLogger(__name__)
+
+#: Strangers in each stage before the first request. A silent one costs a descriptor, one in its handshake 55 KiB.
+MAX_SILENT = 1024
+MAX_GREETING = 1024
+#: Connections that are being sent the reason of their refusal.
+MAX_REFUSED = 256
+#: Strangers of an address that has more than 1/ADDRESS_SHARE of a stage's places are closed first.
+ADDRESS_SHARE = 4
+#: Strangers over unix sockets have 1/LOCAL_SHARE of a stage's places. Beyond that, the oldest of them is closed.
+LOCAL_SHARE = 2
+#: Seconds between checks whether the tickets are still valid. One takes up to 0.5 ms for 1024 connections.
+LOOK_INTERVAL = 1.0
+#: Seconds between two warnings that connections were closed for others.
+WARNING_INTERVAL = 60.0
+
+#: The address of clients on unix sockets.
+LOCAL = ""
+
+
+class Stage(enum.Enum):
+    """How far a connection has come, in the order in which it comes there."""
+
+    SILENT = "connected"
+    GREETING = "in its TLS handshake, or NBD's negotiation"
+    REFUSED = "told that there is no place"
+    STRANGER = "may send requests, has shown no ticket"
+    KNOWN = "has shown a valid ticket"
+
+
+class Place:
+    """The place of one connection in the limit, until leave(). Thread-safe."""
+
+    def __init__(self, limit: "ConnectionLimit", address: str, drop: Callable[[], object]) -> None:
+        self.address = address
+        #: Closes the connection. Called in any thread.
+        self.drop = drop
+        #: None: before the first stage, or after leave(). Changed only by the limit, under its lock.
+        self.stage: Stage | None = None
+        self.has_ticket: Callable[[], bool] = bool
+        self._limit = limit
+
+    def spoke(self) -> None:
+        """Note the first bytes of the client, of its TLS handshake or of the NBD negotiation."""
+        if self.stage is Stage.SILENT:
+            self._limit.move(self, Stage.GREETING)
+
+    def know(self, has_ticket: Callable[[], bool]) -> None:
+        """Keep the place: the client has shown a valid ticket.
+
+        has_ticket: tells whether the ticket is still valid; called in any thread. Raises TooManyConnections, but not
+        for a connection in the stage STRANGER.
+        """
+        if self.stage is not Stage.KNOWN:
+            self.has_ticket = has_ticket
+            self._limit.move(self, Stage.KNOWN)
+
+    def leave(self) -> None:
+        """Give the place back. Later calls do nothing."""
+        self._limit.remove(self)
+
+
+class ConnectionLimit:
+    """Limit the connections of several servers on several loops. Thread-safe.
+
+    most: connections in the stages STRANGER and KNOWN together. clock: returns seconds.
+    """
+
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: dict[Place, None] = {}
+        self._strangers = {
+            Stage.SILENT: _Strangers(MAX_SILENT),
+            Stage.GREETING: _Strangers(MAX_GREETING),
+            Stage.REFUSED: _Strangers(MAX_REFUSED),
+            Stage.STRANGER: _Strangers(most),
+        }
+        self._looked = self._warned = -WARNING_INTERVAL
+        self._dropped = 0
+
+    @property
+    def count(self) -> int:
+        """Return the number of connections in the stages STRANGER and KNOWN."""
+        return len(self._known) + len(self._strangers[Stage.STRANGER])
+
+    def enter(self, stage: Stage, address: str, drop: Callable[[], object]) -> Place:
+        """Return a place for a new connection.
+
+        address: the client's IP address, or LOCAL. drop: closes the connection; called in any thread, at most once,
+        when another connection needs the place. Raises TooManyConnections, only for the stages STRANGER and KNOWN.
+        """
+        place = Place(self, address_group(address), drop)
+        self._put(place, stage)
+        return place
+
+    def move(self, place: Place, stage: Stage) -> None:
+        """Move a place that was not given back to another stage. Raises TooManyConnections as enter() does."""
+        if place.stage is not None:
+            self._put(place, stage)
+
+    def remove(self, place: Place) -> None:
+        """Give a place back."""
+        with self._lock:
+            self._take_out(place)
+        place.drop, place.has_ticket = _nothing, bool  # ends the cycle: they refer to the connection, and it to this
+
+    def _put(self, place: Place, stage: Stage) -> None:
+        with self._lock:
+            dropped = self._find_room(place, stage)
+            if dropped is not None:
+                self._take_out(dropped)
+            self._take_out(place)
+            place.stage = stage
+            if stage is Stage.KNOWN:
+                self._known[place] = None
+            else:
+                self._strangers[stage].add(place)
+        if dropped is not None:
+            dropped.drop()
+            self._warn()
+
+    def _take_out(self, place: Place) -> None:
+        stage, place.stage = place.stage, None
+        if stage is Stage.KNOWN:
+            del self._known[place]
+        elif stage is not None:
+            self._strangers[stage].remove(place)
+
+    def _find_room(self, place: Place, stage: Stage) -> Place | None:
+        """Return the place that has to be freed, None if there is room. Raises TooManyConnections."""
+        if stage not in (Stage.STRANGER, Stage.KNOWN):
+            strangers = self._strangers[stage]
+            return strangers.next_to_go(place.address) if len(strangers) >= strangers.most else None
+        if self.count < self._most or place.stage is Stage.STRANGER:
+            return None
+        self._look_at_tickets()
+        gone = self._strangers[Stage.STRANGER].next_to_go(place.address)
+        if gone is None:
+            raise TooManyConnections(f"Too many connections, the limit is {self._most}")
+        return gone
+
+    def _look_at_tickets(self) -> None:
+        """Move places whose ticket has expired or was removed to STRANGER, as the next ones to be closed."""
+        now = self._clock()
+        if now - self._looked < LOOK_INTERVAL:
+            return
+        self._looked = now
+        for place in reversed([place for place in self._known if not place.has_ticket()]):
+            self._take_out(place)
+            place.stage = Stage.STRANGER
+            self._strangers[Stage.STRANGER].add(place, first=True)
+
+    def _warn(self) -> None:
+        self._dropped += 1
+        now = self._clock()
+        if now - self._warned >= WARNING_INTERVAL:
+            self._warned = now
+            log.warning("connections without a ticket are dropped for new ones, so far: %d", self._dropped)
+
+
+def _nothing() -> None:
+    """Do nothing: the `drop` of a place that was given back."""
+
+
+class _Strangers:
+    """The places of one stage, the oldest first. Used under the limit's lock."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._share = most // ADDRESS_SHARE
+        self._local_share = most // LOCAL_SHARE
+        self._elsewhere: OrderedDict[Place, None] = OrderedDict()
+        self._of: dict[str, OrderedDict[Place, None]] = {LOCAL: OrderedDict()}
+        self._greedy: set[str] = set()  # addresses that have more than their share
+
+    def __len__(self) -> int:
+        return len(self._elsewhere) + len(self._of[LOCAL])
+
+    def add(self, place: Place, *, first: bool = False) -> None:
+        own = self._of.setdefault(place.address, OrderedDict())
+        for places in (own,) if place.address == LOCAL else (own, self._elsewhere):
+            places[place] = None
+            places.move_to_end(place, last=not first)
+        if place.address != LOCAL and len(own) > self._share:
+            self._greedy.add(place.address)
+
+    def remove(self, place: Place) -> None:
+        own = self._of[place.address]
+        del own[place]
+        if place.address == LOCAL:
+            return
+        del self._elsewhere[place]
+        if len(own) <= self._share:
+            self._greedy.discard(place.address)
+        if not own:
+            del self._of[place.address]
+
+    def next_to_go(self, address: str) -> Place | None:
+        """Return the place to free for a connection of this address; None: no stranger may be closed for it."""
+        local = self._of[LOCAL]
+        if address == LOCAL and local and (len(local) >= self._local_share or not self._elsewhere):
+            return next(iter(local))
+        if not self._elsewhere:
+            return next(iter(local)) if len(local) > self._local_share else None
+        if address in self._greedy:
+            return next(iter(self._of[address]))
+        if self._greedy:
+            greediest = max(self._greedy, key=lambda greedy: len(self._of[greedy]))
+            return next(iter(self._of[greediest]))
+        return next(iter(self._elsewhere))
+
+
+def address_group(address: str) -> str:
+    """Return what counts as one address: of IPv6 the network of 64 bits (RFC 6177 2), of a mapped IPv4 the IPv4."""
+    if ":" not in address:
+        return address
+    parsed = IPv6Address(address.partition("%")[0])
+    return str(parsed.ipv4_mapped or IPv6Address(int(parsed) >> 64 << 64))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening sockets: TCP for both IP versions, unix paths and abstract names.
+
+All are non-blocking. Python makes them close-on-exec by itself (PEP 446).
+"""
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+
+from ..errors import ConfigError
+
+#: Connections that wait for accept(2). The kernel caps it at net.core.somaxconn (4096 since Linux 5.4; listen(2)).
+BACKLOG = 1024
+#: Bytes. sun_path has 108, with the NUL of a path (unix(7)).
+MAX_UNIX_ADDRESS = 107
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on host:port. `::` includes IPv4. Port 0: any free port. Raises ConfigError."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV)
+    except (OSError, UnicodeError) as e:
+        raise ConfigError(f"cannot resolve {host!r}: {e}") from None
+    family, kind, protocol, _, address = infos[0]
+    try:
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(family, kind, protocol))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            sock.bind(address)
+            _listening(sock)
+            stack.pop_all()
+            return sock
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror}") from e
+
+
+def listen_localhost(port: int) -> list[socket.socket]:
+    """Return sockets on the same port of 127.0.0.1 and, where there is IPv6, ::1. Raises ConfigError."""
+    first = listen_tcp("127.0.0.1", port)
+    try:
+        return [first, listen_tcp("::1", first.getsockname()[1])]
+    except ConfigError as e:
+        if not isinstance(e.__cause__, OSError) or e.__cause__.errno != errno.EADDRNOTAVAIL:
+            first.close()
+            raise
+        return [first]
+
+
+def listen_unix(address: str, mode: int) -> socket.socket:
+    """Return a socket that listens on a path, created with this mode, or on an abstract name (leading NUL).
+
+    A socket at the path that nobody listens on is replaced. Raises ConfigError, also if a process listens on it.
+    """
+    shown = address.replace("\0", "@", 1)
+    if len(os.fsencode(address)) > MAX_UNIX_ADDRESS:
+        raise ConfigError(f"socket address {shown!r} is longer than {MAX_UNIX_ADDRESS} bytes")
+    try:
+        if not address.startswith("\0"):
+            _remove_stale(address)
+        with contextlib.ExitStack() as stack:
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            _bind_unix(sock, address, mode)
+            _listening(sock)
+            stack.pop_all()
+            return sock
+    except OSError as e:
+        raise ConfigError(f"cannot listen on {shown}: {e.strerror}") from None
+
+
+def remove_unix(address: str) -> None:
+    """Remove the path of a socket. An abstract name ends with its socket (unix(7))."""
+    if not address.startswith("\0"):
+        with contextlib.suppress(OSError):
+            os.unlink(address)
+
+
+def _bind_unix(sock: socket.socket, address: str, mode: int) -> None:
+    if address.startswith("\0"):
+        sock.bind(address)
+        return
+    # bind(2) creates the path with this mode (unix(7)), so nobody can connect with another one. A chmod(2) afterwards
+    # would resolve the path again, which could be a symbolic link by then.
+    before = os.umask(0o777 & ~mode)
+    try:
+        sock.bind(address)
+    finally:
+        os.umask(before)
+
+
+def _listening(sock: socket.socket) -> None:
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"cannot listen on {path}: it exists and is not a socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise ConfigError(f"cannot listen on {path}: another process listens there")

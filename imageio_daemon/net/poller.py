@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readiness of sockets on a loop, by epoll(7), also after a socket error.
+
+uvloop's add_reader() does not report a reset by the peer: it stops watching a socket that has an error (uvloop 0.23,
+libuv's uv_poll_t).
+"""
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+
+from ..units import KiB
+
+READABLE = select.EPOLLIN
+WRITABLE = select.EPOLLOUT
+#: Events that are handled in one iteration of the loop, by default.
+MOST_EVENTS = 64
+#: A lingering socket is closed after this many seconds, and the oldest one earlier if there are more than so many.
+LINGER = 1.0
+MOST_LINGERING = 256
+
+
+class Poller:
+    """Call back in the loop's thread while a socket is ready (level-triggered)."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most_events: int = MOST_EVENTS) -> None:
+        self.loop = loop
+        self._most_events = most_events
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
+        loop.add_reader(self._epoll.fileno(), self._look)
+
+    def watch(self, fd: int, wanted: int, callback: Callable[[], None]) -> None:
+        """Watch a socket for READABLE, WRITABLE or both, instead of what it was watched for before.
+
+        callback: called also at the end of the stream and after an error of the socket. Raises OSError.
+        """
+        change = self._epoll.modify if fd in self._callbacks else self._epoll.register
+        self._callbacks[fd] = callback
+        change(fd, wanted)
+
+    def forget(self, fd: int) -> None:
+        """Stop watching a socket, if it is watched. Call it before the socket is closed."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def linger(self, sock: socket.socket) -> None:
+        """Close a connected socket in stages (RFC 9112 9.6): no more writes, then wait for the peer's end or LINGER.
+
+        What the peer sends meanwhile is discarded. With unread data, close(2) would reset the connection, and the peer
+        could lose the last bytes that were sent to it.
+        """
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            sock.close()
+            return
+        if self._epoll.closed:
+            sock.close()
+            return
+        if len(self._lingering) >= MOST_LINGERING:
+            self._end(next(iter(self._lingering)))
+        self._lingering[sock] = self.loop.call_later(LINGER, self._end, sock)
+        self.watch(sock.fileno(), READABLE, lambda: self._discard(sock))
+
+    def _discard(self, sock: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = sock.recv(64 * KiB)
+        if not data:
+            self._end(sock)
+
+    def _end(self, sock: socket.socket) -> None:
+        self._lingering.pop(sock).cancel()
+        self.forget(sock.fileno())
+        sock.close()
+
+    def close(self) -> None:
+        """Close the lingering sockets and the epoll descriptor."""
+        for sock in list(self._lingering):
+            self._end(sock)
+        self.loop.remove_reader(self._epoll.fileno())
+        self._epoll.close()
+
+    def _look(self) -> None:
+        for fd, _ in self._epoll.poll(0, self._most_events):
+            callback = self._callbacks.get(fd)  # None: an earlier callback of this iteration called forget()
+            if callback is not None:
+                callback()

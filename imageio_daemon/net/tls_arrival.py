@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accepted connections until the end of their TLS handshake.
+
+TLS memory is allocated when the first byte of the client arrives. Until then a connection costs a descriptor and a
+TlsArrival.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+
+from .connection_limit import ConnectionLimit, Stage
+from .poller import READABLE
+from .tls_handshake import Pollers, shake_hands
+from .tls_socket import TlsContext
+
+log = logging.getLogger(__name__)
+
+#: Seconds from accept to the end of the handshake. A client that takes longer is disconnected.
+HANDSHAKE_TIMEOUT = 10.0
+
+
+class TlsArrival:
+    """One accepted connection. Used only in the thread of the pollers' loop.
+
+    make: returns the protocol that serves it. ended: called once, when the protocol serves it or it was closed.
+    """
+
+    def __init__(
+        self,
+        pollers: Pollers,
+        sock: socket.socket,
+        context: Callable[[], TlsContext],
+        make: Callable[[], asyncio.BaseProtocol],
+        ended: "Callable[[TlsArrival], None]",
+    ) -> None:
+        self._pollers = pollers
+        self._loop = pollers.handshakes.loop
+        self._socket = sock
+        self._context = context
+        self._make = make
+        self._ended = ended
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, limit: ConnectionLimit, address: str) -> None:
+        """Wait for the first byte of the client. address: the client's, for the limit."""
+        self._place = limit.enter(Stage.SILENT, address, lambda: self._loop.call_soon_threadsafe(self.drop))
+        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self.drop)
+        self._pollers.handshakes.watch(self._socket.fileno(), READABLE, self._spoke)
+
+    def drop(self) -> None:
+        """Cancel the handshake and close the connection, unless the handshake has ended."""
+        if self._task is not None:
+            self._task.cancel()
+        elif self._socket.fileno() != -1:
+            self._pollers.handshakes.forget(self._socket.fileno())
+            self._close()
+
+    def _spoke(self) -> None:
+        self._pollers.handshakes.forget(self._socket.fileno())
+        self._place.spoke()
+        shaking = shake_hands(self._pollers, self._socket, self._context(), self._make)
+        self._task = self._loop.create_task(shaking)
+        self._task.add_done_callback(self._shaken)
+
+    def _shaken(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            self._end()
+            return
+        if isinstance(error, OSError):
+            log.debug("connection was not made: %s", error)
+        elif error is not None:
+            self._loop.call_exception_handler({"message": "a connection was not made", "exception": error})
+        self._close()
+
+    def _close(self) -> None:
+        self._socket.close()
+        self._end()
+
+    def _end(self) -> None:
+        self._timer.cancel()
+        self._place.leave()
+        self._ended(self)

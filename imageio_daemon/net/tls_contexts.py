@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS contexts: the server's, renewed while transfers run, and those of connections to other servers."""
+
+import logging
+import os
+import ssl
+
+from ..config.sections import Tls
+from ..errors import ConfigError
+from .tls_socket import TlsContext
+
+log = logging.getLogger(__name__)
+
+_CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class ServerTls:
+    """The context of new connections, replaced as a whole when the certificate is renewed. Thread-safe.
+
+    Established connections keep their context. OpenSSL does not allow changes to a context that another thread uses.
+    Raises ConfigError if the files cannot be loaded.
+    """
+
+    def __init__(self, config: Tls) -> None:
+        self._config = config
+        self._seen = self._stamp()
+        self.context = _make(config)
+
+    def renew(self) -> None:
+        """Load certificate and key again. On failure the old context stays in use, and the reason is logged."""
+        self._seen = self._stamp()
+        try:
+            self.context = _make(self._config)
+        except ConfigError as e:
+            log.error("cannot renew the certificate, the old one stays in use: %s", e)
+        else:
+            log.info("certificate renewed from %s", self._config.cert_file)
+
+    def renew_if_changed(self) -> None:
+        """Renew if inode, mtime or size of a file differ from the last load."""
+        if self._stamp() != self._seen:
+            self.renew()
+
+    def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(_identity(path) for path in (self._config.cert_file, self._config.key_file))
+
+
+def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl.SSLContext:
+    """Return a context for connections to other servers, which verifies their certificates and host names.
+
+    ca_file: trusted CA certificates; "" for those of the system. cert_file, key_file: the client certificate, if any.
+    TLS 1.2 is the minimum. Raises ConfigError.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if cert_file:
+            context.load_cert_chain(cert_file, key_file or None)
+    except OSError as e:
+        files = " or ".join(file for file in (ca_file, cert_file, key_file) if file)
+        raise ConfigError(f"cannot load {files or 'the CA certificates of the system'}: {e}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _make(config: Tls) -> TlsContext:
+    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    rules.minimum_version = ssl.TLSVersion.TLSv1_2
+    rules.verify_mode = _CLIENT_AUTH[config.client_auth]
+    # No client needs renegotiation, and it costs the server more than the client.
+    rules.options |= ssl.OP_NO_RENEGOTIATION
+    ca_file = ""
+    if rules.verify_mode is not ssl.CERT_NONE:
+        ca_file = config.ca_file
+        _load_ca(rules, ca_file)
+    try:
+        return TlsContext(rules, cert_file=config.cert_file, key_file=config.key_file, ca_file=ca_file)
+    except OSError as e:
+        raise ConfigError(
+            f"[tls] cannot load cert_file {config.cert_file} with key_file {config.key_file}: {e}"
+        ) from None
+
+
+def _load_ca(rules: ssl.SSLContext, ca_file: str) -> None:
+    try:
+        rules.load_verify_locations(ca_file)
+    except OSError as e:
+        raise ConfigError(f"[tls] cannot load ca_file {ca_file}: {e}") from None
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

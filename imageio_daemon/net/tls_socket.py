@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TLS on a non-blocking socket, by OpenSSL without a transport in between: docs/adr/0014."""
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+#: Results of TlsSocket in place of a count: call again when the socket is readable, or when it is writable.
+WANTS_INPUT: int = lib.IOU_TLS_WANTS_INPUT
+WANTS_ROOM: int = lib.IOU_TLS_WANTS_ROOM
+
+_view: Callable[[bytes | memoryview], Any] = ffi.from_buffer
+
+
+class TlsContext:
+    """An OpenSSL context with a certificate and key, and the rules of an SSLContext.
+
+    Taken from the rules: ciphers, options, minimum version, verification. Files are PEM, the key has no passphrase; ""
+    for none. ca_file: CA certificates that peers are verified with. Raises OSError.
+    """
+
+    def __init__(self, rules: ssl.SSLContext, *, cert_file: str = "", key_file: str = "", ca_file: str = "") -> None:
+        self.rules = rules
+        policy, _owned = _policy(rules, cert_file, key_file, ca_file)
+        result = ffi.new("iou_tls_context **")
+        reason = ffi.new("char[]", lib.IOU_TLS_REASON)
+        code = lib.iou_tls_context_new(policy, result, reason)
+        if code:
+            raise OSError(-code, ffi.string(reason).decode(errors="replace"))
+        self._context = ffi.gc(result[0], lib.iou_tls_context_free)
+
+    def wrap(self, sock: socket.socket, host: str | None = None) -> "TlsSocket":
+        """Return TLS on a connected, non-blocking socket.
+
+        host: the server's name, for SNI and verification; None: this side is the server. Raises OSError.
+        """
+        result = ffi.new("iou_tls **")
+        code = lib.iou_tls_new(self._context, sock.fileno(), ffi.NULL if host is None else host.encode("idna"), result)
+        if code:
+            raise OSError(-code, os.strerror(-code))
+        return TlsSocket(result[0])
+
+
+class TlsSocket:
+    """TLS of one connection. Nothing blocks. The socket must stay open while methods are called."""
+
+    def __init__(self, tls: Any) -> None:
+        #: The connection in C. While a lane uses it, no method may be called.
+        self.tls = ffi.gc(tls, lib.iou_tls_free)
+
+    def handshake(self) -> int:
+        """Continue the handshake; return 0 when it is complete, or WANTS_INPUT, WANTS_ROOM.
+
+        Raises OSError, with EKEYREJECTED if the peer's certificate cannot be verified.
+        """
+        return self._checked(lib.iou_tls_handshake(self.tls))
+
+    def readinto(self, view: memoryview) -> int:
+        """Receive as much as is there and fits into the view.
+
+        Returns the number of bytes; 0 after the peer's close_notify; or WANTS_INPUT, WANTS_ROOM. Raises OSError.
+        """
+        return self._checked(lib.iou_tls_read(self.tls, _view(view), len(view)))
+
+    @property
+    def pending(self) -> bool:
+        """Tell whether OpenSSL holds data, the end or an error for readinto(), which epoll does not report."""
+        return bool(lib.iou_tls_pending(self.tls))
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Return how many bytes were sent, at least one; or WANTS_INPUT, WANTS_ROOM.
+
+        After the latter the next call must have the same data (SSL_write(3)). Raises OSError.
+        """
+        return self._checked(lib.iou_tls_write(self.tls, _view(data), len(data), False))
+
+    def end(self) -> None:
+        """Send close_notify (RFC 8446 6.1) if the socket has room for it."""
+        lib.iou_tls_end(self.tls)
+
+    def _checked(self, result: int) -> int:
+        if result < 0 and result not in (WANTS_INPUT, WANTS_ROOM):
+            raise OSError(-result, ffi.string(lib.iou_tls_reason(self.tls)).decode(errors="replace"))
+        return result
+
+
+def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) -> tuple[Any, list[Any]]:
+    """Return the rules as C takes them, and the memory that they point to."""
+    owned = []
+
+    def text(value: str) -> Any:
+        if not value:
+            return ffi.NULL
+        owned.append(ffi.new("char[]", os.fsencode(value)))
+        return owned[-1]
+
+    # This list is for TLS 1.2; the suites of TLS 1.3 are always enabled (SSL_CTX_set_cipher_list(3)).
+    ciphers = ":".join(c["name"] for c in rules.get_ciphers() if c["protocol"] != "TLSv1.3")
+    policy = ffi.new("iou_tls_policy *")
+    policy.chain_file, policy.key_file, policy.ca_file = text(cert_file), text(key_file), text(ca_file)
+    policy.ciphers = text(ciphers)
+    policy.options = int(rules.options) % 2**64
+    policy.verify_flags = int(rules.verify_flags)
+    policy.minimum_version = max(0, rules.minimum_version)  # the lowest that is supported is negative
+    policy.security_level = rules.security_level
+    policy.server = rules.protocol is ssl.PROTOCOL_TLS_SERVER
+    policy.asks_peer = rules.verify_mode is not ssl.CERT_NONE
+    policy.needs_peer = rules.verify_mode is ssl.CERT_REQUIRED
+    return policy, owned

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a connection's socket and transport: keep-alive, no delay, flow control."""
+
+import asyncio
+import socket
+
+#: tcp(7): first probe after 30 s of silence, 3 probes, 10 s apart. A vanished peer is detected after 60 s.
+KEEPALIVE_IDLE = 30
+KEEPALIVE_INTERVAL = 10
+KEEPALIVE_PROBES = 3
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Enable TCP keep-alive, so that a vanished peer is detected in 60 s instead of 2 h. Raises OSError."""
+    if sock.family == socket.AF_UNIX:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def send_at_once(sock: socket.socket) -> None:
+    """Disable Nagle's algorithm on a TCP connection (RFC 9293 3.7.4). Raises OSError.
+
+    With it, the second of two short writes waited 40 ms for an acknowledgement. The loops' own transports disable it
+    by themselves.
+    """
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def pause_when_anything_waits(transport: asyncio.WriteTransport) -> None:
+    """Make the transport pause writing as soon as it holds a byte, and resume when it holds none.
+
+    A plain transport pauses above `high`. One of TLS pauses at `high`, and with 0 never resumes (uvloop 0.23, asyncio).
+    """
+    tls = transport.get_extra_info("sslcontext") is not None
+    transport.set_write_buffer_limits(high=1 if tls else 0, low=0)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bytes of a ticket the image has."""
+
+from ..errors import OutOfRange
+from ..storage.backend import Backend
+from ..transfers.transfer import Transfer
+
+
+def readable_size(transfer: Transfer, backend: Backend) -> int:
+    """Return the bytes that can be read: a ticket larger than the image serves what the image has."""
+    size = backend.info.size
+    transfer.covered = size >= transfer.ticket.size
+    return min(transfer.ticket.size, size)
+
+
+def require_room(transfer: Transfer, backend: Backend, offset: int, length: int) -> None:
+    """Raise OutOfRange unless the image holds the bytes, or grows."""
+    if transfer.covered:
+        return  # the caller has compared the range with the ticket
+    info = backend.info
+    transfer.covered = info.size >= transfer.ticket.size
+    if not info.can_grow and offset + length > info.size:
+        size = readable_size(transfer, backend)
+        raise OutOfRange(f"Requested range {offset}..{offset + length} is outside of the image's {size} bytes", size)

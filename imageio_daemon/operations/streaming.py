@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How bytes move between a peer and an image: in pieces, through lent buffers, several of them under way at a time."""
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+from ..errors import Truncated
+from ..storage.backend import Backend, Operation
+from ..storage.buffers import PAGE, Buffer
+from ..transfers.transfer import Transfer
+from .bounds import require_room
+
+
+class Peer(Protocol):
+    """The client that asks for a change."""
+
+    def require_alive(self) -> None:
+        """Raise PeerGone if the client has left. The change is not begun then: the client may have sent newer ones."""
+        ...
+
+
+class ByteSource(Peer, Protocol):
+    """Where the bytes of a write come from."""
+
+    async def readinto(self, view: memoryview) -> int:
+        """Put at least one byte into the view and return how many; 0 at the end. Raises PeerGone."""
+        ...
+
+
+class ByteSink(Protocol):
+    """Where the bytes of a read go."""
+
+    async def write(self, view: memoryview) -> None:
+        """Send the bytes; when it returns the memory may be used again. Raises PeerGone."""
+        ...
+
+
+class Writer:
+    """Fill one buffer while the others are written. Pieces end at multiples of `most` at the latest."""
+
+    def __init__(self, transfer: Transfer, backend: Backend, op: Operation, buffers: list[Buffer], most: int) -> None:
+        self._transfer = transfer
+        self._backend = backend
+        self._op = op
+        self._buffers = buffers
+        self._most = most
+        self._pending: deque[asyncio.Future[object]] = deque()  # the oldest first
+
+    async def run(self, offset: int, length: int | None, source: ByteSource) -> None:
+        """Write length bytes from the source at offset; None: all that it has. Raises Truncated, OutOfRange."""
+        end = None if length is None else offset + length
+        position = offset
+        turn = 0
+        # Writes under way at a time: one buffer is being filled.
+        others = max(1, len(self._buffers) - 1)
+        try:
+            while end is None or position < end:
+                buffer = self._buffers[turn % len(self._buffers)]
+                # The offset inside a page is that of the image: storage need not copy whole blocks for direct I/O.
+                start = position % PAGE
+                room = min(buffer.size - start, self._most - position % self._most)
+                if end is not None:
+                    room = min(room, end - position)
+                if len(self._buffers) == 1:
+                    await self._settle(0)
+                filled = await _fill(source, buffer.view[start : start + room], exact=end is not None)
+                await self._settle(others - 1)
+                if not filled:
+                    break
+                require_room(self._transfer, self._backend, position, filled)
+                self._transfer.ticket.require_range(position, filled)
+                piece = buffer.slice(start, start + filled)
+                source.require_alive()
+                self._pending.append(asyncio.ensure_future(self._backend.pwrite(self._op, piece, position)))
+                position += filled
+                turn += 1
+            await self._settle(0)
+        finally:
+            for pending in self._pending:
+                pending.cancel()
+
+    async def _settle(self, left: int) -> None:
+        """Wait for the oldest writes, until no more than `left` are under way."""
+        while len(self._pending) > left:
+            await self._pending.popleft()
+
+
+async def send(
+    backend: Backend, op: Operation, buffers: list[Buffer], offset: int, length: int, sink: ByteSink
+) -> None:
+    """Send length bytes from offset to the sink. Reading a piece overlaps sending the one before it.
+
+    As many pieces are read ahead as there are buffers. C does the same for its connections: HTTP_AHEAD in ioutil_ext,
+    and Pieces in storage/external.py for the images that Python has.
+    """
+    end = offset + length
+    ahead: list[tuple[memoryview, asyncio.Future[object]]] = []
+    turn = 0
+    try:
+        while offset < end or ahead:
+            while offset < end and len(ahead) < len(buffers):
+                buffer = buffers[turn % len(buffers)]
+                start = offset % PAGE
+                piece = buffer.slice(start, start + min(buffer.size - start, end - offset))
+                ahead.append((piece.view, asyncio.ensure_future(backend.pread(op, piece, offset))))
+                offset += len(piece)
+                turn += 1
+            view, pending = ahead[0]
+            await pending
+            await sink.write(view)
+            # Only after it was sent may the next read use this buffer.
+            ahead.pop(0)
+    finally:
+        for _, pending in ahead:
+            pending.cancel()
+
+
+async def _fill(source: ByteSource, view: memoryview, *, exact: bool) -> int:
+    filled = 0
+    while filled < len(view):
+        count = await source.readinto(view[filled:])
+        if not count:
+            if exact:
+                raise Truncated("The request's body is shorter than its Content-Length")
+            break
+        filled += count
+    return filled

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The asyncio side of the C engine: worker threads for the process, and a queue for each event loop."""
+
+import asyncio
+import errno
+import logging
+import threading
+from typing import Any, NamedTuple
+
+from ioutil_ext import ffi, lib
+
+from ...image.extents import ExtentList
+from ..backend import Holder, Operation
+from ..completions import RECORD_SIZE, check, kind_name, new_records
+from .loop_queue import LoopQueue
+
+log = logging.getLogger(__name__)
+
+#: Worker threads without work end after this many milliseconds.
+IDLE_MS = 10_000
+
+
+class Running(NamedTuple):
+    """An operation that a worker thread runs; `seconds` since its start."""
+
+    kind: str
+    path: str
+    offset: int
+    length: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.path} offset={self.offset} length={self.length} for {self.seconds:.0f} s"
+
+
+class Engine:
+    """Own the worker threads of the process. Used from any loop; each gets a queue of its own."""
+
+    def __init__(self, io_threads: int) -> None:
+        result = ffi.new("iou_engine **")
+        check(lib.iou_engine_new(io_threads, IDLE_MS, result), "start storage threads")
+        self._engine = result[0]
+        self._lock = threading.Lock()
+        self._queues: dict[asyncio.AbstractEventLoop, LoopQueue] = {}
+
+    def submit_open(
+        self, path: str, *, writable: bool, buffered: bool = False, op: Operation | None = None
+    ) -> "asyncio.Future[Any]":
+        """Open an image; the result of the future is the handle, which must be closed by IOU_CLOSE.
+
+        op: cancelling it ends the open while it waits for a thread.
+        """
+        flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_BUFFERED if buffered else 0)
+        return self._queue().submit_open(path, flags, op)
+
+    def submit(
+        self,
+        kind: int,
+        handle: Any,
+        *,
+        flags: int = 0,
+        offset: int = 0,
+        length: int = 0,
+        memory: Any = ffi.NULL,
+        memory_size: int = 0,
+        control: Any = ffi.NULL,
+        holders: tuple[Holder, ...] = (),
+        name: str = "",
+    ) -> "asyncio.Future[Any]":
+        """Start an operation on the running loop; the holders are retained until it has ended.
+
+        name: the image's, for errors. The future fails with StorageError, Canceled, NotFast or Unavailable. Cancelling
+        it does not end the operation.
+        """
+        return self._queue().submit(kind, handle, flags, offset, length, memory, memory_size, control, holders, name)
+
+    def submit_extents(
+        self, handle: Any, op: Operation, offset: int, length: int, *, most: int, name: str
+    ) -> "asyncio.Future[ExtentList]":
+        """Start to look at a range; the future's result tells at most so many extents from its beginning.
+
+        They end where the image does. See submit().
+        """
+        records = new_records(most)
+        size = most * RECORD_SIZE
+        return self._queue().submit(
+            lib.IOU_EXTENTS, handle, 0, offset, length, records, size, op.control, (op,), name, records
+        )
+
+    def cancel_queued(self) -> None:
+        """End operations that wait for a thread and whose control is cancelled."""
+        lib.iou_cancel_queued(self._engine)
+
+    def running(self, most: int = 16) -> list[Running]:
+        """Return the operations that worker threads run, longest first, at most so many."""
+        records = ffi.new("iou_running[]", most)
+        count = lib.iou_engine_running(self._engine, records, most)
+        return [
+            Running(
+                kind_name(r.kind),
+                ffi.string(r.path).decode(errors="replace"),
+                r.offset,
+                r.length,
+                r.elapsed / 1e9,
+            )
+            for r in records[0:count]
+        ]
+
+    def new_lanes(self, memory: int) -> Any:
+        """Return what lanes of this engine share, with so many bytes of memory; see lanes/lane.py."""
+        result = ffi.new("iou_lanes **")
+        check(lib.iou_lanes_new(self._engine, memory, result), "prepare for NBD")
+        return result[0]
+
+    async def release_loop(self) -> None:
+        """Wait for the operations of the running loop's queue, and free it."""
+        queue = self._queues.get(asyncio.get_running_loop())
+        if queue is not None:
+            await queue.drain()
+            with self._lock:
+                del self._queues[queue.loop]
+            queue.free()
+
+    def stop(self, timeout: float) -> list[Running]:
+        """Refuse new operations and wait, blocking, for those that run; return those that still do after timeout s."""
+        if lib.iou_engine_stop(self._engine, int(timeout * 1000)) == 0:
+            with self._lock:
+                left = list(self._queues.values())
+            code = 0 if left else lib.iou_engine_free(self._engine)
+            if -code == errno.EBUSY:
+                log.warning("threads of connections are left")
+            else:
+                check(code, "free storage threads")
+            return []
+        return self.running()
+
+    def _queue(self) -> LoopQueue:
+        loop = asyncio.get_running_loop()
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = LoopQueue(self._engine, loop)
+            with self._lock:
+                self._queues[loop] = queue
+        return queue

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C engine's queue of one event loop: submissions become futures, completions are reaped in batches."""
+
+import asyncio
+import errno
+import itertools
+import logging
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ...errors import Error, StorageError, Unavailable
+from ..backend import Holder, Operation
+from ..completions import METHODS, SLOW_NS, check, describe, extent_list, no_fault, syscall_name, tell
+
+log = logging.getLogger(__name__)
+
+#: Completions moved in one call. More than one loop turn can have ready; a record is 72 bytes.
+REAP_BATCH = 64
+
+_ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
+
+
+class _Pending:
+    __slots__ = ("flags", "future", "holders", "kind", "length", "name", "offset", "records")
+
+    def __init__(
+        self,
+        future: "asyncio.Future[Any]",
+        kind: int,
+        name: str,
+        flags: int,
+        offset: int,
+        length: int,
+        holders: tuple[Holder, ...],
+        records: Any = None,
+    ) -> None:
+        self.future = future
+        self.kind = kind
+        self.name = name
+        self.flags = flags
+        self.offset = offset
+        self.length = length
+        self.holders = holders
+        self.records = records  # which C fills
+
+    @property
+    def what(self) -> str:
+        """Return what was asked of which image, for the log."""
+        return describe(self.kind, self.name, self.offset, self.length)
+
+
+class LoopQueue:
+    """Submit and reap for one loop. All methods run on that loop."""
+
+    def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
+        result = ffi.new("iou_queue **")
+        check(lib.iou_queue_new(engine, result), "make a completion queue")
+        self.loop = loop
+        self._queue = result[0]
+        self._cookies = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._completions = ffi.new("iou_completion[]", REAP_BATCH)
+        self._drained: asyncio.Future[None] | None = None
+        loop.add_reader(lib.iou_queue_fd(self._queue), self._reap)
+
+    def submit_open(self, path: str, flags: int, op: Operation | None) -> "asyncio.Future[Any]":
+        """Do what Engine.submit_open() says."""
+        holders = () if op is None else (op,)
+        pending = _Pending(self.loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, holders)
+        cookie = next(self._cookies)
+        control = ffi.NULL if op is None else op.control
+        code = lib.iou_submit_open(self._queue, cookie, path.encode(), flags, control)
+        return self._submitted(code, cookie, pending)
+
+    def submit(
+        self,
+        kind: int,
+        handle: Any,
+        flags: int,
+        offset: int,
+        length: int,
+        memory: Any,
+        memory_size: int,
+        control: Any,
+        holders: tuple[Holder, ...],
+        name: str,
+        records: Any = None,
+    ) -> "asyncio.Future[Any]":
+        """Do what Engine.submit() says. records: of EXTENTS, the memory, for what it tells."""
+        pending = _Pending(self.loop.create_future(), kind, name, flags, offset, length, holders, records)
+        cookie = next(self._cookies)
+        code = lib.iou_submit(self._queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control)
+        return self._submitted(code, cookie, pending)
+
+    async def drain(self) -> None:
+        """Wait until nothing is pending."""
+        while self._pending:
+            self._drained = self.loop.create_future()
+            await self._drained
+
+    def free(self) -> None:
+        """Give the queue back; nothing is pending."""
+        self.loop.remove_reader(lib.iou_queue_fd(self._queue))
+        check(lib.iou_queue_free(self._queue), "free a completion queue")
+
+    def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Any]":
+        """Note what C has accepted. It cannot be reaped before this, because this thread does that."""
+        if -code == errno.ESHUTDOWN:
+            raise Unavailable("The server is shutting down")
+        if code:
+            raise StorageError(-code, pending.what, "submit")
+        for holder in pending.holders:
+            holder.retain()
+        self._pending[cookie] = pending
+        return pending.future
+
+    def _reap(self) -> None:
+        # When more than a batch was ready the eventfd stays readable, so the rest has the loop's next turn.
+        count = lib.iou_reap(self._queue, self._completions, REAP_BATCH)
+        for i in range(count):
+            completion = self._completions[i]
+            pending = self._pending.pop(completion.cookie)
+            try:
+                self._finish(pending, completion)
+            except Exception as e:  # noqa: BLE001 - a bug in a holder is told and costs nobody else a completion
+                message = f"after the end of {pending.what}"
+                self.loop.call_exception_handler({"message": message, "exception": e})
+        if not self._pending and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _finish(self, pending: _Pending, completion: Any) -> None:
+        future = pending.future
+        if future.cancelled():
+            self._abandon(pending, completion)
+        elif completion.error:
+            future.set_exception(_failure(pending, completion))
+            # Who awaited may be gone; the error is then the connection's, which is logged where it ended.
+            future.exception()
+        elif pending.kind == lib.IOU_ZERO:
+            future.set_result(METHODS[completion.method])
+        elif pending.kind == lib.IOU_OPEN:
+            future.set_result(completion.handle)
+        elif pending.kind == lib.IOU_EXTENTS:
+            future.set_result(extent_list(pending.records, completion.count, pending.offset))
+        else:
+            future.set_result(None)
+        for holder in pending.holders:
+            holder.release()
+        _tell(pending, completion)  # last: whatever goes wrong here, nobody waits for ever
+
+    def _abandon(self, pending: _Pending, completion: Any) -> None:
+        if completion.error and completion.error != errno.ECANCELED:
+            log.warning("%s", _failure(pending, completion))
+        if completion.handle:
+            self.submit(lib.IOU_CLOSE, completion.handle, 0, 0, 0, ffi.NULL, 0, ffi.NULL, (), pending.name)
+
+
+def _failure(pending: _Pending, completion: Any) -> Error:
+    error = no_fault(completion, pending.flags)
+    return error or StorageError(completion.error, pending.what, syscall_name(completion.syscall))
+
+
+def _tell(pending: _Pending, completion: Any) -> None:
+    if completion.elapsed > SLOW_NS or pending.kind in _ZEROING:
+        tell(pending.what, pending.name, completion.elapsed, completion.given_up)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Work that belongs to one event loop, asked for on any."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from .backend import Holder
+from .work import Work
+
+_T = TypeVar("_T")
+
+
+class HomeLoop:
+    """Run the work of a backend on the loop that made it.
+
+    A backend that talks to a server has connections, which live on one loop; its transfer is served by all. Work is
+    handed over here, and its result is handed back. What the asking side holds (operations, buffers) is retained and
+    released on its own loop, until the work has ended, whatever became of the task that asked.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T] | Work[_T]":
+        """Start the work. Cancelling the future does not end it."""
+        asking = asyncio.get_running_loop()
+        for holder in holders:
+            holder.retain()
+        if asking is self._loop:
+            return Work(_holding(coroutine, holders))
+        future: asyncio.Future[_T] = asking.create_future()
+
+        def start() -> None:
+            Work(coroutine).add_done_callback(
+                lambda work: asking.call_soon_threadsafe(_hand_back, work, future, holders)
+            )
+
+        self._loop.call_soon_threadsafe(start)
+        return future
+
+    def run_here(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T]":
+        """Do the same on the running loop, in a task."""
+        asking = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = asking.create_future()
+        for holder in holders:
+            holder.retain()
+
+        def ended(task: "asyncio.Task[_T]") -> None:
+            self._tasks.discard(task)
+            _hand_back(task, future, holders)
+
+        task = asking.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return future
+
+    def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call a function on the loop. Thread-safe."""
+        self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+async def _holding(coroutine: Coroutine[Any, Any, _T], holders: tuple[Holder, ...]) -> _T:
+    try:
+        return await coroutine
+    finally:
+        for holder in holders:
+            holder.release()
+
+
+def _hand_back(work: "asyncio.Task[_T] | Work[_T]", future: "asyncio.Future[_T]", holders: tuple[Holder, ...]) -> None:
+    if work.cancelled():
+        future.cancel()
+    else:
+        error = work.exception()
+        if future.cancelled():
+            pass
+        elif error is None:
+            future.set_result(work.result())
+        else:
+            future.set_exception(error)
+            future.exception()  # who awaited may be gone
+    for holder in holders:
+        holder.release()

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on another server of the images API: this daemon is a proxy then."""
+
+import errno
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+
+from ...errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError, Unanswered
+from ...image.extents import Extent, ExtentList, ExtentStream
+from ...image.extents_json import ExtentReader
+from ...units import GiB, MiB
+from ...urls.http import HttpAddress
+from ..backend import BackendInfo, Context, Memory, Operation, ZeroMethod
+from ..exclusion import Exclusion
+from ..external import External, Pieces, RemoteImage
+from ..home_loop import HomeLoop
+from . import options as http_options
+from .client import DATA_TIMEOUT, Body, HttpClient, total_size, unexpected
+from .options import Options
+from .unflushed import Unflushed
+
+log = logging.getLogger(__name__)
+
+#: Bytes zeroed by the first request, so that storage that writes zeros answers in time: 20 s at 50 MB/s. An answer
+#: within QUICK seconds doubles the next ones, so that 8 TiB of holes take 13 requests; a slow one halves them.
+ZERO_STEP = 1 * GiB
+QUICK = 1.0
+SLOW = 30.0
+#: How lanes cut long requests; see Pieces.
+PIECES = Pieces(2 * MiB, 2 * MiB, 3)
+
+
+class HttpBackend(RemoteImage):
+    """Serve an image through requests to another server; see Backend for the contract.
+
+    Changes that overlap are sent one after the other, each when the one before was answered. A change that was begun is
+    not cancelled. When no answer comes the server may still make it, and flushing fails from then on. Other requests
+    end at once when they are cancelled. Writes and zeroing name their range, so repeating one is safe: aiohttp repeats
+    a PUT whose kept-alive connection had just been closed, and nothing else.
+    """
+
+    def __init__(self, client: HttpClient, options: Options, max_connections: int) -> None:
+        self._client = client
+        self._options = options
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._size = 0
+        self._writes = 0
+        self._unflushed = Unflushed(self._ask_instance, options.instance)
+        self._home_loop = HomeLoop()
+        self._exclusion = Exclusion()
+        #: Why each flush fails from now on, as Backend.flush() says: a change without an answer may still be made.
+        self._flush_failed: StorageError | None = None
+        self._external = External(self, str(client.address), client.address, PIECES, grows=True)
+
+    @classmethod
+    async def open(cls, address: HttpAddress, *, context: ssl.SSLContext, max_connections: int) -> "HttpBackend":
+        """Ask the server about the image. max_connections: to it, from one loop, at most.
+
+        Raises StorageError, and what the server refuses with: Forbidden, NotFound, Unavailable.
+        """
+        client = HttpClient(address, context, max_connections)
+        try:
+            options = await http_options.ask(client, Operation(), max_connections)
+            if "zero" in options.features and "flush" not in options.features:
+                log.warning("%s cannot flush: what is written may be lost, and each flush fails", address)
+            await client.limit(max(options.max_readers, options.max_writers))
+            backend = cls(client, options, max_connections)
+        except BaseException:
+            await client.close()
+            raise
+        try:
+            await backend._learn_size(Operation())
+        except BaseException:
+            await backend.close()
+            raise
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        return BackendInfo(
+            size=self._size,
+            block_size=1,
+            can_grow=True,  # the other server decides
+            can_fast_zero=False,
+            can_flush="flush" in self._options.features,
+            has_dirty="extents" in self._options.features,
+            max_readers=self._options.max_readers,
+            max_writers=self._options.max_writers,
+            unflushed=self._unflushed.pending > 0 or self._flush_failed is not None,
+        )
+
+    @property
+    def generation(self) -> int:
+        """Return 0: others may write through the other server."""
+        return 0
+
+    async def refresh(self, op: Operation) -> None:
+        """Ask for the size again."""
+        await self._learn_size(op)
+
+    async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
+        """Fill the piece with the bytes at offset."""
+        if not len(piece):
+            op.require_running()
+            return
+        last = offset + len(piece) - 1
+        piece.buffer.retain()
+        try:
+            async with self._client.request(
+                op, "GET", headers={"Range": f"bytes={offset}-{last}"}, timeout=DATA_TIMEOUT
+            ) as response:
+                expected = f"bytes {offset}-{last}/"
+                if response.status != 206 or not response.headers.get("Content-Range", "").startswith(expected):
+                    raise unexpected(f"GET {self._client.address}", "another range than was asked for")
+                await _receive(response.content, piece.view, str(self._client.address))
+        finally:
+            piece.buffer.release()
+        op.advance(len(piece))
+
+    def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
+        """Write the piece at offset."""
+        return self._home_loop.run_here(self._write(op, piece.view, offset, fua=fua), op, piece.buffer)
+
+    def zero(
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+    ) -> Awaitable[ZeroMethod]:
+        """Make the range read as zeros. Whether it stays provisioned is for the other server's ticket to say."""
+        return self._home_loop.run_here(self._zero(op, offset, length, fast_only=fast_only, fua=fua), op)
+
+    async def trim(self, op: Operation, offset: int, length: int) -> None:
+        """Do nothing: there is no such request."""
+        op.require_running()
+        op.advance(length)
+
+    async def flush(self, op: Operation) -> None:
+        """Put everything that completed before on stable storage. Raises CannotFlush: the server does not offer it.
+
+        A server that was started anew meanwhile has nothing to flush, says so, and what it had not flushed may be lost.
+        """
+        if self._flush_failed is not None:
+            raise self._flush_failed.with_traceback(None)
+        if "flush" not in self._options.features:
+            raise CannotFlush(str(self._client.address))
+        pending = self._unflushed.pending
+        try:
+            async with self._client.request(op, "PATCH", json={"op": "flush"}):
+                pass
+        except StorageError as e:
+            self._flush_failed = e
+            raise
+        if not await self._unflushed.flushed(op, pending):
+            why = "(the server was started anew before all changes were flushed)"
+            self._flush_failed = StorageError(errno.EIO, f"flush {self._client.address}", "http", why)
+            raise self._flush_failed
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        """Tell what the other server tells, as it comes."""
+        told = "extents" in self._options.features
+        if not told and context is not Context.ZERO:
+            raise NotFound("The other server has no dirty extents")
+        await self._learn_size(op)
+        length = min(length, self._size - offset)
+        if length <= 0:
+            return
+        if not told:
+            yield ExtentList.of([Extent(offset, length)], offset)
+            return
+        failure = unexpected(f"GET {self._client.address}/extents", "invalid extents")
+        reader = ExtentReader(offset, length, context, failure)
+        async with self._client.request(op, "GET", f"/extents?context={context}", timeout=None) as response:
+            async for data, _ in response.content.iter_chunks():
+                found = ExtentList.of(reader.feed(data), offset)
+                offset = found.end
+                yield found
+                if reader.complete:
+                    return
+        reader.end()
+
+    async def extent_at(self, op: Operation, offset: int, length: int) -> ExtentList:
+        """Tell the first of all."""
+        async with aclosing(self.extents(op, offset, length, Context.ZERO)) as lists:
+            async for found in lists:
+                if found:
+                    return found
+        return ExtentList.of((), offset)
+
+    def interrupt(self) -> None:
+        """End operations that were cancelled and wait for the other server, or for those before them."""
+        self._exclusion.drop_canceled()
+        self._client.interrupt()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._home_loop.run(self._external.close())
+        await self._client.close()
+
+    # Changes: once begun they are not cancelled
+
+    async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
+        end = offset + len(view)
+        async with self._exclusion.hold(op, offset, end):
+            if offset == end:
+                return
+            instance = None if fua else await self._unflushed.instance(op)
+            target, headers = f"?flush={'y' if fua else 'n'}", {"Content-Range": f"bytes {offset}-{end - 1}/*"}
+            try:
+                await self._change(op, "PUT", target, headers=headers, body=Body(view), timeout=DATA_TIMEOUT)
+            except StorageError as e:
+                if fua:
+                    self._flush_failed = e
+                raise
+        if not fua:
+            self._unflushed.changed(instance)
+        self._written(end)
+        op.advance(len(view))
+
+    async def _zero(self, op: Operation, offset: int, length: int, *, fast_only: bool, fua: bool) -> ZeroMethod:
+        if fast_only:
+            raise NotFast("The other server does not tell what is fast")
+        end, most = offset + length, ZERO_STEP
+        async with self._exclusion.hold(op, offset, end):
+            while offset < end:
+                step = min(most, end - offset)
+                instance = await self._unflushed.instance(op)
+                asked = time.monotonic()
+                await self._change(op, "PATCH", json={"op": "zero", "offset": offset, "size": step, "flush": False})
+                self._unflushed.changed(instance)
+                seconds = time.monotonic() - asked
+                if seconds < QUICK:
+                    most *= 2
+                elif seconds > SLOW:
+                    most = max(MiB, most // 2)
+                offset += step
+                self._written(offset)
+                op.advance(step)
+        if fua:
+            await self.flush(op)
+        return ZeroMethod.REMOTE
+
+    async def _change(self, op: Operation, method: str, target: str = "", **request: Any) -> None:
+        try:
+            async with self._client.request(op, method, target, finishes=True, **request):
+                pass
+        except Unanswered as e:
+            self._flush_failed = e
+            raise
+
+    # Used by several requests
+
+    def _written(self, end: int) -> None:
+        with self._lock:
+            self._writes += 1
+            self._resize(max(self._size, end))
+
+    async def _ask_instance(self, op: Operation) -> str | None:
+        return (await http_options.ask(self._client, op, self._max_connections)).instance
+
+    async def _learn_size(self, op: Operation) -> None:
+        """Ask for the first byte: the answer tells the size, with every server."""
+        writes = self._writes
+        what = f"GET {self._client.address}"
+        try:
+            async with self._client.request(op, "GET", headers={"Range": "bytes=0-0"}) as response:
+                size = total_size(response, what)
+                await _receive(response.content, memoryview(bytearray(1)), what)
+        except OutOfRange as e:  # an empty image has no first byte
+            size = e.size or 0
+        with self._lock:
+            # A write of ours may have made the image larger after the answer.
+            self._resize(size if writes == self._writes else max(size, self._size))
+
+    def _resize(self, size: int) -> None:
+        """Note how large the image is. Called with the lock."""
+        self._size = size
+        self._external.resized(size)
+
+
+async def _receive(content: aiohttp.StreamReader, view: memoryview, what: str) -> None:
+    """Fill the view with the body, which has as many bytes."""
+    filled = 0
+    async for data, _ in content.iter_chunks():
+        if filled + len(data) > len(view):
+            raise unexpected(what, "more than was asked for")
+        view[filled : filled + len(data)] = data
+        filled += len(data)
+    if filled < len(view):
+        raise unexpected(what, "less than was asked for")

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another server of the images API tells about an image in its answer to OPTIONS."""
+
+import json
+from typing import NamedTuple
+
+import aiohttp
+
+from ...units import KiB
+from ..backend import Operation
+from .client import HttpClient, unexpected
+
+#: The largest answer, in bytes.
+MAX_OPTIONS = 64 * KiB
+#: Characters of the name of the server's process; ours has 16.
+MAX_INSTANCE = 256
+
+
+class Options(NamedTuple):
+    """What may be done with an image. instance: the name of the server's process; None: it does not tell one."""
+
+    features: frozenset[str]
+    max_readers: int
+    max_writers: int
+    instance: str | None
+
+
+async def ask(client: HttpClient, op: Operation, max_connections: int) -> Options:
+    """Ask. max_connections: limits what the server allows, and is what one allows that does not say.
+
+    Raises StorageError: the answer makes no sense; and what HttpClient.request() does.
+    """
+    what = f"OPTIONS {client.address}"
+    async with client.request(op, "OPTIONS") as response:
+        told = _decode(await _read_all(response.content, what), what)
+    features = told.get("features", [])
+    if not isinstance(features, list) or not all(isinstance(feature, str) for feature in features):
+        raise unexpected(what, "invalid features")
+    instance = told.get("instance")
+    if instance is not None and (not isinstance(instance, str) or len(instance) > MAX_INSTANCE):
+        raise unexpected(what, "an invalid instance")
+    return Options(
+        frozenset(features),
+        _limit(told.get("max_readers", max_connections), max_connections, what),
+        _limit(told.get("max_writers", max_connections), max_connections, what),
+        instance,
+    )
+
+
+async def _read_all(content: aiohttp.StreamReader, what: str) -> bytes:
+    text = bytearray()
+    async for data, _ in content.iter_chunks():
+        text += data
+        if len(text) > MAX_OPTIONS:
+            raise unexpected(what, f"more than {MAX_OPTIONS} bytes")
+    return bytes(text)
+
+
+def _decode(text: bytes, what: str) -> dict[str, object]:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise unexpected(what, "no JSON object")
+    return told
+
+
+def _limit(value: object, most: int, what: str) -> int:
+    if type(value) is not int or value < 1:
+        raise unexpected(what, "invalid limits")
+    return min(value, most)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection to an NBD server: requests whose data moves between their memory and the socket."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from ...errors import Canceled, Error, ServerGone, StorageError
+from ...nbdproto.client.negotiation import Agreed, Violation
+from ...nbdproto.client.replies import ClientReplies
+from ...nbdproto.client.request import ClientRequest
+from ...nbdproto.constants import Command
+from ...nbdproto.messages import BadMagic
+from ...units import KiB, MiB
+from ...urls.nbd import NbdAddress
+from ..backend import Operation
+from ..work import Countdown
+from .blocks import cut
+
+log = logging.getLogger(__name__)
+
+#: Bytes handed to the transport at once under TLS: it encrypts all of it before it sends any. In the clear it sends
+#: from the memory itself.
+MOST_ENCRYPTED = 1 * MiB
+#: Characters of a server's text that are logged.
+MAX_TEXT = 256
+#: Seconds that a server gets to answer what it was sent, when its connection is to be closed: a server that leaves
+#: should, but all requests of the image wait for it. As long as clients wait for theirs.
+DRAIN_TIMEOUT = 60.0
+#: Seconds that a connection may take to close in order after that.
+CLOSE_TIMEOUT = 1.0
+_CHANGES = frozenset((Command.WRITE, Command.WRITE_ZEROES, Command.TRIM))
+#: What is received after a failure goes here, of all connections: nobody looks at it.
+_UNSEEN = memoryview(bytearray(16 * KiB))
+
+
+class Call(ClientRequest):
+    """A request of an operation.
+
+    payload: what a WRITE sends, in parts. counts: the bytes of the operation that it does. Its end is counted by the
+    Countdown that it was started with: until then the memory is in use.
+    """
+
+    __slots__ = ("_end", "_failure", "counts", "op", "payload")
+
+    def __init__(
+        self,
+        op: Operation,
+        command: Command,
+        offset: int = 0,
+        length: int = 0,
+        flags: int = 0,
+        view: memoryview | None = None,
+        payload: Sequence[memoryview] = (),
+        counts: int = 0,
+    ) -> None:
+        super().__init__(command, offset, length, flags, view)
+        self.op = op
+        self.payload = payload
+        self.counts = counts
+        self._end: Countdown | None = None
+        self._failure: Error | None = None
+
+    def begin(self, end: Countdown) -> None:
+        """Note who counts its end."""
+        self._end = end
+
+    def end(self, failure: Error | None = None) -> None:
+        """Note that it has its reply, or why it gets none. Again is no change."""
+        end, self._end = self._end, None
+        if end is not None:
+            self._failure = failure
+            end.count()
+
+    @property
+    def failure(self) -> Error | None:
+        """Return why it has failed: without a reply, or as the reply says.
+
+        ENOTSUP, which is said of fast zeroing only, too: the server may have changed something before.
+        """
+        if self._failure is not None or not self.error:
+            return self._failure
+        why, detail = f"the server says {self.text[:MAX_TEXT]!r}", f"offset={self.offset} length={self.length}"
+        return StorageError(self.error, f"NBD {self.command.name}", why, detail)
+
+
+class ClientConnection(asyncio.BufferedProtocol):
+    """The transmission phase of a connection; made by a ClientHandshake, whose transport it takes over.
+
+    paused: the transport holds bytes, and will say when it has sent them.
+    """
+
+    def __init__(self, address: NbdAddress, agreed: Agreed, transport: asyncio.Transport, *, paused: bool) -> None:
+        #: What was negotiated.
+        self.agreed = agreed
+        #: The connection has ended, and the server may still change what it was asked to, after what it is asked later.
+        self.gave_up_changes = False
+        self._address = address
+        self._transport = transport
+        self._replies = ClientReplies(agreed, self._reply_ended)
+        self._queue: deque[Call] = deque()
+        self._sending: Call | None = None  # what the transport has not sent all of yet
+        self._unsent: list[memoryview] = []  # the part of its payload that the transport was not given yet
+        self._paused = paused
+        self._failure: Exception | None = None
+        self._idle: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        #: Done when the connection has ended.
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        transport.set_protocol(self)
+
+    # Requests
+
+    def start(self, call: Call, end: Countdown) -> None:
+        """Send a request as soon as those before it are sent. Its buffer is in use until its end is counted."""
+        call.begin(end)
+        if self.lost.done() or self._failure is not None or self._transport.is_closing():
+            call.end(self._gone())
+            return
+        self._queue.append(call)
+        self._pump()
+
+    def drop_canceled(self) -> None:
+        """End cancelled requests that were not sent yet."""
+        kept = deque(call for call in self._queue if not call.op.canceled)
+        dropped = [call for call in self._queue if call.op.canceled]
+        self._queue = kept
+        for call in dropped:
+            call.end(Canceled())
+
+    async def close(self) -> None:
+        """Say goodbye once all replies are there, and wait for the end.
+
+        Replies that do not come in DRAIN_TIMEOUT are given up: their requests fail with ServerGone.
+        """
+        if not self.lost.done() and not self._transport.is_closing():
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT):
+                    await self._drained()
+            except TimeoutError:
+                self._give_up()
+            if not self._transport.is_closing():
+                self._transport.write(self._replies.begin(ClientRequest(Command.DISC)))
+            self._transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await asyncio.shield(self.lost)
+        except TimeoutError:
+            self._transport.abort()
+            await self.lost
+
+    def _give_up(self) -> None:
+        log.warning("NBD server %s leaves %d requests unanswered", self._address, len(self._replies.waiting))
+        self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
+
+    def abort(self, reason: Exception) -> None:
+        """End the connection now: what it is believed to say is of no use any more."""
+        if self._failure is None:
+            self._failure = reason
+        self._transport.abort()
+
+    async def _drained(self) -> None:
+        if self._busy and not self.lost.done():
+            self._idle = self._loop.create_future()
+            await self._idle
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._replies.waiting or self._queue or self._sending is not None)
+
+    def _pump(self) -> None:
+        """Give the transport as much as it takes without holding any of it back."""
+        while not self._paused:
+            self._sending = None
+            if self._unsent:
+                self._write(b"")
+            elif self._queue:
+                call = self._queue.popleft()
+                if call.op.canceled:
+                    call.end(Canceled())
+                    continue
+                header = self._replies.begin(call)
+                self._unsent = list(call.payload)
+                self._sending = call
+                self._write(header)
+            else:
+                return
+
+    def _write(self, header: bytes) -> None:
+        pieces, self._unsent = self._unsent, []
+        if self._address.tls:
+            size = sum(map(len, pieces))
+            pieces, self._unsent = cut(pieces, 0, MOST_ENCRYPTED), cut(pieces, MOST_ENCRYPTED, size)
+        self._transport.writelines([header, *pieces] if header else pieces)
+
+    def _reply_ended(self, request: ClientRequest) -> None:
+        if request is self._sending and self._in_use(request):
+            # The transport may still read its buffer, which is given back with the reply.
+            raise Violation("a reply to a request that was not sent yet")
+        if self._idle is not None and not self._busy and not self._idle.done():
+            self._idle.set_result(None)
+        if isinstance(request, Call):
+            request.end()
+
+    def _in_use(self, request: ClientRequest) -> bool:
+        return request.command == Command.WRITE and (self._paused or bool(self._unsent))
+
+    def _gone(self) -> ServerGone:
+        reason = str(self._failure) if self._failure is not None else "the server closed the connection"
+        return ServerGone(str(self._address), reason)
+
+    # asyncio
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return memory for the next bytes."""
+        if self._failure is not None:
+            return _UNSEEN
+        return self._replies.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take bytes."""
+        if self._failure is not None:
+            return
+        try:
+            self._replies.received(nbytes)
+        except (Violation, BadMagic) as e:
+            log.error("NBD server %s breaks the protocol: %s", self._address, e)
+            self.abort(e)
+
+    def eof_received(self) -> bool:
+        """Close: a server that says no more has left."""
+        return False
+
+    def pause_writing(self) -> None:
+        """Send no more."""
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """Go on: nothing is left in the transport."""
+        self._paused = False
+        self._pump()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail all that waits."""
+        if self._failure is None:
+            self._failure = exc
+        waiting = self._replies.waiting.values()
+        self.gave_up_changes = any(request.command in _CHANGES for request in waiting)
+        calls = [*waiting, self._sending, *self._queue]
+        self._queue.clear()
+        self._sending, self._unsent = None, []
+        self._replies.waiting.clear()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        for call in calls:
+            if isinstance(call, Call):
+                call.end(self._gone())

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in formats that qemu knows: an NBD server of our own for each transfer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..backend import BackendInfo
+from ..nbd.backend import NbdBackend
+from ..nbd.handshake import Options
+from . import chain
+from .process import QemuNbd, in_thread
+
+
+class Image(NamedTuple):
+    """An image file and how it is to be opened.
+
+    backing_chain: with the files below it. allowed: directories in which the files that it names may be. bitmap: what
+    tells of changes.
+    """
+
+    path: str
+    format: str
+    backing_chain: bool
+    allowed: Sequence[str]
+    bitmap: str | None = None
+
+
+class ManagedBackend(NbdBackend):
+    """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
+
+    _server: QemuNbd
+    _identity: object
+
+    @classmethod
+    async def start(
+        cls, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
+    ) -> "ManagedBackend":
+        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone."""
+        found = await in_thread(
+            lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
+        )
+        server = await QemuNbd.start(
+            found, image.path, run_dir=run_dir, writable=writable, connections=connections, bitmap=image.bitmap
+        )
+        try:
+            backend = await cls.open(
+                server.address, options, connections=connections, writable=writable, zero_unit=found.zero_unit
+            )
+        except BaseException:
+            await server.stop()
+            raise
+        backend._server = server
+        backend._identity = found.identity
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        return replace(super().info, identity=self._identity)
+
+    async def close(self) -> None:
+        """Close the connections and end the server; the image is not open any more when this returns."""
+        try:
+            await super().close()
+        finally:
+            await self._server.stop()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All files that have to be opened with an image file: checked, and as the block graph that qemu is given.
+
+A header is data of whoever wrote the image. So qemu does not follow it: qemu gets the real path and the format of every
+file, and is told where there is none. One gap remains: qemu reads the header again. A program that can write to the
+file, or rename directories on its path, between the two reads can change what is opened.
+
+All functions here block.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import StorageError
+from ...image.formats import PARSERS
+from ...units import MAX_OFFSET
+
+#: Files below each other. Long chains are slow; those of real virtual machines have some dozen.
+MAX_DEPTH = 64
+
+#: qemu takes `name:` at the beginning for a protocol, as in nbd:…, json:… and file:….
+_PROTOCOL = re.compile(r"[^/]*:")
+
+
+@dataclass
+class Chain:
+    """The block graph for qemu. `node`: the image as a block device, ready for JSON. `direct`: O_DIRECT works.
+
+    `identity`: which file or device the image itself is, as of BackendInfo. `zero_unit`: its own; see Header.
+    """
+
+    node: dict[str, Any] = field(default_factory=dict)
+    direct: bool = True
+    identity: object = None
+    zero_unit: int | None = None
+
+
+def inspect(path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str]) -> Chain:
+    """Read an image's header, and those of the files that it names.
+
+    backing_chain: whether the files below count; without them only the top layer is seen. allowed: directories in which
+    named files may be. Raises StorageError, before anything is opened that must not be.
+    """
+    inspector = _Inspector(path, [os.path.realpath(directory) for directory in allowed])
+    inspector.chain.node = inspector.node(path, image_format, backing_chain=backing_chain, depth=0)
+    return inspector.chain
+
+
+class _Inspector:
+    def __init__(self, image: str, allowed: list[str]) -> None:
+        self.chain = Chain()
+        self._image = image
+        self._allowed = allowed
+        self._seen: set[tuple[int, int]] = set()
+
+    def node(self, path: str, image_format: str, *, backing_chain: bool, depth: int) -> dict[str, Any]:
+        """Return the node of an image and of what is below it."""
+        if image_format not in PARSERS:
+            raise self._refused(f"{path} has no known format: {image_format[:20]!r}")
+        if depth > MAX_DEPTH:
+            raise self._refused(f"more than {MAX_DEPTH} files below each other")
+        real = os.path.realpath(path)
+        with _Opened(real, self._image) as opened:
+            self._see(opened)
+            if depth == 0:
+                self.chain.identity = opened.identity
+            try:
+                header = PARSERS[image_format](opened.read)
+            except ValueError as e:
+                raise self._refused(f"{path}: {e}") from None
+            node: dict[str, Any] = {"driver": image_format, "file": opened.node}
+            self.chain.direct &= opened.takes_direct()
+        if depth == 0:
+            self.chain.zero_unit = header.zero_unit
+        if header.data_file is not None:
+            with _Opened(self._named(path, header.data_file), self._image) as data:
+                self._see(data)
+                node["data-file"] = data.node
+                self.chain.direct &= data.takes_direct()
+        if image_format != "raw":
+            node["backing"] = None
+        if header.backing is not None and backing_chain:
+            if not header.backing.format:
+                raise self._refused(f"{path} does not tell the format of its backing file: see qemu-img rebase -u -F")
+            below = self._named(path, header.backing.name)
+            node["backing"] = self.node(below, header.backing.format, backing_chain=True, depth=depth + 1)
+        return node
+
+    def _named(self, path: str, name: str) -> str:
+        """Return the real path of what a header names. It is relative to the image as that was named itself."""
+        if _PROTOCOL.match(name):
+            raise self._refused(f"{path} names {name[:100]!r}, which is no path")
+        found = os.path.realpath(os.path.join(os.path.dirname(path), name))
+        if not any(os.path.commonpath([found, directory]) == directory for directory in self._allowed):
+            raise self._refused(f"{path} names {name!r}, which is not below [backend_nbd] allowed_paths")
+        # By the name, not by what it leads to: the next relative name starts in its directory.
+        return os.path.join(os.path.dirname(path), name)
+
+    def _see(self, opened: "_Opened") -> None:
+        if opened.identity in self._seen:
+            raise self._refused(f"{opened.path} is named twice")
+        self._seen.add(opened.identity)
+
+    def _refused(self, why: str) -> StorageError:
+        return StorageError(errno.EPERM, f"open {self._image}", "image header", f"({why})")
+
+
+class _Opened:
+    """A file or block device, open for reading."""
+
+    def __init__(self, path: str, image: str) -> None:
+        self.path = os.path.realpath(path)
+        what = f"open {image}"
+        try:
+            status = os.stat(self.path)
+            self.is_block = stat.S_ISBLK(status.st_mode)
+            # Opening a character device may have effects, and opening a pipe may block.
+            if not self.is_block and not stat.S_ISREG(status.st_mode):
+                raise StorageError(errno.EINVAL, what, "stat", f"({self.path} is no file or block device)")
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as e:
+            raise StorageError(e.errno or errno.EIO, what, "open", f"({self.path})") from None
+        self.identity = (status.st_rdev, 0) if self.is_block else (status.st_dev, status.st_ino)
+
+    def __enter__(self) -> "_Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    @property
+    def node(self) -> dict[str, Any]:
+        return {"driver": "host_device" if self.is_block else "file", "filename": self.path}
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset > MAX_OFFSET - length:
+            return b""  # a header may name any offset; no file is that long
+        try:
+            return os.pread(self._fd, length, offset)
+        except OSError as e:
+            raise StorageError(e.errno or errno.EIO, f"open {self.path}", "pread") from None
+
+    def takes_direct(self) -> bool:
+        """Tell whether the file system takes O_DIRECT."""
+        try:
+            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_DIRECT))
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A qemu-nbd process for one transfer, for image formats that only qemu reads and writes."""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from ...errors import StorageError
+from ...urls.nbd import NbdAddress
+from .chain import Chain
+
+log = logging.getLogger(__name__)
+
+#: Seconds until it accepts connections. It takes some 20 ms, and more when opening takes long on slow storage.
+START_TIMEOUT = 30.0
+#: Seconds that it may take to end: it writes cached metadata then. Below the daemon's own shutdown_timeout.
+STOP_TIMEOUT = 20.0
+#: Seconds between SIGTERMs: for some 10 ms at its start it ignores them.
+SIGNAL_INTERVAL = 0.2
+#: Seconds between checks for its pid file.
+POLL = 0.01
+#: Bytes of its standard error that are kept: the last ones.
+MAX_MESSAGES = 4096
+
+DIRECTORY = "qemu-nbd-"
+SOCKET = "socket"
+PID_FILE = "pid"
+
+_T = TypeVar("_T")
+
+
+class QemuNbd:
+    """A running qemu-nbd, which serves one image on a unix socket in a private directory. Used from any loop.
+
+    A thread waits for it from its start to its end. It ends with the daemon: setpriv asks the kernel for a SIGTERM when
+    that thread ends (PR_SET_PDEATHSIG, prctl(2)), at which qemu-nbd writes what it caches and ends. A preexec_fn could
+    ask, too, but is not safe in a process with threads.
+    """
+
+    def __init__(self, command: Sequence[str], directory: str, image: str) -> None:
+        self._directory = directory
+        self._image = image
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        #: Done when it has ended, with its messages.
+        self._ended: Future[str] = start_thread(lambda: self._follow(command))
+
+    @classmethod
+    async def start(
+        cls, chain: Chain, image: str, *, run_dir: str, writable: bool, connections: int, bitmap: str | None = None
+    ) -> "QemuNbd":
+        """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
+
+        Raises StorageError: the program is missing, does not start in time, or ends at once and says why.
+        """
+        preparing = start_thread(lambda: _prepare(run_dir))
+        try:
+            directory = await asyncio.wrap_future(preparing)
+        except asyncio.CancelledError:
+            start_thread(lambda: _discard(preparing))
+            raise
+        server = cls(
+            _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
+        )
+        try:
+            await server._serving()
+        except BaseException:
+            await server.stop()
+            raise
+        return server
+
+    @property
+    def address(self) -> NbdAddress:
+        """Return the address of its socket."""
+        return NbdAddress(socket=os.path.join(self._directory, SOCKET))
+
+    async def stop(self) -> None:
+        """End it by SIGTERM, at which it writes what it caches, or by SIGKILL after STOP_TIMEOUT."""
+        ended = asyncio.wrap_future(self._ended)
+        with self._lock:
+            self._stopping = True
+        if self._process is not None:
+            deadline = time.monotonic() + STOP_TIMEOUT
+            while not ended.done() and time.monotonic() < deadline:
+                self._process.terminate()
+                await asyncio.wait([ended], timeout=SIGNAL_INTERVAL)
+            if not ended.done():
+                log.error("qemu-nbd for %s does not end, and is killed", self._image)
+                self._process.kill()
+        await asyncio.wait([ended])
+        await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
+
+    async def _serving(self) -> None:
+        """Wait until it accepts connections: it writes its pid file then."""
+        ended = asyncio.wrap_future(self._ended)
+        deadline = time.monotonic() + START_TIMEOUT
+        while not self._is_ready():
+            if ended.done():
+                raise StorageError(errno.EIO, f"open {self._image}", "qemu-nbd", f"({await ended})")
+            if time.monotonic() > deadline:
+                raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
+            await asyncio.wait([ended], timeout=POLL)
+
+    def _is_ready(self) -> bool:
+        return os.path.exists(os.path.join(self._directory, PID_FILE))
+
+    def _follow(self, command: Sequence[str]) -> str:
+        """Run it to its end and return its messages. Blocks."""
+        with self._lock:
+            if self._stopping:
+                return "stopped before it was started"
+            try:
+                process, reading = _spawn(command)
+            except OSError as e:
+                return f"cannot be started: {e.strerror}"
+            self._process = process
+        with process, os.fdopen(reading, "rb", 0) as stream:
+            messages = b""
+            while data := stream.read(MAX_MESSAGES):
+                messages = (messages + data)[-MAX_MESSAGES:]
+        said = messages.decode(errors="replace").strip().replace("\n", "; ") or "no message"
+        if not self._stopping:
+            log.error("qemu-nbd for %s ended with status %d: %s", self._image, process.returncode, said)
+        elif process.returncode or messages:
+            log.warning("qemu-nbd for %s stopped with status %d: %s", self._image, process.returncode, said)
+        return said
+
+
+def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Return the process and a descriptor of its standard error."""
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(  # noqa: S603 - no shell, and the image's path stands inside JSON
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=writing,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            cwd="/",
+            umask=0o177,
+            start_new_session=True,  # signals to the daemon's process group are not for it: it ends after the daemon
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return process, reading
+
+
+def start_thread(function: Callable[[], _T]) -> "Future[_T]":
+    """Call a function that blocks in a thread of its own, which does not hold up the end of the process."""
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as e:  # noqa: BLE001 - raised again by future.result()
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="qemu-nbd", daemon=True).start()
+    return future
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread of its own and return its result."""
+    return await asyncio.wrap_future(start_thread(function))
+
+
+def remove_leftovers(run_dir: str) -> None:
+    """Remove the directories of servers whose daemon was killed from the run directory. Blocks."""
+    for name in os.listdir(run_dir):
+        if name.startswith(DIRECTORY):
+            shutil.rmtree(os.path.join(run_dir, name), ignore_errors=True)
+
+
+def _prepare(run_dir: str) -> str:
+    """Return a new directory that only the daemon's user can read. Raises StorageError."""
+    for program in ("qemu-nbd", "setpriv"):
+        if shutil.which(program) is None:
+            raise StorageError(errno.ENOENT, "start qemu-nbd", program, "(is qemu-utils installed?)")
+    try:
+        return tempfile.mkdtemp(prefix=DIRECTORY, dir=run_dir)
+    except OSError as e:
+        raise StorageError(e.errno or errno.EIO, "start qemu-nbd", "mkdtemp", f"({run_dir})") from None
+
+
+def _discard(preparing: "Future[str]") -> None:
+    """Wait for a directory that is being made and remove it."""
+    if preparing.exception() is None:
+        shutil.rmtree(preparing.result(), ignore_errors=True)
+
+
+def _command(chain: Chain, directory: str, *, writable: bool, connections: int, bitmap: str | None) -> Sequence[str]:
+    node = {**chain.node, "discard": "unmap", "detect-zeroes": "off", "read-only": not writable}
+    return [
+        *("setpriv", "--pdeathsig", "TERM", "--", "qemu-nbd"),
+        f"--socket={os.path.join(directory, SOCKET)}",
+        f"--pid-file={os.path.join(directory, PID_FILE)}",
+        "--persistent",
+        f"--shared={connections}",
+        *(("--cache=none", "--aio=native") if chain.direct else ("--cache=writeback", "--aio=threads")),
+        "--discard=unmap",
+        "--detect-zeroes=off",
+        "--allocation-depth",
+        *(() if writable else ("--read-only",)),
+        *(() if bitmap is None else (f"--bitmap={bitmap}",)),
+        # JSON, so that a path is never read as an option, and the format of no file is probed.
+        "json:" + json.dumps(node),
+    ]

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections that use a transfer: counted against a limit, and told when the transfer ends.
+
+Shared by the event loops; the rules stand in transfers/transfer.py.
+"""
+
+import threading
+from collections.abc import Callable
+
+from ..errors import TooManyConnections
+from .permission import Permission
+
+
+class Connections:
+    """Count the connections of one transfer, `most` at a time. Thread-safe. lock: the transfer's."""
+
+    def __init__(self, permission: Permission, lock: threading.Lock, most: int) -> None:
+        self._permission = permission
+        self._lock = lock
+        self._most = most
+        self._connections: dict[object, Callable[[], None] | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def add(self, connection: object, on_cancel: Callable[[], None] | None = None) -> None:
+        """Count a connection that uses this transfer; again is no change. Raises TooManyConnections, Forbidden.
+
+        on_cancel: called, in any thread, when the transfer is cancelled, or closes its image after the ticket's expiry,
+        maybe more than once; for connections that end with it.
+        """
+        with self._lock:
+            self._permission.require_not_canceled()
+            if connection in self._connections:
+                return
+            if len(self._connections) >= self._most:
+                raise TooManyConnections(f"Too many connections on one ticket, the limit is {self._most}")
+            self._connections[connection] = on_cancel
+
+    def remove(self, connection: object) -> None:
+        """Forget a connection, if it was added."""
+        with self._lock:
+            self._connections.pop(connection, None)
+
+    def callbacks(self) -> list[Callable[[], None]]:
+        """Return what to call, after the lock was released, to end the connections. Called with the lock."""
+        return [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of transfers that were cancelled and have not ended yet, by ticket and by image.
+
+The one rule: an image is free when no cancelled transfer uses it any more, by whatever url. Opening waits until the
+image is free, so the last write of a removed ticket comes before the first write of the next ticket. The end of a
+transfer waits for it, too: after the removal of a ticket its image may be moved or deleted.
+
+Shared by the event loops; the rules stand in transfers/transfer.py.
+"""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable
+from enum import Enum
+from typing import Protocol
+
+from .ticket import Ticket
+
+
+class EndingTransfer(Protocol):
+    """A transfer that is cancelled or about to be, as seen by those that wait for it."""
+
+    @property
+    def ticket(self) -> Ticket:
+        """Return its ticket."""
+        ...
+
+    @property
+    def identity(self) -> object:
+        """Return BackendInfo.identity of the image that it has or had open; None: unknown, or never open."""
+        ...
+
+    @property
+    def in_use(self) -> bool:
+        """Tell whether an operation runs on its image."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Tell whether none of its operations runs, and its image is closed."""
+        ...
+
+    def until_ended(self) -> Awaitable[None]:
+        """Return an awaitable that is done when it has left, and its image is free."""
+        ...
+
+
+class _By(Enum):
+    URL = "url"
+    IDENTITY = "identity"
+
+
+#: What an image is found by: its url or its identity.
+_Key = tuple[_By, object]
+
+
+class _Users:
+    """The transfers that have not left one image. Thousands may wait for them, all for one future."""
+
+    def __init__(self) -> None:
+        self.transfers: set[EndingTransfer] = set()
+        self.gone: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+
+class EndingTransfers:
+    """Hold cancelled transfers until they have ended. add(), leave() and remove() are called with the store's lock."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[str, set[EndingTransfer]] = {}
+        self._keys: dict[EndingTransfer, set[_Key]] = {}  # of images that were not left
+        self._users: dict[_Key, _Users] = {}
+        self._identified = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, transfer: EndingTransfer) -> None:
+        """Add a transfer. Called before its cancellation and after it: its identity may be known only then."""
+        keys = self._keys.setdefault(transfer, set())
+        self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
+        if transfer.has_left:
+            return
+        for key in _keys_of(transfer) - keys:
+            keys.add(key)
+            self._users.setdefault(key, _Users()).transfers.add(transfer)
+            self._identified += key[0] is _By.IDENTITY
+
+    def leave(self, transfer: EndingTransfer) -> None:
+        """Wake those that wait for the image of a transfer which has left it. No change if it was not added."""
+        keys = self._keys.get(transfer, set())
+        while keys:
+            key = keys.pop()
+            users = self._users[key]
+            users.transfers.remove(transfer)
+            self._identified -= key[0] is _By.IDENTITY
+            if not users.transfers:
+                del self._users[key]
+                users.gone.set_result(None)
+
+    def remove(self, transfer: EndingTransfer) -> None:
+        """Remove a transfer that has left and ended. No change if it was not added."""
+        if self._keys.pop(transfer, None) is None:
+            return
+        ticket_id = transfer.ticket.ticket_id
+        self._tickets[ticket_id].remove(transfer)
+        if not self._tickets[ticket_id]:
+            del self._tickets[ticket_id]
+
+    def all(self) -> list[EndingTransfer]:
+        """Return all of them."""
+        return list(self._keys)
+
+    def of_ticket(self, ticket_id: str) -> list[EndingTransfer]:
+        """Return the transfers of one ticket id: those that were replaced or removed."""
+        return list(self._tickets.get(ticket_id, ()))
+
+    @property
+    def any_identified(self) -> bool:
+        """Tell whether a transfer in the registry may use an image that is known by its identity."""
+        return self._identified > 0
+
+    def uses(self, url: str, identity: object, *, but: object) -> bool:
+        """Tell whether a transfer may still use an image of this url or identity (None: unknown). but: who asks."""
+        return any(users.transfers - {but} for users in self._of_image(url, identity))
+
+    async def until_free(self, url: str, identity: object) -> None:
+        """Wait until no transfer here uses an image. May be cancelled."""
+        while found := self._of_image(url, identity):
+            await asyncio.shield(asyncio.wrap_future(found[0].gone))
+
+    def _of_image(self, url: str, identity: object) -> list[_Users]:
+        keys: list[_Key] = [(_By.URL, url), (_By.IDENTITY, identity)]
+        return [users for key in keys if (users := self._users.get(key)) is not None]
+
+
+def _keys_of(transfer: EndingTransfer) -> set[_Key]:
+    url: _Key = (_By.URL, transfer.ticket.url)
+    return {url} if transfer.identity is None else {url, (_By.IDENTITY, transfer.identity)}

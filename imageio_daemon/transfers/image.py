@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image of a transfer: opened for the first who asks, once for all, and closed when nobody uses it any more.
+
+Shared by the event loops; the rules stand in transfers/transfer.py.
+"""
+
+import asyncio
+import concurrent.futures
+import errno
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from ..errors import DENIED, Canceled, Error, Forbidden, StorageError
+from ..service import logs
+from ..storage.backend import Backend, Operation
+from .ticket import Ticket
+
+log = logging.getLogger(__name__)
+
+OpenBackend = Callable[[Ticket], Awaitable[Backend]]
+#: Return which image a ticket names now, as BackendInfo.identity does, without keeping it open; None: nobody knows.
+Identify = Callable[[Ticket], Awaitable[object]]
+
+
+class TransferImage:
+    """The image of one transfer, open or not. Thread-safe.
+
+    lock: the transfer's. It guards what is here, too, so that the transfer sees and changes both in one step. Where
+    that matters, the transfer holds it when it calls. until_free: wait until no cancelled transfer uses the image of
+    this identity. at_rest: called with the lock when the image was opened or let go of, or that failed.
+    """
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        open_backend: OpenBackend,
+        until_free: Callable[[object], Awaitable[None]],
+        lock: threading.Lock,
+        at_rest: Callable[[], None],
+    ) -> None:
+        self._ticket = ticket
+        self._open_backend = open_backend
+        self._until_free = until_free
+        self._lock = lock
+        self._at_rest = at_rest
+        #: The image if it is open. Each request reads it, and only this class changes it.
+        self.opened: Backend | None = None
+        #: Which image it is, or was when it was open the last time; None: nobody knows.
+        self.identity: object = None
+        #: Of the flush before the image was closed. What Backend.flush() says goes on for the next handle.
+        self._flush_failure: Error | None = None
+        self._opening: concurrent.futures.Future[Backend] | None = None
+        self._open_task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def on_its_way(self) -> bool:
+        """Tell whether the image is being opened, or let go of."""
+        return self._opening is not None
+
+    def open(self) -> "concurrent.futures.Future[Backend]":
+        """Return a future of the open image, and start to open it unless it is open or being opened.
+
+        Called with the lock. The future fails with StorageError, Canceled or Forbidden.
+        """
+        if self.opened is not None:
+            opened: concurrent.futures.Future[Backend] = concurrent.futures.Future()
+            opened.set_result(self.opened)
+            return opened
+        opening = self._opening
+        if opening is None:
+            opening = self._opening = concurrent.futures.Future()
+            self._open_task = self._spawn(self._open(opening))
+        return opening
+
+    def release(self, wanted: Callable[[], bool]) -> None:
+        """Flush and close the image, if it is open. Called with the lock, while no operation uses it.
+
+        wanted: called with the lock after the close. True: the image is opened again. False: requests that asked for
+        it meanwhile get Forbidden. After a failed flush it is never opened again: a flush through another handle may
+        succeed although data was lost.
+        """
+        backend = self.opened
+        if backend is None:
+            return
+        self.opened = None
+        opening = self._opening = concurrent.futures.Future()
+        self._spawn(self._release(backend, opening, wanted))
+
+    def stop_opening(self) -> None:
+        """Cancel an open that is under way: those that wait for it get Canceled."""
+        task = self._open_task
+        if task is not None:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def interrupt(self) -> None:
+        """End cancelled operations that wait in storage for a thread or a connection."""
+        backend = self.opened
+        if backend is not None:
+            backend.interrupt()
+
+    async def close(self) -> None:
+        """Close the image for good. No operation uses it, and it is not being opened."""
+        backend, self.opened = self.opened, None
+        if backend is not None:
+            await self._close(backend)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _open(self, opening: "concurrent.futures.Future[Backend]") -> None:
+        try:
+            self._require_flushed()
+            await self._until_free(None)
+            backend = await self._open_backend(self._ticket)
+            await self._others_left(backend)
+        except BaseException as e:
+            self._arrived()
+            opening.set_exception(Canceled(DENIED) if isinstance(e, asyncio.CancelledError) else e)
+            if not isinstance(e, Error):
+                raise
+            return
+        self._arrived(backend)
+        opening.set_result(backend)
+
+    def _require_flushed(self) -> None:
+        if self._flush_failure is not None:
+            raise self._flush_failure.with_traceback(None)
+
+    async def _others_left(self, backend: Backend) -> None:
+        """Wait until the image is free by its identity, too. Closes it when the wait is cancelled."""
+        self.identity = backend.info.identity
+        try:
+            await self._until_free(self.identity)
+        except asyncio.CancelledError:
+            await backend.close()
+            raise
+
+    async def _release(
+        self, backend: Backend, opening: "concurrent.futures.Future[Backend]", wanted: Callable[[], bool]
+    ) -> None:
+        info = backend.info
+        if info.can_flush and info.unflushed:
+            try:
+                await backend.flush(Operation())
+            except Error as e:
+                log.error("transfer %s: its image could not be flushed, and is lost: %s", self._ticket.log_name, e)
+                self._flush_failure = e
+            except Exception:
+                log.exception("transfer %s: its image could not be flushed, and is lost", self._ticket.log_name)
+                self._flush_failure = StorageError(errno.EIO, "flush", "flush", "(failed unexpectedly)")
+        await self._close(backend)
+        log.info("expired, its image is closed", extra=logs.fields(transfer=self._ticket.log_name))
+        with self._lock:
+            opens = wanted()
+            if opens:
+                self._open_task = asyncio.current_task()
+        if opens:
+            await self._open(opening)
+            return
+        self._arrived()
+        opening.set_exception(Forbidden(DENIED))
+
+    def _arrived(self, backend: Backend | None = None) -> None:
+        """Note the result of opening or closing: the open image, or None."""
+        with self._lock:
+            self.opened = backend
+            self._opening = self._open_task = None
+            self._at_rest()
+
+    async def _close(self, backend: Backend) -> None:
+        try:
+            await backend.close()
+        except Error as e:
+            log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
+        except Exception:  # a removal waits for the end of the transfer, and must not wait for ever
+            log.exception("transfer %s: closing the image failed", self._ticket.log_name)
+
+
+def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":
+    """Return a future of the running loop for the open image. Cancelling it does not stop the open."""
+    waiting = asyncio.wrap_future(opening)
+    waiting.add_done_callback(_look_at)
+    return asyncio.shield(waiting)
+
+
+def _look_at(future: "asyncio.Future[Backend]") -> None:
+    """Retrieve the exception, or asyncio logs it when the waiting task was cancelled."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All transfers of the daemon, by ticket id. Shared by the event loops; the rules stand in transfers/transfer.py."""
+
+import asyncio
+import logging
+import threading
+import time
+
+from ..errors import DENIED, Forbidden, InUse, TooManyTickets
+from ..service import logs
+from .end import TransferEnd
+from .ending import EndingTransfers
+from .image import Identify, OpenBackend
+from .permission import Clock
+from .ticket import Access, Ticket
+from .transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+#: Seconds that closing an image may take when a removal does not wait for requests. On storage that works: some ms.
+CLOSE_TIMEOUT = 5.0
+#: The limit of tickets times this is the limit of tickets and ending transfers together: tickets that are replaced
+#: again and again while storage hangs must not take all memory.
+ENDING_FACTOR = 2
+
+
+async def _unknown(_: Ticket) -> None:
+    """Identify no image."""
+
+
+class TransferStore:
+    """All transfers by ticket id. Thread-safe."""
+
+    def __init__(
+        self,
+        open_backend: OpenBackend,
+        identify: Identify = _unknown,
+        *,
+        most_tickets: int,
+        most_connections: int,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._open_backend = open_backend
+        self._identify = identify
+        self._most_tickets = most_tickets
+        self._most_connections = most_connections
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._transfers: dict[str, Transfer] = {}
+        self._ending = EndingTransfers()
+
+    def add(self, ticket: Ticket) -> Transfer:
+        """Add a ticket. One of the same id is replaced: its running requests are cancelled. Raises TooManyTickets."""
+        with self._lock:
+            replaced = self._transfers.get(ticket.ticket_id)
+            self._require_room(replaced)
+            if replaced is not None:
+                self._ends(replaced)
+            transfer = self._transfers[ticket.ticket_id] = Transfer(
+                ticket,
+                self._open_backend,
+                self._identify,
+                self._ending,
+                most_connections=self._most_connections,
+                clock=self._clock,
+            )
+        transfer.end.when_left(self._leave)
+        transfer.end.when_ended(self._forget)
+        if replaced is not None:
+            self._cancel(replaced)
+        log.info(
+            "ticket added",
+            extra=logs.fields(
+                transfer=ticket.log_name,
+                url=ticket.shown_url,
+                size=ticket.size,
+                ops=",".join(a.value for a in ticket.ops),
+            ),
+        )
+        return transfer
+
+    def get(self, ticket_id: str) -> Transfer | None:
+        """Return the transfer of a ticket, whatever its state."""
+        return self._transfers.get(ticket_id)
+
+    def all(self) -> list[Transfer]:
+        """Return all transfers."""
+        with self._lock:
+            return list(self._transfers.values())
+
+    def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
+        """Return the transfer if the ticket allows the access now. Raises Forbidden."""
+        transfer = self._transfers.get(ticket_id)
+        if transfer is None:
+            raise Forbidden(DENIED)
+        transfer.permission.require(access)
+        return transfer
+
+    async def remove(self, ticket_id: str, timeout: float) -> None:
+        """Cancel and remove a ticket; a ticket that does not exist is no error.
+
+        Afterwards no operation runs that a ticket of this id has begun, and none of another cancelled ticket on its
+        image. timeout: seconds to wait for that; 0: does not wait for requests. Raises InUse when it takes longer; the
+        ticket stays then, cancelled.
+        """
+        with self._lock:
+            transfer = self._transfers.get(ticket_id)
+            if transfer is not None:
+                self._ends(transfer)
+        if transfer is not None:
+            self._cancel(transfer)
+        if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
+            raise InUse("The ticket is still used")
+        await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
+        with self._lock:
+            if transfer is not None and self._transfers.get(ticket_id) is transfer:
+                del self._transfers[ticket_id]
+
+    def clear(self) -> None:
+        """Cancel and remove all tickets, without waiting."""
+        with self._lock:
+            transfers = list(self._transfers.values())
+            self._transfers.clear()
+            for transfer in transfers:
+                self._ends(transfer)
+        for transfer in transfers:
+            self._cancel(transfer)
+
+    def release_expired(self) -> None:
+        """Let go of the images of expired tickets on which no request runs; see Transfer."""
+        for transfer in self.all():
+            transfer.release_expired()
+
+    async def close(self) -> None:
+        """Cancel all and wait until everything has ended, for the shutdown."""
+        self.clear()
+        for end in self._ending.all():
+            await end.until_ended()
+
+    def _require_room(self, replaced: Transfer | None) -> None:
+        """Raise TooManyTickets when one more is too many. Called with the lock."""
+        if replaced is None and len(self._transfers) >= self._most_tickets:
+            raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
+        most = ENDING_FACTOR * self._most_tickets
+        if len(self._transfers) + len(self._ending) >= most:
+            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
+
+    def _ends(self, transfer: Transfer) -> None:
+        """Note that a transfer is being cancelled. Called with the lock."""
+        if not transfer.end.has_ended:
+            self._ending.add(transfer.end)
+
+    def _cancel(self, transfer: Transfer) -> None:
+        """Cancel a transfer. It is in the registry already, so that no other transfer opens its image before."""
+        transfer.cancel()
+        with self._lock:
+            self._ends(transfer)
+
+    async def _until_ended(self, ticket_id: str, timeout: float) -> None:
+        """Wait until no cancelled transfer of a ticket is left. Raises InUse."""
+        try:
+            async with asyncio.timeout(timeout):
+                while left := self._ending.of_ticket(ticket_id):
+                    await left[0].until_ended()
+        except TimeoutError:
+            raise InUse("The ticket is still used: what runs on its image has not ended") from None
+
+    def _leave(self, end: TransferEnd) -> None:
+        with self._lock:
+            self._ending.leave(end)
+
+    def _forget(self, end: TransferEnd) -> None:
+        with self._lock:
+            self._ending.remove(end)

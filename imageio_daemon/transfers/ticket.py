@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tickets: who may do what to which image. Validated once, frozen, and secret."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from ..errors import InvalidRequest, OutOfRange
+from ..units import MAX_OFFSET
+from ..urls import http as http_url
+from ..urls import nbd as nbd_url
+
+#: Longest ticket id, in bytes of UTF-8. An NBD export name is the id, and clients may refuse names over 256 bytes.
+MAX_ID = 255
+#: Longest url and file name, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
+MAX_URL = 4096 + 256
+MAX_FILENAME = 1024
+MAX_TRANSFER_ID = 255
+#: Largest size. Tools say 2**64 and more for "no limit"; what has more digits than 128 bits is no number of bytes.
+MAX_SIZE = 10**39 - 1
+#: Longest name of a bitmap, in bytes: the limit of qcow2.
+MAX_BITMAP = 1023
+
+_FILE_URL = "file://"
+#: What an image file may be. It is never guessed: a guest decides what a raw image begins with.
+FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+_T = TypeVar("_T")
+
+
+class Access(Enum):
+    """What a ticket allows."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Authorise a transfer of one image.
+
+    `size` in bytes: nothing at or past it may be touched. `declared_size`: what was said instead, if that is more than
+    an image can have: there is no limit but the image then. `timeout` in seconds: how long it lives without use.
+    `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
+    `format`: of a file; `backing_chain`: with the files below it, not its top layer alone.
+    `bitmap`: that of it which tells what is dirty.
+    """
+
+    ticket_id: str = field(repr=False)  # the secret itself: whoever knows it has the access
+    url: str
+    size: int
+    ops: tuple[Access, ...]
+    timeout: int
+    inactivity_timeout: int
+    transfer_id: str | None = None
+    filename: str | None = None
+    sparse: bool = False
+    dirty: bool = False
+    format: str = "raw"
+    backing_chain: bool = True
+    bitmap: str | None = None
+    declared_size: int | None = None
+
+    @classmethod
+    def from_json(cls, data: object, *, inactivity_timeout: int) -> "Ticket":
+        """Make a ticket of a decoded JSON document.
+
+        Unknown keys are ignored. Raises InvalidRequest with the reason, which never holds the ticket id.
+        """
+        if not isinstance(data, dict):
+            raise InvalidRequest("Invalid ticket: expected a JSON object")
+        url = _url(_required(data, "url", str))
+        size = _number(_required(data, "size", int), "size", 0, MAX_SIZE)
+        return cls(
+            ticket_id=_text(_required(data, "uuid", str), "uuid", MAX_ID, empty=False),
+            url=url,
+            size=min(size, MAX_OFFSET),
+            declared_size=size if size > MAX_OFFSET else None,
+            ops=_ops(_required(data, "ops", list)),
+            timeout=_number(_required(data, "timeout", int), "timeout", 0),
+            inactivity_timeout=_number(
+                _optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
+            ),
+            transfer_id=_transfer_id(_optional(data, "transfer_id", str, None)),
+            filename=_filename(_optional(data, "filename", str, None)),
+            sparse=_optional(data, "sparse", bool, False),
+            dirty=_optional(data, "dirty", bool, False),
+            format=_format(_optional(data, "format", str, "raw"), url),
+            backing_chain=_optional(data, "backing_chain", bool, True),
+            bitmap=_bitmap(_optional(data, "bitmap", str, None)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json() takes; what seldom is set, only when it is.
+
+        A ticket without a transfer id has its name in logs there: existing programs read the key. An empty one is left
+        out, as they expect.
+        """
+        data: dict[str, Any] = {
+            "uuid": self.ticket_id,
+            "url": self.url,
+            "size": self.size if self.declared_size is None else self.declared_size,
+            "ops": [access.value for access in self.ops],
+            "timeout": self.timeout,
+            "inactivity_timeout": self.inactivity_timeout,
+            "sparse": self.sparse,
+            "dirty": self.dirty,
+        }
+        if self.transfer_id != "":
+            data["transfer_id"] = self.log_name
+        if self.format != "raw":
+            data["format"] = self.format
+            data["backing_chain"] = self.backing_chain
+        if self.bitmap is not None:
+            data["bitmap"] = self.bitmap
+        if self.filename is not None:
+            data["filename"] = self.filename
+        return data
+
+    @property
+    def log_name(self) -> str:
+        """Return a name for logs: the transfer id, or a short one that tells nothing about the ticket id."""
+        if self.transfer_id:
+            return self.transfer_id
+        return hashlib.sha256(b"log name of " + self.ticket_id.encode()).hexdigest()[:12]
+
+    @property
+    def path(self) -> str:
+        """Return the path of a file: url, as it is: no percent-decoding."""
+        return self.url.removeprefix(_FILE_URL)
+
+    @property
+    def nbd(self) -> nbd_url.NbdAddress | None:
+        """Return the export that the url names, if it is one of an NBD server."""
+        return nbd_url.parse(self.url) if nbd_url.is_nbd(self.url) else None
+
+    @property
+    def http(self) -> http_url.HttpAddress | None:
+        """Return the image that the url names, if it is one of another server of the images API."""
+        return http_url.parse(self.url) if http_url.is_http(self.url) else None
+
+    @property
+    def shown_url(self) -> str:
+        """Return the url for logs: without the names that other servers may take for secrets."""
+        return str(self.nbd or self.http or self.url)
+
+    def may(self, access: Access) -> bool:
+        """Tell whether the ticket allows the access. Who may write may read."""
+        return access in self.ops or Access.WRITE in self.ops
+
+    def counts(self, access: Access) -> bool:
+        """Tell whether this access is progress. With both operations nobody could say what progress is."""
+        return self.ops == (access,)
+
+    def require_range(self, offset: int, length: int) -> None:
+        """Raise OutOfRange unless the bytes are inside the ticket's size."""
+        end = offset + length
+        if end > self.size:
+            raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {self.size} bytes", self.size)
+
+
+def timeout_from_json(data: object) -> int:
+    """Return the timeout, in seconds, of a request to extend a ticket. Raises InvalidRequest."""
+    if not isinstance(data, dict):
+        raise InvalidRequest("Invalid request: expected a JSON object")
+    return _number(_required(data, "timeout", int), "timeout", 0)
+
+
+def _required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    if key not in data:
+        raise InvalidRequest(f"Invalid ticket: missing {key!r}")
+    return _typed(data[key], key, kind)
+
+
+def _optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -> Any:
+    return _typed(data[key], key, kind) if key in data else default
+
+
+def _typed(value: object, key: str, kind: type[_T]) -> _T:
+    # bool is a subclass of int, but true is no size.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
+    return value
+
+
+def _number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
+    if not least <= value <= most:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {most}")
+    return value
+
+
+def _text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
+    if not value and not empty:
+        raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
+    # JSON can spell lone surrogates, which no encoding can send or open.
+    if _SURROGATE.search(value) or len(value.encode()) > limit:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
+    return value
+
+
+def _url(value: str) -> str:
+    _text(value, "url", MAX_URL, empty=False)
+    if "\0" in value:
+        raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
+    if nbd_url.is_nbd(value):
+        nbd_url.parse(value)
+        return value
+    if http_url.is_http(value):
+        http_url.parse(value)
+        return value
+    if not value.startswith(_FILE_URL):
+        supported = ", ".join(("file", "https", *nbd_url.SCHEMES))
+        raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
+    if not value.startswith(_FILE_URL + "/"):
+        raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
+    return value
+
+
+def _format(value: str, url: str) -> str:
+    if value not in FORMATS:
+        raise InvalidRequest(f"Invalid ticket: unknown 'format', known: {', '.join(FORMATS)}")
+    if value != "raw" and not url.startswith(_FILE_URL):
+        raise InvalidRequest("Invalid ticket: 'format' is for file urls; other servers know theirs")
+    return value
+
+
+def _bitmap(value: str | None) -> str | None:
+    if value is not None and (not value or _CONTROL.search(value)):
+        raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
+    return None if value is None else _text(value, "bitmap", MAX_BITMAP)
+
+
+def _transfer_id(value: str | None) -> str | None:
+    return None if value is None else _text(value, "transfer_id", MAX_TRANSFER_ID)
+
+
+def _filename(value: str | None) -> str | None:
+    if value is None:
+        return None
+    if _CONTROL.search(value):
+        raise InvalidRequest("Invalid ticket: 'filename' holds control characters")
+    return _text(value, "filename", MAX_FILENAME)
+
+
+def _ops(values: list[object]) -> tuple[Access, ...]:
+    names = {access.value: access for access in Access}
+    found = set()
+    for value in values:
+        if not isinstance(value, str) or value not in names:
+            raise InvalidRequest(f"Invalid ticket: unknown operation in 'ops', known: {', '.join(names)}")
+        found.add(names[value])
+    return tuple(access for access in Access if access in found)

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations and lanes of a transfer, and their totals. Not thread-safe: the transfer's lock guards it."""
+
+from ..image.ranges import RangeSet
+from ..lanes.lane import Lane
+from ..storage.backend import Operation, ZeroMethod
+from ..units import MiB
+
+
+class Traffic:
+    """Count operations, and lanes: connections whose requests C serves, without an operation for each."""
+
+    def __init__(self) -> None:
+        self._operations: set[Operation] = set()
+        self._counted: set[Operation] = set()  # those whose bytes are progress
+        self._lanes: set[Lane] = set()
+        self._transferred = RangeSet()
+        self._requests = 0
+        self._bytes = 0
+        self._zeroed: dict[ZeroMethod, int] = {}
+
+    # What runs
+
+    @property
+    def any(self) -> bool:
+        """Tell whether an operation or a lane may use the image."""
+        return bool(self._operations or self._lanes)
+
+    @property
+    def running(self) -> int:
+        """Return how many requests run just now. May be asked without the lock."""
+        return len(self._operations) + sum(lane.running for lane in tuple(self._lanes))
+
+    @property
+    def storage_wait(self) -> float:
+        """Return the longest time, in seconds, for which storage has owed an answer to a request; 0: it owes none."""
+        return max((used.storage_wait for used in self.all()), default=0.0)
+
+    def all(self) -> list[Operation | Lane]:
+        """Return all operations and lanes, which can be cancelled."""
+        return [*self._operations, *self._lanes]
+
+    # What comes and goes
+
+    def begin(self, op: Operation, *, counts: bool, part: bool) -> None:
+        """Note an operation. counts: its bytes are progress; part: of a request that was counted already."""
+        self._operations.add(op)
+        self._requests += not part
+        if counts:
+            self._counted.add(op)
+
+    def end(self, op: Operation) -> None:
+        """Remove an operation and keep its totals."""
+        self._operations.discard(op)
+        if op in self._counted:
+            self._counted.remove(op)
+            self._transferred.add(op.offset, op.offset + op.done)
+        self._bytes += op.done
+
+    def add_lane(self, lane: Lane) -> None:
+        """Note a lane."""
+        self._lanes.add(lane)
+
+    def remove_lane(self, lane: Lane) -> None:
+        """Remove a lane that has ended and keep its totals."""
+        if lane not in self._lanes:
+            return
+        self._lanes.remove(lane)
+        self._fetch(lane)
+        self._requests += lane.stats.requests
+        self._bytes += lane.done
+        for method, length in lane.zeroed.items():
+            self.zeroed(method, length)
+
+    # What was done
+
+    def zeroed(self, method: ZeroMethod, length: int) -> None:
+        """Note how bytes were zeroed."""
+        self._zeroed[method] = self._zeroed.get(method, 0) + length
+
+    def collect(self) -> None:
+        """Fetch what lanes have counted."""
+        for lane in self._lanes:
+            self._fetch(lane)
+
+    def _fetch(self, lane: Lane) -> None:
+        for start, end in lane.counted():
+            self._transferred.add(start, end)
+
+    def transferred(self) -> int:
+        """Return how many bytes of the image were moved so far, each counted once."""
+        self.collect()
+        running = [(op.offset, op.offset + op.done) for op in self._counted]
+        return self._transferred.size_with(running) if running else self._transferred.size()
+
+    def fields(self, seconds: float) -> dict[str, object]:
+        """Return the fields for the log of a transfer that took so many seconds."""
+        return {
+            "requests": self._requests,
+            "bytes": self._bytes,
+            "seconds": round(seconds, 3),
+            "mib_per_second": round(self._bytes / MiB / seconds, 1) if seconds > 0 else 0,
+            **{f"zero_{method}": length for method, length in self._zeroed.items()},
+        }

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The system calls that touch an image, replaceable by iou_set_syscalls(). Each retries EINTR and returns its value, or
+   -errno. */
+
+#ifndef IOUTIL_BASE_SYSCALLS_H
+#define IOUTIL_BASE_SYSCALLS_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+int sys_open(const char *path, int flags);
+void sys_close(int fd); /* never retried: the descriptor is gone, whatever close() says */
+ssize_t sys_pread(int fd, void *buffer, size_t length, uint64_t offset);
+ssize_t sys_pwrite(int fd, const void *buffer, size_t length, uint64_t offset);
+int sys_fallocate(int fd, int mode, uint64_t offset, uint64_t length);
+int sys_blkzeroout(int fd, uint64_t offset, uint64_t length);
+int sys_ftruncate(int fd, uint64_t size);
+int sys_size(int fd, uint64_t *size);
+int sys_fdatasync(int fd);
+int sys_write_back(int fd, uint64_t offset, uint64_t length); /* dirty pages, not metadata nor the disk's cache */
+int sys_drop_clean(int fd, uint64_t offset, uint64_t length);
+int64_t sys_lseek(int fd, uint64_t offset, int whence);
+
+#endif

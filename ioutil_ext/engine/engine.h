@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The engine, as its parts know it. Locks may nest in this order: engine->lock, then image->claims.lock; all others are
+ * leaves.
+ */
+
+#ifndef IOUTIL_ENGINE_ENGINE_H
+#define IOUTIL_ENGINE_ENGINE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "api/ioutil.h"
+#include "base/fork.h"
+#include "base/link.h"
+
+/* All is under lock, but for what never changes. */
+struct iou_engine {
+    pthread_mutex_t lock;
+    uint32_t max_threads, quota, idle_ms;
+    uint32_t born; /* fork generation */
+    struct link devices, ready, parked;
+    struct link workers, dead, external_threads;
+    struct link idle;  /* the last one to become idle is first, so that the others can end */
+    struct link woken; /* taken from the idle list, to be woken when the lock is let go */
+    pthread_cond_t worker_ended;
+    uint32_t threads, busy, waking;
+    uint32_t queued, parked_count, devices_count, queues;
+    uint64_t submitted, completed;
+    uint64_t numbers; /* of workers started */
+    bool stopping;
+};
+
+/* Whether this is a forked child of the process that made it. */
+static inline bool engine_is_foreign(const struct iou_engine *engine) {
+    return engine->born != fork_generation();
+}
+
+#endif

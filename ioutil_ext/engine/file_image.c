@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Files and block devices: which function does what. */
+
+#include <errno.h>
+
+#include "engine/running.h"
+#include "image/io.h"
+#include "image/size.h"
+#include "zero/zero.h"
+
+static int claim(struct op *op) {
+    if (op->length == 0)
+        return 0;
+    struct range range = change_range(op);
+    int error = claim_take(&op->handle->image->claims, &op->claim, &range);
+    op->claimed = error != -ENOMEM;
+    op->waits = error == -EAGAIN;
+    return error;
+}
+
+static void await_claim(struct op *op) {
+    claim_wait(&op->handle->image->claims, &op->claim, op->control ? &op->control->canceled : NULL);
+}
+
+static void unclaim(struct op *op) {
+    claim_release(&op->handle->image->claims, &op->claim);
+}
+
+static void wake(const iou_handle *handle) {
+    claims_wake(&handle->image->claims);
+}
+
+static int run_stat(struct op *op) {
+    uint64_t size;
+    int error = size_refresh(op, op->handle, &size);
+    if (!error)
+        look_at_content(op->handle);
+    return error;
+}
+
+const struct image_ops FILE_IMAGE = {
+    .claim = claim,
+    .await_claim = await_claim,
+    .unclaim = unclaim,
+    .run =
+        {
+            [IOU_STAT] = run_stat,
+            [IOU_READ] = io_read,
+            [IOU_WRITE] = io_write,
+            [IOU_ZERO] = zero_run,
+            [IOU_TRIM] = zero_trim,
+            [IOU_FLUSH] = io_flush,
+            [IOU_EXTENTS] = extents_run,
+        },
+    .sync = io_flush,
+    .wake = wake,
+};

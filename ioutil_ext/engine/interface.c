@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The engine's interface: submission, cancellation, what runs, stop. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "engine/external_threads.h"
+#include "engine/mounts.h"
+#include "engine/queue.h"
+#include "engine/running.h"
+#include "engine/schedule.h"
+#include "engine/workers.h"
+
+#define MAX_PATH_LENGTH 4095u
+
+int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) {
+    if (max_threads == 0 || max_threads > IOU_MAX_THREADS || !result)
+        return -EINVAL;
+    fork_watch();
+    iou_engine *engine = calloc(1, sizeof(*engine));
+    if (!engine)
+        return -ENOMEM;
+    engine->max_threads = max_threads;
+    engine->quota = (uint32_t)max_u64(1, max_threads / 4);
+    engine->idle_ms = idle_ms;
+    engine->born = fork_generation();
+    pthread_mutex_init(&engine->lock, NULL);
+    monotonic_cond_init(&engine->worker_ended);
+    link_init(&engine->devices);
+    link_init(&engine->ready);
+    link_init(&engine->parked);
+    link_init(&engine->workers);
+    link_init(&engine->dead);
+    link_init(&engine->external_threads);
+    link_init(&engine->idle);
+    link_init(&engine->woken);
+    *result = engine;
+    return 0;
+}
+
+/* ---- canceling and stopping ------------------------------------------------------------------------------------- */
+
+static void finish_canceled(struct op *op) {
+    uint64_t now = now_ns(), started = op->started_at ? op->started_at : now;
+    op_cancel(op);
+    op->result.queued = started - op->submitted_at;
+    op->result.elapsed = now - started;
+    op_unclaim(op);
+    worker_finish(op);
+}
+
+static int cancel(iou_engine *engine, bool all) {
+    struct link canceled;
+    struct claim *freed = NULL;
+    link_init(&canceled);
+    pthread_mutex_lock(&engine->lock);
+    uint32_t count = schedule_cancel(engine, all, &canceled, &freed);
+    pthread_mutex_unlock(&engine->lock);
+    claims_admit(freed);
+    while (!link_empty(&canceled)) {
+        struct op *op = container_of(canceled.next, struct op, link);
+        link_remove(&op->link);
+        finish_canceled(op);
+    }
+    return (int)count;
+}
+
+int iou_cancel_queued(iou_engine *engine) {
+    return engine_is_foreign(engine) ? -ECHILD : cancel(engine, false);
+}
+
+static uint32_t count_unfinished(const iou_engine *engine) {
+    return engine->busy + engine->queued + engine->parked_count;
+}
+
+/* Wait until all threads have ended, or the time is over and an operation is what they wait for. The lock is held. */
+static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
+    struct timespec deadline;
+    deadline_in(CLOCK_MONOTONIC, &deadline, timeout_ms);
+    bool in_time = true;
+    while ((engine->threads || engine->busy) && (in_time || !count_unfinished(engine))) {
+        if (in_time)
+            in_time = pthread_cond_timedwait(&engine->worker_ended, &engine->lock, &deadline) != ETIMEDOUT;
+        else /* nothing is left that could take long */
+            pthread_cond_wait(&engine->worker_ended, &engine->lock);
+    }
+}
+
+int iou_engine_stop(iou_engine *engine, uint32_t timeout_ms) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    engine->stopping = true;
+    pthread_mutex_unlock(&engine->lock);
+    cancel(engine, true);
+    pthread_mutex_lock(&engine->lock);
+    workers_wake_all(engine);
+    engine_unlock(engine);
+    pthread_mutex_lock(&engine->lock);
+    await_workers(engine, timeout_ms);
+    workers_join_dead(engine);
+    uint32_t unfinished = count_unfinished(engine);
+    pthread_mutex_unlock(&engine->lock);
+    return (int)unfinished;
+}
+
+int iou_engine_free(iou_engine *engine) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues ||
+                !link_empty(&engine->external_threads);
+    pthread_mutex_unlock(&engine->lock);
+    if (busy)
+        return -EBUSY;
+    pthread_mutex_destroy(&engine->lock);
+    pthread_cond_destroy(&engine->worker_ended);
+    free(engine);
+    return 0;
+}
+
+/* ---- submission ------------------------------------------------------------------------------------------------- */
+
+/* Queue a copy of request; the completion counts as outstanding from here on. */
+static int submit(struct iou_queue *queue, const struct op *request, uint64_t device) {
+    struct op *op = malloc(sizeof(*op));
+    if (!op)
+        return -ENOMEM;
+    *op = *request;
+    op->queue = queue;
+    queue->outstanding++;
+    int error = workers_submit(queue->engine, op, device);
+    if (error) {
+        queue->outstanding--;
+        free(op);
+    }
+    return error;
+}
+
+int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control) {
+    struct op request = {.kind = IOU_OPEN, .flags = flags, .control = control, .result.cookie = cookie};
+    if (engine_is_foreign(queue->engine))
+        return -ECHILD;
+    if (op_check(&request) || !path || path[0] != '/')
+        return -EINVAL;
+    if (strlen(path) > MAX_PATH_LENGTH)
+        return -ENAMETOOLONG;
+    request.path = strdup(path);
+    if (!request.path)
+        return -ENOMEM;
+    int error = submit(queue, &request, mount_device(path));
+    if (error)
+        free(request.path);
+    return error;
+}
+
+int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset,
+               uint64_t length, void *buffer, uint64_t buffer_size, iou_control *control) {
+    struct op request = {
+        .handle = handle,
+        .kind = kind,
+        .flags = flags,
+        .offset = offset,
+        .length = length,
+        .buffer = buffer,
+        .buffer_size = buffer_size,
+        .control = kind == IOU_CLOSE ? NULL : control,
+        .result.cookie = cookie,
+    };
+    if (engine_is_foreign(queue->engine))
+        return -ECHILD;
+    int error = kind == IOU_OPEN ? -EINVAL : op_check(&request);
+    if (!error && handle->ops->remote)
+        error = -EINVAL;
+    if (!error)
+        error = engine_take_handle(queue->engine, handle, kind);
+    if (error)
+        return error;
+    error = submit(queue, &request, handle->image->device);
+    if (error)
+        engine_untake_handle(queue->engine, handle, kind);
+    return error;
+}
+
+/* ---- what goes on ----------------------------------------------------------------------------------------------- */
+
+void iou_engine_stats(iou_engine *engine, iou_stats *stats) {
+    *stats = (iou_stats){0};
+    if (engine_is_foreign(engine))
+        return;
+    pthread_mutex_lock(&engine->lock);
+    *stats = (iou_stats){
+        .submitted = engine->submitted,
+        .completed = engine->completed,
+        .threads = engine->threads,
+        .busy = engine->busy,
+        .queued = engine->queued + engine->parked_count,
+        .devices = engine->devices_count,
+    };
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void describe(const struct op *op, uint64_t now, iou_running *record) {
+    const char *path = op->handle ? op->handle->path : op->path;
+    *record = (iou_running){
+        .cookie = op->result.cookie,
+        .offset = op->offset,
+        .length = op->length,
+        .elapsed = now > op->started_at ? now - op->started_at : 0,
+        .kind = op->kind,
+    };
+    memcpy(record->path, path, strnlen(path, sizeof(record->path) - 1));
+}
+
+/* Insert into records, which are sorted, longest first; returns the new count. */
+static uint32_t insert_record(iou_running *records, uint32_t count, uint32_t max, const iou_running *record) {
+    uint32_t place = count;
+    while (place > 0 && records[place - 1].elapsed < record->elapsed)
+        place--;
+    if (place == max)
+        return count;
+    count = count < max ? count + 1 : max;
+    memmove(&records[place + 1], &records[place], (count - place - 1) * sizeof(*records));
+    records[place] = *record;
+    return count;
+}
+
+static uint32_t insert_op(iou_running *records, uint32_t count, uint32_t max, const struct op *op, uint64_t now) {
+    iou_running record;
+    if (!op)
+        return count;
+    describe(op, now, &record);
+    return insert_record(records, count, max, &record);
+}
+
+int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max) {
+    uint32_t count = 0;
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    pthread_mutex_lock(&engine->lock);
+    uint64_t now = now_ns();
+    for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next)
+        count = insert_op(records, count, max, container_of(node, const struct worker, link)->op, now);
+    for (struct link *node = engine->external_threads.next; node != &engine->external_threads; node = node->next)
+        count = insert_op(records, count, max, container_of(node, const struct external_thread, link)->op, now);
+    pthread_mutex_unlock(&engine->lock);
+    return (int)count;
+}

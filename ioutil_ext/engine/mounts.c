@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Which device a path lies on, without touching that device: /proc/self/mountinfo (proc(5)). A symbolic link is not
+ * followed, because that may block; then the open is counted for the file system that holds the link.
+ */
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysmacros.h>
+
+#include "engine/mounts.h"
+
+static bool is_octal(char c) {
+    return c >= '0' && c <= '7';
+}
+
+/* Blank, tab, newline and backslash are written as \ and three octal digits. */
+static void unescape(char *text) {
+    char *out = text;
+    for (char *in = text; *in; out++) {
+        if (in[0] == '\\' && is_octal(in[1]) && is_octal(in[2]) && is_octal(in[3])) {
+            *out = (char)((in[1] - '0') * 64 + (in[2] - '0') * 8 + (in[3] - '0'));
+            in += 4;
+        } else {
+            *out = *in++;
+        }
+    }
+    *out = '\0';
+}
+
+static bool lies_below(const char *path, const char *mount, size_t length) {
+    if (length == 1) /* the root */
+        return true;
+    return strncmp(path, mount, length) == 0 && (path[length] == '/' || path[length] == '\0');
+}
+
+uint64_t mount_device(const char *path) {
+    FILE *file = fopen("/proc/self/mountinfo", "re");
+    char *line = NULL;
+    size_t size = 0, best = 0;
+    uint64_t device = 0; /* unknown: counted together */
+    while (file && getline(&line, &size, file) != -1) {
+        unsigned major, minor;
+        int start = 0, end = 0;
+        if (sscanf(line, "%*u %*u %u:%u %*s %n%*s%n", &major, &minor, &start, &end) != 2 || end <= start)
+            continue;
+        line[end] = '\0';
+        unescape(line + start);
+        size_t length = strlen(line + start);
+        /* Of those stacked on one directory the last one is seen. */
+        if (length >= best && lies_below(path, line + start, length)) {
+            best = length;
+            device = makedev(major, minor);
+        }
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return device;
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Operations: what is accepted, and how they run, turn after turn, on whatever image. */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/fork.h"
+#include "engine/running.h"
+
+#define MAX_OFFSET ((uint64_t)INT64_MAX)
+
+static const uint32_t ALLOWED_FLAGS[] = {
+    [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED,
+    [IOU_WRITE] = IOU_FUA,
+    [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,
+    [IOU_TRIM] = IOU_FUA,
+    [IOU_EXTENTS] = 0,
+};
+
+static bool changes_data(uint32_t kind) {
+    return kind == IOU_WRITE || kind == IOU_ZERO || kind == IOU_TRIM;
+}
+
+static bool has_buffer(const struct op *op) {
+    switch (op->kind) {
+    case IOU_READ:
+    case IOU_WRITE: /* buffer_size may be left out */
+        return op->length == 0 || (op->buffer && (op->buffer_size == 0 || op->buffer_size >= op->length));
+    case IOU_EXTENTS:
+        return op->length == 0 || (op->buffer && op->buffer_size >= sizeof(iou_extent));
+    default:
+        return true;
+    }
+}
+
+int op_check(const struct op *op) {
+    if (op->kind < IOU_OPEN || op->kind > IOU_EXTENTS || op->flags & ~ALLOWED_FLAGS[op->kind])
+        return -EINVAL;
+    if (op->kind == IOU_OPEN)
+        return 0;
+    if (!op->handle || op->length > MAX_OFFSET || op->offset > MAX_OFFSET - op->length || !has_buffer(op))
+        return -EINVAL;
+    if (changes_data(op->kind) && !op->handle->writable)
+        return -EINVAL;
+    if (op->rest_length && (!op->handle->ops->remote || op->kind != IOU_WRITE || op->rest_length >= op->length))
+        return -EINVAL;
+    return 0;
+}
+
+/* ---- places of changes ------------------------------------------------------------------------------------------ */
+
+int op_claim(struct op *op) {
+    return changes_data(op->kind) ? op->handle->ops->claim(op) : 0;
+}
+
+void op_await(struct op *op) {
+    if (op->waits)
+        op->handle->ops->await_claim(op);
+    op->waits = false;
+}
+
+void op_unclaim(struct op *op) {
+    if (op->claimed)
+        op->handle->ops->unclaim(op);
+    op->claimed = false;
+}
+
+/* ---- running ---------------------------------------------------------------------------------------------------- */
+
+static int run_kind(struct op *op) {
+    switch (op->kind) {
+    case IOU_OPEN:
+        return handle_open(op, &FILE_IMAGE);
+    case IOU_CLOSE:
+        handle_close_if_last(op->handle);
+        return 0;
+    default:
+        return op->handle->ops->run[op->kind](op);
+    }
+}
+
+/* What changes data is seen in the image's generation. */
+static void begin_change(struct op *op) {
+    struct image *image = op->handle->image;
+    op->changes = true;
+    image->activity += ((uint64_t)1 << WRITERS_BITS) + 1;
+    if (op->kind == IOU_WRITE && op->length)
+        image->content = CONTENT_WRITTEN;
+}
+
+static void end(struct op *op, int error) {
+    if (op->changes)
+        op->handle->image->activity += ((uint64_t)1 << WRITERS_BITS) - 1;
+    op->changes = false;
+    free(op->bounce);
+    op->bounce = NULL;
+    op->result.error = -error;
+}
+
+/* Only what moves or changes data goes in turns. */
+static bool is_whole(const struct op *op) {
+    return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
+}
+
+bool op_turn(struct op *op) {
+    if (op->abandoned || op_canceled(op)) {
+        op_cancel(op);
+        return true;
+    }
+    if (changes_data(op->kind) && !op->changes)
+        begin_change(op);
+    int error = run_kind(op);
+    if (!error && !is_whole(op))
+        return false;
+    if (!error && changes_data(op->kind) && op->flags & IOU_FUA && op->handle->ops->sync)
+        error = op->handle->ops->sync(op);
+    end(op, error);
+    return true;
+}
+
+void op_cancel(struct op *op) {
+    end(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
+}
+
+/* ---- in the caller's thread ------------------------------------------------------------------------------------- */
+
+static int execute_open(struct op *op) {
+    if (!op->buffer)
+        return -EINVAL;
+    op->path = op->buffer;
+    op_turn(op);
+    return 0;
+}
+
+static int execute_on_handle(struct op *op) {
+    iou_handle *handle = op->handle;
+    bool last;
+    int error = handle_take(handle, op->kind, &last);
+    if (last)
+        handle_end(handle);
+    if (error)
+        return error;
+    error = op_claim(op);
+    op_await(op);
+    op->turn_end = UINT64_MAX; /* nobody waits for this thread */
+    if (error != -ENOMEM)
+        op_turn(op);
+    op_unclaim(op);
+    if (handle_put(handle))
+        handle_end(handle);
+    return error == -ENOMEM ? error : 0;
+}
+
+int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
+                uint64_t buffer_size, iou_control *control, iou_completion *completion) {
+    struct op op = {
+        .handle = handle,
+        .kind = kind,
+        .flags = flags,
+        .offset = offset,
+        .length = length,
+        .buffer = buffer,
+        .buffer_size = buffer_size,
+        .control = kind == IOU_CLOSE ? NULL : control,
+    };
+    uint64_t start = now_ns();
+    fork_watch();
+    int error = op_check(&op);
+    if (!error && handle && handle->ops->remote)
+        error = -EINVAL;
+    if (!error)
+        error = kind == IOU_OPEN ? execute_open(&op) : execute_on_handle(&op);
+    if (error)
+        op.result.error = -error;
+    op.result.elapsed = now_ns() - start;
+    *completion = op.result;
+    return -op.result.error;
+}

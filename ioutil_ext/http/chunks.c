@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Where a body in chunks ends (RFC 9112 7.1). The chunks themselves pass untouched, to a parser that reads them again.
+ */
+
+#include <string.h>
+
+#include "base/numbers.h"
+#include "http/head.h"
+
+/* Digits of a size: it is below 2^63 then. */
+#define MAX_DIGITS 15
+
+enum part { SIZE, END, TRAILER };
+
+static int hex_digit(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+static bool take_size(struct http_text *line, uint64_t *size) {
+    const char *start = line->at;
+    *size = 0;
+    for (; line->at < line->end && hex_digit(*line->at) >= 0; line->at++) {
+        if (line->at - start == MAX_DIGITS)
+            return false;
+        *size = *size * 16 + (uint64_t)hex_digit(*line->at);
+    }
+    return line->at > start;
+}
+
+/* `;name` or `;name=value`, any number of them. A value in quotes is no token: no program sends one. */
+static bool are_extensions(struct http_text line) {
+    bool is_valid = true;
+    while (line.at < line.end && is_valid) {
+        is_valid = http_skip(&line, ";") && http_token(&line);
+        if (is_valid && http_skip(&line, "="))
+            is_valid = http_token(&line);
+    }
+    return is_valid;
+}
+
+static int read_size(iou_chunks *chunks, struct http_text line) {
+    if (!take_size(&line, &chunks->left) || !are_extensions(line))
+        return IOU_CHUNKS_SIZE;
+    chunks->part = chunks->left ? END : TRAILER;
+    return 0;
+}
+
+static int read_end(iou_chunks *chunks, struct http_text line) {
+    chunks->part = SIZE;
+    return line.at < line.end ? IOU_CHUNKS_END : 0;
+}
+
+static int read_trailer(iou_chunks *chunks, struct http_text line) {
+    chunks->trailer += (uint32_t)(line.end - line.at);
+    chunks->ended = line.at == line.end;
+    if (chunks->trailer > IOU_CHUNKS_MAX_TRAILER)
+        return IOU_CHUNKS_TRAILER;
+    return chunks->ended || http_is_field(line) ? 0 : IOU_CHUNKS_FIELD;
+}
+
+/* The line that is kept is whole. */
+static int read_line(iou_chunks *chunks) {
+    struct http_text line = {chunks->text, chunks->text + chunks->line};
+    chunks->line = 0;
+    if (line.end - line.at < 2 || line.end[-2] != '\r')
+        return IOU_CHUNKS_LINE_END;
+    line.end -= 2;
+    if (chunks->part == SIZE)
+        return read_size(chunks, line);
+    return chunks->part == END ? read_end(chunks, line) : read_trailer(chunks, line);
+}
+
+/* Keep the line, or as much of it as has come, and read it when it is whole. */
+static int take_line(iou_chunks *chunks, struct http_text *data) {
+    const char *end = memchr(data->at, '\n', (size_t)(data->end - data->at));
+    size_t length = (size_t)((end ? end + 1 : data->end) - data->at);
+    if (chunks->line > IOU_CHUNKS_MAX_LINE || length > IOU_CHUNKS_MAX_LINE - chunks->line)
+        return IOU_CHUNKS_LINE;
+    memcpy(chunks->text + chunks->line, data->at, length);
+    chunks->line += (uint32_t)length;
+    data->at += length;
+    return end ? read_line(chunks) : 0;
+}
+
+int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length) {
+    const char *start = data;
+    struct http_text left = {start, start + length};
+    while (left.at < left.end && !chunks->ended) {
+        uint64_t skipped = min_u64(chunks->left, (uint64_t)(left.end - left.at));
+        chunks->left -= skipped;
+        left.at += skipped;
+        int refusal = skipped ? 0 : take_line(chunks, &left);
+        if (refusal)
+            return -refusal;
+    }
+    return left.at - start;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How requests end: what has failed, what is left unread, and who is told. */
+
+#include <errno.h>
+
+#include "http/http.h"
+
+/* ---- failures --------------------------------------------------------------------------------------------------- */
+
+void http_note_failure(struct http *http, iou_http_reason reason, const struct op *op) {
+    pthread_mutex_lock(&http->lock);
+    if (!http->failed) {
+        http->end = (iou_http_end){.reason = (uint32_t)reason};
+        if (op) {
+            http->end.error = op->result.error;
+            http->end.syscall = op->result.syscall;
+            http->end.kind = op->kind;
+            http->end.flags = op->flags;
+            http->end.offset = op->offset;
+            http->end.length = op->length;
+            http->end.size = op->result.size;
+        }
+        http->failed = true;
+    }
+    pthread_cond_broadcast(&http->changed);
+    pthread_mutex_unlock(&http->lock);
+}
+
+void http_fail_outside(struct http *http, int error) {
+    struct op op = {.kind = http->request.kind, .result.error = error};
+    http_note_failure(http, IOU_HTTP_FAILED, &op);
+}
+
+bool http_run(struct lane_thread *thread, struct op *op) {
+    int error = operation_run(thread, op);
+    counts_report(thread->lane, op, 0); /* an error is told by who answers it */
+    if (error)
+        http_note_failure(http_of(thread->lane), IOU_HTTP_FAILED, op);
+    return error == 0;
+}
+
+/* ---- the end of a request --------------------------------------------------------------------------------------- */
+
+void http_tell_leader(struct iou_lane *lane) {
+    if (http_of(lane)->watched)
+        socket_wake(lane);
+}
+
+/* What is seen of the ticket is right when the answer is there. */
+static void end_use(struct iou_lane *lane) {
+    lane->state.active = false;
+    lane_renew(lane);
+}
+
+static void record(const struct iou_lane *lane, bool failed) {
+    const struct http_request *request = &http_of(lane)->request;
+    uint32_t done = request->kind == IOU_READ && !request->whole ? 206 : 200;
+    record_end(lane, http_of(lane)->began,
+               (iou_record){
+                   .offset = request->offset,
+                   .length = request->length,
+                   .kind = request->kind,
+                   .flags = (request->flush ? IOU_FUA : 0) | (request->fast ? IOU_FAST_ONLY : 0),
+                   .result = failed ? 0 : done,
+                   .error = failed ? http_of(lane)->end.error : 0,
+               });
+}
+
+static void leave_request(struct iou_lane *lane) {
+    http_of(lane)->busy = false;
+    lane->state.running--;
+    http_tell_leader(lane);
+}
+
+/* Drop what comes in a moment of a short rest: a connection of which the whole request was taken can go on. */
+static void drop_rest(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    int error;
+    if (http->body.left == 0) /* who took the last piece is not the leader, maybe, who looks at this */
+        return;
+    if (http->end.reason == IOU_HTTP_FAILED && http->body.left <= HTTP_PIECE && !lane->state.broken)
+        http->body.left -= socket_receive(lane, NULL, http->body.left, SOCKET_MOMENT, &error);
+}
+
+void http_fail(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    if (http->request.kind == IOU_WRITE)
+        drop_rest(lane);
+    http->end.unread = http->request.kind == IOU_WRITE ? http->body.left : 0;
+    if (http->started)
+        http->end.reason = IOU_HTTP_CUT;
+    end_use(lane);
+    lane->state.requests--; /* it is the owner's, who answers it */
+    lane->state.leaving = true;
+    record(lane, true);
+    leave_request(lane);
+}
+
+static void succeed(struct iou_lane *lane) {
+    end_use(lane);
+    if (http_of(lane)->request.kind != IOU_READ)
+        http_answer_done(lane);
+    record(lane, false);
+    leave_request(lane);
+}
+
+void http_finish(struct lane_thread *thread) {
+    struct http *http = http_of(thread->lane);
+    struct op flush = {.kind = IOU_FLUSH};
+    if (!http->failed && (!http->request.flush || http_run(thread, &flush)))
+        succeed(thread->lane);
+    else
+        http_fail(thread->lane);
+}

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Heads of requests, strictly (RFC 9112): two readers that disagree are an attack. Refused are line ends that are not
+ * CRLF, folded lines, white space before a colon, control characters, several Content-Length, one that is not digits,
+ * Content-Length together with Transfer-Encoding, and codings other than chunked.
+ *
+ * All heads are read here: those of requests that lanes serve, and those that Python hands on. What a refusal is
+ * answered with is Python's.
+ */
+
+#include <string.h>
+
+#include "base/numbers.h"
+#include "http/head.h"
+
+/* ---- text ------------------------------------------------------------------------------------------------------- */
+
+bool http_number(struct http_text *text, uint64_t *number) {
+    const char *start = text->at;
+    *number = 0;
+    for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
+        if ((size_t)(text->at - start) == HTTP_MAX_DIGITS)
+            return false;
+        *number = *number * 10 + (uint64_t)(*text->at - '0');
+    }
+    return text->at > start;
+}
+
+bool http_is_word(struct http_text text, const char *word) {
+    for (; text.at < text.end && *word; text.at++, word++) {
+        char c = *text.at >= 'A' && *text.at <= 'Z' ? (char)(*text.at + ('a' - 'A')) : *text.at;
+        if (c != *word)
+            return false;
+    }
+    return text.at == text.end && !*word;
+}
+
+/* What a byte may be part of: a token (RFC 9110 5.6.2), or a name without escapes (RFC 3986 2.3). */
+enum { TOKEN = 1, NAME = 2, BOTH = TOKEN | NAME };
+
+static const unsigned char PARTS[256] = {
+    ['!'] = TOKEN,        ['#' ... '\''] = TOKEN, ['*' ... '+'] = TOKEN, ['-' ... '.'] = BOTH,
+    ['0' ... '9'] = BOTH, ['A' ... 'Z'] = BOTH,   ['^'] = TOKEN,         ['_'] = BOTH,
+    ['`'] = TOKEN,        ['a' ... 'z'] = BOTH,   ['|'] = TOKEN,         ['~'] = BOTH,
+};
+
+/* Move over as many bytes as are part of it, and return them. */
+static struct http_text take(struct http_text *text, unsigned char part) {
+    struct http_text taken = {text->at, text->at};
+    while (taken.end < text->end && PARTS[(unsigned char)*taken.end] & part)
+        taken.end++;
+    text->at = taken.end;
+    return taken;
+}
+
+bool http_token(struct http_text *text) {
+    struct http_text taken = take(text, TOKEN);
+    return taken.at < taken.end;
+}
+
+bool http_is_name(struct http_text text) {
+    struct http_text taken = take(&text, NAME);
+    return taken.at < taken.end && text.at == text.end;
+}
+
+/* These look at all bytes, so that the compiler makes vectors of them. */
+static bool is_value(struct http_text text) {
+    unsigned char bad = 0;
+    for (; text.at < text.end; text.at++) {
+        unsigned char c = (unsigned char)*text.at;
+        bad |= (c < ' ' && c != '\t') || c == 0x7f;
+    }
+    return !bad;
+}
+
+/* Not empty, and without a fragment. */
+static bool is_target(struct http_text text) {
+    unsigned char bad = text.at == text.end;
+    for (; text.at < text.end; text.at++) {
+        unsigned char c = (unsigned char)*text.at;
+        bad |= c <= ' ' || c >= 0x7f || c == '#';
+    }
+    return !bad;
+}
+
+static void trim(struct http_text *text) {
+    while (text->at < text->end && (*text->at == ' ' || *text->at == '\t'))
+        text->at++;
+    while (text->at < text->end && (text->end[-1] == ' ' || text->end[-1] == '\t'))
+        text->end--;
+}
+
+/* ---- fields ----------------------------------------------------------------------------------------------------- */
+
+/* Different programs would read it differently if it stood twice. */
+#define SINGLE(text) {.name = text, .length = sizeof(text) - 1, .is_single = true}
+#define OTHER(text) {.name = text, .length = sizeof(text) - 1}
+
+/* Fields that have a part in framing or meaning. All others are read over. */
+static const struct {
+    const char *name;
+    ptrdiff_t length;
+    bool is_single;
+} FIELDS[HTTP_FIELDS] = {
+    [HTTP_CONTENT_LENGTH] = SINGLE("content-length"),
+    [HTTP_CONTENT_RANGE] = SINGLE("content-range"),
+    [HTTP_RANGE] = SINGLE("range"),
+    [HTTP_HOST] = SINGLE("host"),
+    [HTTP_CONNECTION] = OTHER("connection"),
+    [HTTP_TRANSFER_ENCODING] = SINGLE("transfer-encoding"),
+    [HTTP_EXPECT] = SINGLE("expect"),
+    [HTTP_UPGRADE] = OTHER("upgrade"),
+    [HTTP_ORIGIN] = OTHER("origin"),
+    [HTTP_IF_MATCH] = OTHER("if-match"),
+    [HTTP_IF_RANGE] = OTHER("if-range"),
+    [HTTP_CONTENT_ENCODING] = OTHER("content-encoding"),
+    [HTTP_ACCESS_CONTROL_REQUEST_HEADERS] = OTHER("access-control-request-headers"),
+    [HTTP_ACCESS_CONTROL_REQUEST_METHOD] = OTHER("access-control-request-method"),
+};
+
+static unsigned find_field(struct http_text name) {
+    unsigned i = 0;
+    while (i < HTTP_FIELDS && (name.end - name.at != FIELDS[i].length || !http_is_word(name, FIELDS[i].name)))
+        i++;
+    return i;
+}
+
+/* Note what Connection says (RFC 9110 7.6.1), of which there may be several. */
+static void take_options(struct http_text value, struct http_head *head) {
+    while (value.at < value.end) {
+        const char *comma = memchr(value.at, ',', (size_t)(value.end - value.at));
+        struct http_text option = {value.at, comma ? comma : value.end};
+        value.at = comma ? comma + 1 : value.end;
+        trim(&option);
+        if (http_is_word(option, "close"))
+            head->options |= HTTP_CLOSE;
+        else if (http_is_word(option, "keep-alive"))
+            head->options |= HTTP_KEEP_ALIVE;
+        else
+            head->options |= HTTP_OTHER_OPTION;
+    }
+}
+
+/* False: it is no field. */
+static bool split(struct http_text line, struct http_text *name, struct http_text *value) {
+    *name = take(&line, TOKEN);
+    if (name->at == name->end || !http_skip(&line, ":"))
+        return false;
+    *value = line;
+    trim(value);
+    return is_value(line);
+}
+
+bool http_is_field(struct http_text line) {
+    struct http_text name, value;
+    return split(line, &name, &value);
+}
+
+static iou_head_result take_field(struct http_text line, struct http_head *head) {
+    struct http_text name, value;
+    if (!split(line, &name, &value))
+        return IOU_HEAD_FIELD;
+    unsigned field = find_field(name);
+    if (field == HTTP_FIELDS)
+        return IOU_HEAD_WHOLE;
+    if (FIELDS[field].is_single && http_has(head, field)) {
+        head->twice = FIELDS[field].name;
+        return IOU_HEAD_TWICE;
+    }
+    head->seen |= 1u << field;
+    head->values[field] = value;
+    if (field == HTTP_CONNECTION)
+        take_options(value, head);
+    return IOU_HEAD_WHOLE;
+}
+
+/* ---- heads ------------------------------------------------------------------------------------------------------ */
+
+static bool take_request_line(struct http_text line, struct http_head *head) {
+    head->method = take(&line, TOKEN);
+    if (head->method.at == head->method.end || !http_skip(&line, " "))
+        return false;
+    const char *end = memchr(line.at, ' ', (size_t)(line.end - line.at));
+    head->target = (struct http_text){line.at, end ? end : line.end};
+    line.at = head->target.end;
+    if (!is_target(head->target) || !http_skip(&line, " HTTP/1."))
+        return false;
+    if (line.end - line.at != 1 || (*line.at != '0' && *line.at != '1'))
+        return false;
+    head->minor = (uint32_t)(*line.at - '0');
+    return true;
+}
+
+/* Take what stands before the next CRLF, which is there. */
+static struct http_text take_line(struct http_text *rest) {
+    struct http_text line = {rest->at, rest->at};
+    do
+        line.end = memchr(line.end, '\r', (size_t)(rest->end - line.end)) + 1;
+    while (*line.end != '\n');
+    rest->at = line.end + 1;
+    line.end--;
+    return line;
+}
+
+/* Whether the end of the message is known, and the same for all (RFC 9112 6.3). Host is obligatory (3.2). */
+static iou_head_result check_framing(struct http_head *head) {
+    bool has_length = http_has(head, HTTP_CONTENT_LENGTH);
+    struct http_text length = head->values[HTTP_CONTENT_LENGTH];
+    if (head->minor == 1 && !http_has(head, HTTP_HOST))
+        return IOU_HEAD_NO_HOST;
+    if (has_length && (!http_number(&length, &head->length) || length.at < length.end))
+        return IOU_HEAD_LENGTH;
+    if (!http_has(head, HTTP_TRANSFER_ENCODING))
+        return IOU_HEAD_WHOLE;
+    if (has_length)
+        return IOU_HEAD_LENGTHS;
+    head->chunked = head->minor == 1 && http_is_word(head->values[HTTP_TRANSFER_ENCODING], "chunked");
+    return head->chunked ? IOU_HEAD_WHOLE : IOU_HEAD_CODING;
+}
+
+/* lines: all but the empty one. */
+static iou_head_result read_lines(struct http_text lines, struct http_head *head) {
+    iou_head_result result = IOU_HEAD_WHOLE;
+    if (!take_request_line(take_line(&lines), head))
+        return IOU_HEAD_REQUEST_LINE;
+    for (unsigned count = 0; lines.at < lines.end; count++) {
+        struct http_text line = take_line(&lines);
+        if (count == IOU_HEAD_MAX_FIELDS)
+            return IOU_HEAD_FIELDS;
+        if (result == IOU_HEAD_WHOLE)
+            result = take_field(line, head);
+    }
+    return result == IOU_HEAD_WHOLE ? check_framing(head) : result;
+}
+
+/* Look for the empty line. searched: bytes that hold no end of it. */
+static iou_head_result find_end(struct http_text data, uint64_t searched, uint32_t *size) {
+    uint64_t length = (uint64_t)(data.end - data.at), most = min_u64(length, IOU_HEAD_MAX);
+    uint64_t start = min_u64(searched, most);
+    const char *at = data.at + (start > 3 ? start - 3 : 0), *end = data.at + most;
+    bool is_bare = false;
+    while (at < end && (at = memchr(at, '\n', (size_t)(end - at)))) {
+        if (at - data.at >= 3 && memcmp(at - 3, "\r\n\r", 3) == 0) {
+            *size = (uint32_t)(at + 1 - data.at);
+            return IOU_HEAD_WHOLE;
+        }
+        is_bare = is_bare || at == data.at || at[-1] != '\r';
+        at++;
+    }
+    if (length >= IOU_HEAD_MAX)
+        return IOU_HEAD_TOO_LONG;
+    return is_bare ? IOU_HEAD_LINE_END : IOU_HEAD_MORE;
+}
+
+iou_head_result http_read_head(struct http_text data, uint64_t searched, struct http_head *head) {
+    *head = (struct http_head){0};
+    iou_head_result result = find_end(data, searched, &head->size);
+    if (result != IOU_HEAD_WHOLE)
+        return result;
+    return read_lines((struct http_text){data.at, data.at + head->size - 2}, head);
+}

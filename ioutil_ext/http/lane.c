@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Lanes of HTTP: a connection that sends requests for one image. They are done in their order, one at a time. A lane
+ * ends, and gives the connection back, when a request comes that it does not serve, or none for a moment.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "http/http.h"
+#include "lane/lanes.h"
+
+/* A connection on which nothing is asked for so long is given back: it should cost no thread. */
+#define IDLE_MS 1000
+
+/* ---- whose turn it is ------------------------------------------------------------------------------------------- */
+
+/* Whether there is something for the leader: a request to be read, a piece to be taken, a failure to be told. */
+static bool has_work(const struct http *http) {
+    if (!http->busy)
+        return true;
+    uint32_t most = http->request.kind == IOU_READ && http->pauses ? 1 : http->ahead;
+    return http->body.left && (http->failed ? http->under_way == 0 : http->under_way < most);
+}
+
+/* Wait for it while others are at work; their client may leave meanwhile. False: the lane ends. */
+static bool await_work(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    while (!lane->state.leaving && !has_work(http)) {
+        http->watched = true; /* first: who changes something looks at it afterwards */
+        if (!has_work(http))
+            lane_watch(lane, http->request.kind != IOU_WRITE || http->body.left == 0);
+        http->watched = false;
+    }
+    return !lane->state.leaving;
+}
+
+/* What somebody else has is moved in pieces that suit him; what is read is in one piece of memory. */
+static void choose_pieces(struct iou_lane *lane) {
+    const struct pieces *pieces = &lane->handle->image->pieces;
+    struct http *http = http_of(lane);
+    http->piece = HTTP_PIECE;
+    http->ahead = HTTP_AHEAD;
+    if (!pieces->piece)
+        return;
+    http->piece = lanes_is_alone(lane) ? pieces->piece : pieces->other_piece;
+    http->ahead = pieces->ahead;
+    if (http->request.kind == IOU_READ)
+        http->piece = min_u64(http->piece, LANE_PIECE);
+}
+
+static void begin(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    bool moves = http->request.kind == IOU_READ || http->request.kind == IOU_WRITE;
+    choose_pieces(lane);
+    body_begin(&http->body, http->request.offset, moves ? http->request.length : 0);
+    http->began = record_begin(lane);
+    http->taken = http->sent = 0;
+    http->started = false;
+    http->busy = true;
+    lane->state.active = true;
+    lane->state.requests++;
+    lane->state.running++;
+    if (http->request.expects)
+        http_answer_continue(lane);
+}
+
+static bool give_back(struct http *http, iou_http_reason reason) {
+    http->end = (iou_http_end){.reason = (uint32_t)reason};
+    return false;
+}
+
+/* How many ms are left until then, -ETIMEDOUT: none. */
+static int ms_until(uint64_t deadline) {
+    uint64_t now = now_ns();
+    return now < deadline ? (int)((deadline - now) / 1000000) + 1 : -ETIMEDOUT;
+}
+
+/* Receive more of the next request. As socket_stage(). */
+static ssize_t await_request(struct iou_lane *lane, int ms) {
+    lane->state.rests = true; /* first: who wants a place looks at it afterwards */
+    ssize_t count = lane->state.requests && lane_gives_place(lane) ? 0 : socket_stage(lane, HTTP_ROOM, ms);
+    lane->state.rests = false;
+    return count;
+}
+
+/* Read the next request, all of which but data has to come in time. False: there is none. */
+static bool read_request(struct iou_lane *lane) {
+    uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
+    enum http_found found = HTTP_MORE;
+    if (lane->state.requests && lane_gives_place(lane))
+        return give_back(http_of(lane), IOU_HTTP_IDLE);
+    while (!lane_refuses(lane) && (found = http_take(lane)) != HTTP_WHOLE) {
+        if (found == HTTP_OTHER)
+            return give_back(http_of(lane), IOU_HTTP_OTHER);
+        int ms = ms_until(deadline);
+        ssize_t count = ms > 0 ? await_request(lane, ms) : ms;
+        if (count == 0 || count == -ETIMEDOUT || count == -ECANCELED)
+            return give_back(http_of(lane), IOU_HTTP_IDLE);
+        if (count < 0) {
+            lane_break(lane, (int)-count);
+            return false;
+        }
+    }
+    if (found != HTTP_WHOLE) /* what was taken begins, whatever has come meanwhile */
+        return give_back(http_of(lane), IOU_HTTP_IDLE);
+    begin(lane);
+    return true;
+}
+
+static bool lead(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct http *http = http_of(lane);
+    do {
+        if (!await_work(lane))
+            return false;
+        if (http->busy && http->failed) {
+            http_fail(lane);
+            return false;
+        }
+        if (!http->busy && !read_request(lane))
+            return false;
+    } while (http_serve(thread));
+    return true;
+}
+
+/* ---- beginning and end ------------------------------------------------------------------------------------------ */
+
+static void free_http(struct http *http) {
+    free(http->target);
+    free(http->done.text);
+    free(http->partial.text);
+    free(http->whole.text);
+    free(http->origin.text);
+    pthread_mutex_destroy(&http->lock);
+    pthread_cond_destroy(&http->changed);
+    free(http);
+}
+
+static void end(struct iou_lane *lane) {
+    free_http(http_of(lane));
+}
+
+static char *copy(const void *data, uint64_t length) {
+    char *made = malloc(length + 1);
+    if (made && length)
+        memcpy(made, data, length);
+    return made;
+}
+
+static struct http_template template(const void *text, uint64_t length) {
+    return (struct http_template){copy(text, length), length};
+}
+
+/* What is filled in, is once: so it is known how long the answer is at most. */
+static bool is_template(const char *text, uint64_t length) {
+    unsigned seen[IOU_HTTP_ORIGIN + 1] = {0};
+    for (uint64_t i = 0; i < length && length <= HTTP_MAX_TEMPLATE; i++)
+        if (text[i] >= IOU_HTTP_FIRST && text[i] <= IOU_HTTP_ORIGIN && seen[(int)text[i]]++)
+            return false;
+    return length && length <= HTTP_MAX_TEMPLATE;
+}
+
+static bool is_valid(const iou_http_options *options) {
+    return options->target_length && options->target_length <= HTTP_MAX_HEAD &&
+           is_template(options->done, options->done_length) && is_template(options->partial, options->partial_length) &&
+           is_template(options->whole, options->whole_length) && options->origin_length <= HTTP_MAX_TEMPLATE;
+}
+
+static struct http *new_http(const iou_http_options *options) {
+    struct http *http = calloc(1, sizeof(*http));
+    if (!http)
+        return NULL;
+    pthread_mutex_init(&http->lock, NULL);
+    pthread_cond_init(&http->changed, NULL);
+    http->target = copy(options->target, options->target_length);
+    http->target_length = options->target_length;
+    http->generation = options->generation;
+    http->done = template(options->done, options->done_length);
+    http->partial = template(options->partial, options->partial_length);
+    http->whole = template(options->whole, options->whole_length);
+    http->origin = template(options->origin, options->origin_length);
+    if (http->target && http->done.text && http->partial.text && http->whole.text && http->origin.text)
+        return http;
+    free_http(http);
+    return NULL;
+}
+
+static const struct lane_kind HTTP = {.thread_name = "http-lane", .finishes = true, .lead = lead, .end = end};
+
+int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result) {
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
+    if (!is_valid(options))
+        return -EINVAL;
+    struct http *http = new_http(options);
+    if (!http)
+        return -ENOMEM;
+    int error = lane_start(lanes, handle, &options->lane, &HTTP, http, result);
+    if (error)
+        free_http(http);
+    return error;
+}
+
+int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest) {
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lane->turns.lock);
+    bool ended = lane->turns.ended && lane->kind == &HTTP;
+    pthread_mutex_unlock(&lane->turns.lock);
+    if (!ended)
+        return -EBUSY;
+    *end = http_of(lane)->end;
+    if (lane->state.broken)
+        end->reason = IOU_HTTP_BROKEN;
+    uint32_t left = lane->staging.end - lane->staging.start;
+    memcpy(rest, lane->staging.bytes + lane->staging.start, left);
+    return (int)left;
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Requests in the form that programs send: exact words, each field that matters once, numbers of 18 digits. What is
+ * said in another way is not refused: Python reads it.
+ */
+
+#include <string.h>
+
+#include "http/plain.h"
+
+/* Fields that a plain request may have; the others that matter make it somebody else's. */
+#define PLAIN_FIELDS                                                                                                   \
+    (1u << HTTP_CONTENT_LENGTH | 1u << HTTP_CONTENT_RANGE | 1u << HTTP_RANGE | 1u << HTTP_HOST |                       \
+     1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN)
+
+#define IMAGES "/images/"
+
+static bool is_end(struct http_text text) {
+    return text.at == text.end;
+}
+
+static bool is(struct http_text text, const char *expected) {
+    return http_skip(&text, expected) && is_end(text);
+}
+
+static bool read_method(struct http_text text, enum http_method *method) {
+    static const char *const NAMES[] = {[HTTP_GET] = "GET", [HTTP_PUT] = "PUT", [HTTP_PATCH] = "PATCH"};
+    for (*method = HTTP_GET; *method <= HTTP_PATCH; ++*method)
+        if (is(text, NAMES[*method]))
+            return true;
+    return false;
+}
+
+static bool read_target(struct http_text target, struct http_plain *plain) {
+    const char *mark = memchr(target.at, '?', (size_t)(target.end - target.at));
+    struct http_text query = {mark ? mark : target.end, target.end};
+    plain->path = (struct http_text){target.at, query.at};
+    plain->flush = is_end(query) || is(query, "?flush=y");
+    if (!plain->flush && !is(query, "?flush=n"))
+        return false;
+    struct http_text name = plain->path;
+    return (is_end(query) || plain->method == HTTP_PUT) && http_skip(&name, IMAGES) && http_is_name(name);
+}
+
+/* One range, from its first byte to its last, or to the end of the image. */
+static bool read_range(struct http_text value, struct http_plain *plain) {
+    if (!http_skip(&value, "bytes=") || !http_number(&value, &plain->first) || !http_skip(&value, "-"))
+        return false;
+    plain->part = is_end(value) ? HTTP_REST : HTTP_SPAN;
+    return is_end(value) || (http_number(&value, &plain->last) && is_end(value) && plain->first <= plain->last);
+}
+
+static bool number_or_star(struct http_text *text, uint64_t *number, bool *star) {
+    *star = http_skip(text, "*");
+    return *star || http_number(text, number);
+}
+
+/* The last byte and the total have to make sense, and say nothing. As parse_content_range() in Python reads it. */
+static bool read_content_range(struct http_text value, struct http_plain *plain) {
+    uint64_t total = 0;
+    bool no_last, no_total;
+    if (!http_skip(&value, "bytes ") || !http_number(&value, &plain->first) || !http_skip(&value, "-") ||
+        !number_or_star(&value, &plain->last, &no_last) || !http_skip(&value, "/") ||
+        !number_or_star(&value, &total, &no_total) || !is_end(value))
+        return false;
+    return no_last || (plain->first <= plain->last && (no_total || plain->last < total));
+}
+
+/* Whether what was said goes together. */
+static bool is_sound(const struct http_head *head, const struct http_plain *plain) {
+    bool range = http_has(head, HTTP_RANGE), content_range = http_has(head, HTTP_CONTENT_RANGE);
+    if (plain->method == HTTP_PUT)
+        return !range && plain->length > 0;
+    if (content_range || plain->expects)
+        return false;
+    if (plain->method == HTTP_GET)
+        return plain->length == 0;
+    return !range && plain->length > 0 && plain->length <= HTTP_MAX_PATCH;
+}
+
+bool http_read_plain(const struct http_head *head, struct http_plain *plain) {
+    *plain = (struct http_plain){
+        .expects = http_has(head, HTTP_EXPECT),
+        .has_origin = http_has(head, HTTP_ORIGIN),
+        .size = head->size,
+        .length = head->length,
+    };
+    if (plain->expects && !http_is_word(head->values[HTTP_EXPECT], "100-continue"))
+        return false;
+    if (head->minor != 1 || head->seen & ~PLAIN_FIELDS || head->options & ~(unsigned)HTTP_KEEP_ALIVE)
+        return false;
+    if (!read_method(head->method, &plain->method) || !read_target(head->target, plain) || !is_sound(head, plain))
+        return false;
+    if (http_has(head, HTTP_RANGE))
+        return read_range(head->values[HTTP_RANGE], plain);
+    return !http_has(head, HTTP_CONTENT_RANGE) || read_content_range(head->values[HTTP_CONTENT_RANGE], plain);
+}
+
+static bool is_same(struct http_text a, struct http_text b) {
+    return a.end - a.at == b.end - b.at && memcmp(a.at, b.at, (size_t)(a.end - a.at)) == 0;
+}
+
+enum http_found http_find_plain(struct http_text data, struct http_text target, struct http_plain *plain) {
+    struct http_head head;
+    iou_head_result result = http_read_head(data, 0, &head);
+    if (result == IOU_HEAD_MORE && data.end - data.at < (ptrdiff_t)HTTP_MAX_HEAD)
+        return HTTP_MORE;
+    bool is_plain = result == IOU_HEAD_WHOLE && head.size <= HTTP_MAX_HEAD && http_read_plain(&head, plain);
+    return is_plain && is_same(plain->path, target) ? HTTP_WHOLE : HTTP_OTHER;
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * How requests are done: one after the other. Zeros, flushes and what fits one piece are done by the leader. The pieces
+ * of a longer body are taken by one leader after the other: while one thread writes, the next one receives; while one
+ * sends, the next one reads.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "engine/running.h"
+#include "http/http.h"
+
+struct piece {
+    struct memory *memory, *more;
+    uint64_t offset, length;
+    uint32_t number;
+    bool last;
+    struct op op;
+};
+
+/* ---- pieces ----------------------------------------------------------------------------------------------------- */
+
+/* How long the next piece is at most: the longer ones end at multiples of their length. */
+static uint64_t most_of_piece(const struct http *http) {
+    const struct body *body = &http->body;
+    uint64_t most = HTTP_FIRST_PIECE;
+    while (most < http->piece && http->moved >= most)
+        most = min_u64(4 * most, http->piece);
+    if (http->request.kind == IOU_READ && http->pauses)
+        most = HTTP_SLOW_PIECE;
+    else if (body->left <= most && room_for(body->next, body->left) <= max_u64(most, LANE_PIECE))
+        return body->left;
+    return most - body->next % most;
+}
+
+/* Count the piece, which is the next one. */
+static void take_piece(struct http *http, struct piece *piece) {
+    struct body *body = &http->body;
+    *piece = (struct piece){
+        .memory = body_take_memory(body),
+        .more = body_take_more(body),
+        .offset = body->next,
+        .length = body->length,
+        .number = http->taken,
+        .last = body->length == body->left,
+    };
+    body_advance(body);
+    http->taken++;
+    http->under_way++;
+}
+
+/* False: the request ends. */
+static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, struct memory **memory) {
+    int error = memory_get(lane, room_for(offset, length), MEMORY_WAIT, memory);
+    if (error)
+        http_fail_outside(http_of(lane), -error);
+    return !error;
+}
+
+static void put_memory(struct iou_lane *lane, struct piece *piece) {
+    if (piece->more)
+        memory_put(lane, piece->more);
+    if (piece->memory)
+        memory_put(lane, piece->memory);
+    piece->memory = piece->more = NULL;
+}
+
+/* Fail because the body does not come, or finds no memory. */
+static void fail_to_receive(struct iou_lane *lane, int error) {
+    struct http *http = http_of(lane);
+    if (error == -ECANCELED || error == -ENOMEM)
+        http_fail_outside(http, -error);
+    else
+        http_note_failure(http, IOU_HTTP_TRUNCATED, NULL);
+    if (error != -ECANCELED && error != -ENOMEM && error != -ENODATA)
+        lane_break(lane, -error);
+}
+
+/* Receive the next piece. A body that comes slowly is none of a client that goes on. False: the request ends. */
+static bool receive(struct iou_lane *lane, struct piece *piece) {
+    struct http *http = http_of(lane);
+    int error = body_receive(lane, &http->body, most_of_piece(http));
+    if (error) {
+        fail_to_receive(lane, error);
+        return false;
+    }
+    http->moved = http->body.slow ? 0 : http->moved + http->body.length;
+    take_piece(http, piece);
+    return true;
+}
+
+/* Have memory for the next piece of an answer. False: the request ends. */
+static bool prepare(struct iou_lane *lane, struct piece *piece) {
+    struct http *http = http_of(lane);
+    struct body *body = &http->body;
+    body->length = min_u64(body->left, most_of_piece(http));
+    if (!get_memory(lane, body->next, body->length, &body->memory))
+        return false;
+    take_piece(http, piece);
+    return true;
+}
+
+/* Claim its range, before anything else is received. */
+static void begin_write(struct iou_lane *lane, struct piece *piece) {
+    piece->op = (struct op){
+        .kind = IOU_WRITE,
+        .offset = piece->offset,
+        .length = piece->length,
+        .buffer = place_in(piece->memory, piece->offset),
+        .rest = piece->more ? piece->more->data : NULL,
+        .rest_length = piece->more ? room_for(piece->offset, piece->length) - LANE_PIECE : 0,
+    };
+    operation_begin(lane, &piece->op);
+}
+
+static void write_piece(struct lane_thread *thread, struct piece *piece) {
+    if (http_of(thread->lane)->failed)
+        op_unclaim(&piece->op);
+    else
+        http_run(thread, &piece->op);
+}
+
+/* Wait until all before it was sent. False: the request has failed, or the client pauses, if that is looked for. */
+static bool await_order(struct iou_lane *lane, const struct piece *piece, bool until_pause) {
+    struct http *http = http_of(lane);
+    struct timespec deadline;
+    pthread_mutex_lock(&http->lock);
+    while (http->sent != piece->number && !http->failed) {
+        uint64_t before = lane->socket.sent;
+        deadline_in(CLOCK_REALTIME, &deadline, until_pause ? LANE_PAUSE_MS : UINT32_MAX);
+        if (pthread_cond_timedwait(&http->changed, &http->lock, &deadline) &&
+            lane->socket.sent - before < LANE_PAUSE_BYTES)
+            break;
+    }
+    bool goes_on = http->sent == piece->number && !http->failed;
+    http->started = http->started || goes_on;
+    pthread_mutex_unlock(&http->lock);
+    return goes_on;
+}
+
+static bool read_data(struct lane_thread *thread, const struct piece *piece) {
+    struct op op = {
+        .kind = IOU_READ,
+        .offset = piece->offset,
+        .length = piece->length,
+        .buffer = place_in(piece->memory, piece->offset),
+    };
+    return http_run(thread, &op);
+}
+
+/* Read what was given back once more. */
+static bool read_again(struct lane_thread *thread, struct piece *piece) {
+    return get_memory(thread->lane, piece->offset, piece->length, &piece->memory) && read_data(thread, piece);
+}
+
+/* A client that pauses has no memory meanwhile: what is sent after that is read again. */
+static bool read_in_turn(struct lane_thread *thread, struct piece *piece) {
+    struct iou_lane *lane = thread->lane;
+    if (!read_data(thread, piece))
+        return false;
+    if (await_order(lane, piece, true))
+        return true;
+    put_memory(lane, piece);
+    return await_order(lane, piece, false) && read_again(thread, piece);
+}
+
+/* Note whether the client has paused while so many bytes were sent. */
+static void note_pause(struct http *http, bool paused, uint64_t sent) {
+    http->moved = paused ? 0 : http->moved + sent;
+    if (paused)
+        http->pauses = true;
+    else if (http->moved >= HTTP_UNPAUSED)
+        http->pauses = false;
+}
+
+static uint64_t answer(struct iou_lane *lane, const struct piece *piece, bool first) {
+    return http_answer_data(lane, place_in(piece->memory, piece->offset), piece->length, first);
+}
+
+/* Send what was read. False: the rest could not be read again. */
+static bool send_data(struct lane_thread *thread, struct piece *piece) {
+    struct iou_lane *lane = thread->lane;
+    uint64_t sent = answer(lane, piece, piece->number == 0);
+    note_pause(http_of(lane), sent < piece->length, sent);
+    while (sent < piece->length && !lane->state.broken) {
+        piece->offset += sent;
+        piece->length -= sent;
+        put_memory(lane, piece);
+        lane_await_reader(lane);
+        if (!read_again(thread, piece))
+            return false;
+        sent = answer(lane, piece, false);
+    }
+    return true;
+}
+
+static void read_piece(struct lane_thread *thread, struct piece *piece) {
+    struct http *http = http_of(thread->lane);
+    if (!read_in_turn(thread, piece) || !send_data(thread, piece))
+        return;
+    pthread_mutex_lock(&http->lock);
+    http->sent++;
+    pthread_cond_broadcast(&http->changed);
+    pthread_mutex_unlock(&http->lock);
+}
+
+static void end_piece(struct iou_lane *lane, struct piece *piece) {
+    struct http *http = http_of(lane);
+    put_memory(lane, piece);
+    pthread_mutex_lock(&http->lock);
+    http->under_way--;
+    pthread_cond_broadcast(&http->changed);
+    pthread_mutex_unlock(&http->lock);
+    http_tell_leader(lane);
+}
+
+static void await_pieces(struct http *http) {
+    pthread_mutex_lock(&http->lock);
+    while (http->under_way)
+        pthread_cond_wait(&http->changed, &http->lock);
+    pthread_mutex_unlock(&http->lock);
+}
+
+static bool serve_piece(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct http *http = http_of(lane);
+    bool writes = http->request.kind == IOU_WRITE;
+    struct piece piece;
+    if (!(writes ? receive : prepare)(lane, &piece))
+        return true;
+    if (writes)
+        begin_write(lane, &piece);
+    bool leads = piece.last || !turn_hand_over(thread);
+    if (leads)
+        turn_begin(thread);
+    if (writes)
+        write_piece(thread, &piece);
+    else
+        read_piece(thread, &piece);
+    end_piece(lane, &piece);
+    if (piece.last) {
+        await_pieces(http);
+        http_finish(thread);
+    }
+    return leads && turn_end(thread);
+}
+
+/* ---- all -------------------------------------------------------------------------------------------------------- */
+
+static bool serve_alone(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    const struct http_request *request = &http_of(lane)->request;
+    struct op op = {
+        .kind = request->kind,
+        .flags = (lane->flags & IOU_LANE_SPARSE ? 0 : IOU_ALLOCATE) | (request->fast ? IOU_FAST_ONLY : 0),
+        .offset = request->offset,
+        .length = request->length,
+    };
+    if (op.kind == IOU_FLUSH)
+        op.flags = 0;
+    operation_begin(lane, &op);
+    turn_begin(thread);
+    http_run(thread, &op);
+    http_finish(thread);
+    return turn_end(thread);
+}
+
+bool http_serve(struct lane_thread *thread) {
+    return http_of(thread->lane)->body.left ? serve_piece(thread) : serve_alone(thread);
+}

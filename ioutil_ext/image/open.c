@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Opening an image: what it is, whether direct I/O works, and what it demands. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/fork.h"
+#include "base/numbers.h"
+#include "base/syscalls.h"
+#include "image/size.h"
+
+/* statx(2), STATX_DIOALIGN, Linux 6.1; our own layout, because older C libraries do not know the members. */
+#define DIOALIGN 0x2000u
+struct statx_dioalign {
+    uint32_t mask;
+    uint8_t before[0x98 - sizeof(uint32_t)];
+    uint32_t mem_align;
+    uint32_t offset_align;
+    uint8_t after[0x100 - 0xa0];
+};
+_Static_assert(sizeof(struct statx_dioalign) == 256, "struct statx has 256 bytes");
+
+/* A larger st_blksize is advice for the size of transfers (NFS: 1 MiB), not the unit of the page cache. */
+#define MAX_CACHE_UNIT (64 * KIB)
+
+#define MIN_BLOCK_SIZE 512u
+#define MAX_BLOCK_SIZE (64u << 10) /* of Linux; bounds what an edge needs of memory */
+
+static bool is_image(mode_t mode) {
+    return S_ISREG(mode) || S_ISBLK(mode);
+}
+
+/*
+ * Opening has effects on some devices (watchdogs, tapes) and blocks on FIFOs, so look first. Who replaces the file
+ * between stat and open meets O_NONBLOCK and the fstat.
+ */
+static int check_path(struct op *op) {
+    struct stat st;
+    if (stat(op->path, &st) == 0 && !is_image(st.st_mode))
+        return op_fail(op, IOU_SYS_NONE, ENOTBLK);
+    return 0;
+}
+
+static int open_flags(const struct op *op) {
+    return (op->flags & IOU_WRITABLE ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+}
+
+static int open_fd(struct op *op, iou_handle *handle) {
+    handle->direct = !(op->flags & IOU_BUFFERED);
+    int fd = -EINVAL;
+    if (handle->direct)
+        fd = sys_open(op->path, open_flags(op) | O_DIRECT);
+    if (fd == -EINVAL || fd == -EOPNOTSUPP) {
+        handle->direct = false;
+        fd = sys_open(op->path, open_flags(op));
+    }
+    if (fd < 0)
+        return op_fail(op, IOU_SYS_OPEN, fd);
+    handle->fd = fd;
+    return 0;
+}
+
+/* O_NONBLOCK was for the open only; O_DIRECT goes where the file system accepts but does not support it. */
+static int settle_flags(struct op *op, iou_handle *handle) {
+    int opened = fcntl(handle->fd, F_GETFL);
+    int wanted = opened & ~(O_NONBLOCK | (handle->direct ? 0 : O_DIRECT));
+    if (opened == -1)
+        return op_fail(op, IOU_SYS_OPEN, errno);
+    /* A left O_NONBLOCK means nothing to files and block devices; a left O_DIRECT would. */
+    if (fcntl(handle->fd, F_SETFL, wanted) == -1 && opened & ~wanted & O_DIRECT)
+        return op_fail(op, IOU_SYS_OPEN, errno);
+    return 0;
+}
+
+/* ---- alignment -------------------------------------------------------------------------------------------------- */
+
+static bool ask_dioalign(int fd, struct statx_dioalign *answer) {
+    memset(answer, 0, sizeof(*answer));
+    return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, DIOALIGN, answer) == 0 && answer->mask & DIOALIGN;
+}
+
+/* Round up to a power of two; 0 stays 0. An absurd answer of a file system does not become an overflow. */
+static uint32_t power_of_two(uint32_t value) {
+    uint32_t power = 1;
+    while (power < value && power < (1u << 30))
+        power <<= 1;
+    return value ? power : 0;
+}
+
+/* The smallest unit that a read at the start is accepted with. An empty file proves nothing: 4096. */
+static uint32_t probe_alignment(int fd) {
+    uint64_t size;
+    char *memory;
+    if (sys_size(fd, &size) < 0 || size == 0 || posix_memalign((void **)&memory, PAGE_UNIT, 2 * PAGE_UNIT))
+        return PAGE_UNIT;
+    ssize_t got = sys_pread(fd, memory + MIN_BLOCK_SIZE, MIN_BLOCK_SIZE, 0);
+    free(memory);
+    return got < 0 ? PAGE_UNIT : MIN_BLOCK_SIZE;
+}
+
+static void align_file(iou_handle *handle) {
+    struct statx_dioalign dio;
+    if (handle->direct && ask_dioalign(handle->fd, &dio)) {
+        handle->direct = dio.offset_align != 0 && dio.mem_align != 0;
+        handle->block_size = power_of_two(dio.offset_align);
+        handle->mem_align = power_of_two(dio.mem_align);
+    } else if (handle->direct) {
+        handle->block_size = handle->mem_align = probe_alignment(handle->fd);
+    }
+    if (!handle->direct) {
+        handle->block_size = PAGE_UNIT;
+        handle->mem_align = 1;
+    }
+}
+
+/* A device that does not tell gets 4096, which is aligned for smaller blocks too. */
+static void align_device(iou_handle *handle) {
+    struct statx_dioalign dio;
+    int logical;
+    if (ioctl(handle->fd, BLKSSZGET, &logical) == -1 || logical <= 0)
+        logical = PAGE_UNIT;
+    handle->block_size = power_of_two((uint32_t)logical);
+    handle->mem_align = handle->direct ? handle->block_size : 1;
+    if (handle->direct && ask_dioalign(handle->fd, &dio) && dio.mem_align && dio.offset_align) {
+        handle->block_size = (uint32_t)max_u64(handle->block_size, power_of_two(dio.offset_align));
+        handle->mem_align = power_of_two(dio.mem_align);
+    }
+}
+
+static int find_alignment(struct op *op, iou_handle *handle, const struct stat *st) {
+    if (S_ISREG(st->st_mode))
+        align_file(handle);
+    else
+        align_device(handle);
+    /* A part of a buffer that starts at a block must be aligned in memory too. */
+    uint64_t block = max_u64(MIN_BLOCK_SIZE, max_u64(handle->block_size, handle->mem_align));
+    uint64_t unit = max_u64(block, max_u64(PAGE_UNIT, (uint64_t)sysconf(_SC_PAGESIZE)));
+    if (st->st_blksize > 0 && (uint64_t)st->st_blksize <= MAX_CACHE_UNIT)
+        unit = max_u64(unit, power_of_two((uint32_t)st->st_blksize));
+    if (block > MAX_BLOCK_SIZE)
+        return op_fail(op, IOU_SYS_STATX, EINVAL);
+    handle->block_size = (uint32_t)block;
+    handle->unit = handle->direct || S_ISBLK(st->st_mode) ? handle->block_size : 1;
+    handle->lock_unit = (uint32_t)unit;
+    return settle_flags(op, handle);
+}
+
+/* ---- the handle ------------------------------------------------------------------------------------------------- */
+
+/* The second descriptor, for blocks that are not wholly inside the file. The same file, or none. */
+static int open_tail(struct op *op, iou_handle *handle, const struct stat *st) {
+    struct stat tail;
+    if (!handle->writable || !handle->direct || !S_ISREG(st->st_mode))
+        return 0;
+    int fd = sys_open(op->path, open_flags(op));
+    if (fd < 0)
+        return op_fail(op, IOU_SYS_OPEN, fd);
+    handle->tail_fd = fd;
+    if (fstat(fd, &tail) == -1)
+        return op_fail(op, IOU_SYS_FSTAT, errno);
+    if (tail.st_dev != st->st_dev || tail.st_ino != st->st_ino)
+        return op_fail(op, IOU_SYS_OPEN, ESTALE);
+    return 0;
+}
+
+static int open_descriptors(struct op *op, iou_handle *handle, struct stat *st) {
+    int error = open_fd(op, handle);
+    if (error)
+        return error;
+    if (fstat(handle->fd, st) == -1)
+        return op_fail(op, IOU_SYS_FSTAT, errno);
+    if (!is_image(st->st_mode))
+        return op_fail(op, IOU_SYS_NONE, ENOTBLK);
+    error = find_alignment(op, handle, st);
+    return error ? error : open_tail(op, handle, st);
+}
+
+static int join_image(struct op *op, iou_handle *handle, const struct stat *st) {
+    if (S_ISREG(st->st_mode))
+        handle->image = image_get(IOU_FILE, st->st_dev, st->st_ino);
+    else
+        handle->image = image_get(IOU_BLOCK, st->st_rdev, 0);
+    if (!handle->image)
+        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    handle->flush_failures = handle->image->flush_failures;
+    atomic_fetch_add(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
+    return 0;
+}
+
+/*
+ * The image is already registered: a write through another handle that starts before the answer is stored marks the
+ * content as written, and the answer is not stored.
+ */
+void look_at_content(iou_handle *handle) {
+    struct image *image = handle->image;
+    int unknown = CONTENT_UNKNOWN;
+    if (image->content == CONTENT_WRITTEN)
+        return;
+    if (image->type == IOU_FILE && sys_lseek(handle->fd, 0, SEEK_DATA) == -ENXIO)
+        atomic_compare_exchange_strong(&image->content, &unknown, CONTENT_ZERO);
+    else
+        image->content = CONTENT_WRITTEN;
+}
+
+static int set_up(struct op *op, iou_handle *handle) {
+    struct stat st;
+    uint64_t size;
+    int error = open_descriptors(op, handle, &st);
+    if (!error)
+        error = join_image(op, handle, &st);
+    if (error)
+        return error;
+    error = size_refresh(op, handle, &size);
+    if (!error)
+        look_at_content(handle);
+    return error;
+}
+
+static void discard(iou_handle *handle) {
+    if (handle->image) {
+        handle_close(handle);
+    } else {
+        if (handle->fd != -1)
+            sys_close(handle->fd);
+        if (handle->tail_fd != -1)
+            sys_close(handle->tail_fd);
+    }
+    free(handle->path);
+    free(handle);
+}
+
+int handle_open(struct op *op, const struct image_ops *ops) {
+    int error = check_path(op);
+    if (error)
+        return error;
+    iou_handle *handle = calloc(1, sizeof(*handle));
+    if (!handle)
+        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    handle->ops = ops;
+    handle->fd = handle->tail_fd = -1;
+    handle->writable = op->flags & IOU_WRITABLE;
+    handle->born = fork_generation();
+    atomic_init(&handle->refs, 1);
+    handle->path = strdup(op->path);
+    error = handle->path ? set_up(op, handle) : op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    if (error) {
+        discard(handle);
+        return error;
+    }
+    op->result.handle = handle;
+    return 0;
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The body of a request as it comes, in parts. A peer that does not send has no memory meanwhile: what came of a part
+ * in a moment is a part by itself, cut where a page ends, and more is waited for in the staging, without memory. So a
+ * body that stops holds nothing but the staging, which each connection has anyway.
+ */
+
+#include <errno.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "lane/body.h"
+#include "lane/lane.h"
+
+void body_begin(struct body *body, uint64_t offset, uint64_t length) {
+    body->next = offset;
+    body->left = length;
+    body->length = body->got = 0;
+}
+
+void body_advance(struct body *body) {
+    body->next += body->length;
+    body->left -= body->length;
+    body->length = body->got = 0;
+}
+
+struct memory *body_take_memory(struct body *body) {
+    struct memory *memory = body->memory;
+    body->memory = NULL;
+    return memory;
+}
+
+struct memory *body_take_more(struct body *body) {
+    struct memory *more = body->more;
+    body->more = NULL;
+    return more;
+}
+
+static void drop_more(struct iou_lane *lane, struct body *body) {
+    if (body->more)
+        memory_put(lane, body_take_more(body));
+}
+
+void body_drop_memory(struct iou_lane *lane, struct body *body) {
+    drop_more(lane, body);
+    if (body->memory)
+        memory_put(lane, body_take_memory(body));
+}
+
+/* Wait for as much of a slow body as is staged; returns how long the part can be. 0: it does not come. */
+static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
+    uint64_t since = now_ns();
+    if (!socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error)) {
+        body->left -= lane->staging.end - lane->staging.start; /* less than was asked for: all of it is of this body */
+        lane->staging.start = lane->staging.end;
+        return 0;
+    }
+    body->slow = now_ns() - since >= LANE_MOMENT_MS * UINT64_C(1000000);
+    uint64_t staged = min_u64(body->left, lane->staging.end - lane->staging.start);
+    return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
+}
+
+/* Have memory for a part of at most so many bytes. */
+static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, bool wait) {
+    int error = 0;
+    uint64_t length = min_u64(body->left, most);
+    if (body->slow) {
+        uint64_t staged = wait ? gather(lane, body, &error) : 0;
+        if (staged == 0)
+            return wait ? error ? error : -ENODATA : -EAGAIN;
+        length = min_u64(length, staged);
+    }
+    uint64_t room = room_for(body->next, length), first = min_u64(room, LANE_PIECE);
+    error = memory_get(lane, first, wait ? MEMORY_WAIT : MEMORY_NOW, &body->memory);
+    /* Who has some does not wait for more. */
+    if (!error && room > first && memory_get(lane, room - first, MEMORY_NOW, &body->more))
+        length = LANE_PIECE - body->next % LANE_PIECE;
+    body->length = error ? 0 : length;
+    body->got = 0;
+    return error;
+}
+
+/* Where a byte of the part is, and how many from there on are in the same piece of memory. */
+static char *place_of(const struct body *body, uint64_t byte, uint64_t *room) {
+    uint64_t first = body->more ? LANE_PIECE - body->next % PAGE_UNIT : body->length;
+    bool inside = byte < first || !body->more;
+    *room = (inside ? first : body->length) - byte;
+    return inside ? place_in(body->memory, body->next) + byte : body->more->data + (byte - first);
+}
+
+/* Receive more of the part. */
+static int receive_more(struct iou_lane *lane, struct body *body, enum socket_patience patience) {
+    int error;
+    while (body->got < body->length) {
+        uint64_t room, before = body->got;
+        char *place = place_of(body, before, &room);
+        body->got += socket_receive(lane, place, room, patience, &error);
+        if (body->got < before + room)
+            return error ? error : -ENODATA;
+    }
+    return 0;
+}
+
+/* End the part where whole pages end of what came; what is behind them is received again. */
+static void cut(struct iou_lane *lane, struct body *body) {
+    uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next, room;
+    socket_put_back(lane, place_of(body, length, &room), body->got - length); /* of one page: in one piece of memory */
+    if (room_for(body->next, length) <= LANE_PIECE)
+        drop_more(lane, body);
+    body->length = body->got = length;
+    body->slow = true;
+}
+
+int body_receive(struct iou_lane *lane, struct body *body, uint64_t most) {
+    for (;;) {
+        int error = body->memory ? 0 : begin_part(lane, body, most, true);
+        if (!error)
+            error = receive_more(lane, body, SOCKET_MOMENT);
+        if (error == -EAGAIN) {
+            cut(lane, body);
+            error = 0;
+        }
+        if (body->memory && !error && body->length)
+            return 0;
+        body->left -= body->got;
+        body_drop_memory(lane, body);
+        if (error)
+            return error;
+    }
+}
+
+int body_receive_ahead(struct iou_lane *lane, struct body *body, uint64_t most) {
+    int error = body->memory ? 0 : begin_part(lane, body, most, false);
+    return error ? error : receive_more(lane, body, SOCKET_NOW);
+}

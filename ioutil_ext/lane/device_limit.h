@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How much a device has to do at a time (device_limit.c). */
+
+#ifndef IOUTIL_LANE_DEVICE_LIMIT_H
+#define IOUTIL_LANE_DEVICE_LIMIT_H
+
+#include <pthread.h>
+#include <stdint.h>
+
+#include "lane/waiters.h"
+
+struct device_limit {
+    pthread_mutex_t lock; /* a leaf */
+    struct link waiters;
+    uint64_t used, epoch; /* bytes under way that began in this epoch */
+    uint64_t mean_ns, unlimited_until;
+};
+
+/* An operation of length bytes. */
+struct limit_use {
+    struct waiter waiter;
+    uint64_t length, epoch, since;
+};
+
+void limit_init(struct device_limit *limit);
+void limit_destroy(struct device_limit *limit);
+
+/* Wait until the operation may begin; and say that it has ended. */
+void limit_enter(struct device_limit *limit, struct limit_use *use);
+void limit_leave(struct device_limit *limit, const struct limit_use *use);
+
+#endif

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The beginning of a lane, what its owner can ask of it, and its end. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/numbers.h"
+#include "engine/workers.h"
+#include "lane/connection.h"
+#include "lane/lane.h"
+#include "lane/lanes.h"
+#include "lane/operations.h"
+
+static int check(const iou_handle *handle, const iou_lane_options *options) {
+    if (!handle || options->rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
+        options->timeout_ms > IOU_LANE_MAX_TIMEOUT_MS)
+        return -EINVAL;
+    if (!(options->flags & IOU_LANE_READ_ONLY) && !handle->writable)
+        return -EINVAL;
+    return 0;
+}
+
+/* All but what its kind knows. */
+static void free_lane(struct iou_lane *lane) {
+    lanes_leave(lane);
+    turns_free(lane);
+    if (lane->socket.wake_fd != -1)
+        close(lane->socket.wake_fd);
+    if (lane->counts.event_fd != -1)
+        close(lane->counts.event_fd);
+    counts_free(lane);
+    pthread_mutex_destroy(&lane->socket.send_lock);
+    pthread_mutex_destroy(&lane->turns.lock);
+    pthread_mutex_destroy(&lane->counts.lock);
+    pthread_cond_destroy(&lane->counts.fetched);
+    free(lane);
+}
+
+static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *options) {
+    struct iou_lane *lane = calloc(1, sizeof(*lane));
+    if (!lane)
+        return NULL;
+    lane->lanes = lanes;
+    lane->engine = lanes->engine;
+    lane->control = options->control;
+    lane->lease = options->lease;
+    lane->number = options->number;
+    lane->size = options->size;
+    lane->flags = options->flags;
+    lane->timeout_ms = (int)options->timeout_ms;
+    lane->socket.fd = options->fd;
+    lane->socket.tls = options->tls;
+    operations_init(lane);
+    socket_init_turns(lane);
+    pthread_mutex_init(&lane->turns.lock, NULL);
+    pthread_mutex_init(&lane->counts.lock, NULL);
+    pthread_cond_init(&lane->counts.fetched, NULL);
+    link_init(&lane->turns.threads);
+    link_init(&lane->turns.idle);
+    link_init(&lane->turns.spare);
+    lane->socket.wake_fd = lane->counts.event_fd = -1;
+    if (options->rest_length)
+        memcpy(lane->staging.bytes, options->rest, options->rest_length);
+    lane->staging.end = (uint32_t)options->rest_length;
+    return lane;
+}
+
+static int make_events(struct iou_lane *lane) {
+    lane->socket.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    lane->counts.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return lane->socket.wake_fd == -1 || lane->counts.event_fd == -1 ? -errno : 0;
+}
+
+static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+                 void *own, iou_lane **result) {
+    struct iou_lane *lane = new_lane(lanes, options);
+    if (!lane)
+        return -ENOMEM;
+    lane->handle = handle;
+    lane->kind = kind;
+    lane->own = own;
+    int error = lanes_join(lane);
+    if (!error)
+        error = make_events(lane);
+    if (!error)
+        error = socket_init(lane);
+    if (!error && (error = turn_first(lane)))
+        socket_restore(lane);
+    if (error)
+        free_lane(lane);
+    else
+        *result = lane;
+    return error;
+}
+
+int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+               void *own, iou_lane **result) {
+    int error = check(handle, options);
+    if (!error)
+        error = engine_take_handle(lanes->engine, handle, IOU_READ);
+    if (!error) {
+        error = start(lanes, handle, options, kind, own, result);
+        if (error)
+            engine_untake_handle(lanes->engine, handle, IOU_READ);
+    }
+    return error;
+}
+
+/* ---- for its owner ---------------------------------------------------------------------------------------------- */
+
+int iou_lane_fd(iou_lane *lane) {
+    return lane->counts.event_fd;
+}
+
+void iou_lane_refuse(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return;
+    pthread_mutex_lock(&lane->turns.lock);
+    lane->state.refusing = true;
+    if (!lane->turns.ended)
+        lane_wake(lane);
+    pthread_mutex_unlock(&lane->turns.lock);
+}
+
+void iou_lane_abort(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return;
+    pthread_mutex_lock(&lane->turns.lock);
+    if (!lane->turns.ended)
+        lane_break(lane, ECANCELED);
+    pthread_mutex_unlock(&lane->turns.lock);
+}
+
+/* What threads do in storage, and for how long the oldest one has. The lock is held. */
+static void look_at_storage(const struct iou_lane *lane, iou_lane_stats *stats) {
+    uint64_t now = now_ns();
+    for (const struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
+        uint64_t since = container_of(node, const struct lane_thread, link)->storage_since;
+        if (since == 0)
+            continue;
+        stats->running++;
+        stats->storage_wait = max_u64(stats->storage_wait, now > since ? now - since : 0);
+    }
+}
+
+void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
+    *stats = (iou_lane_stats){0};
+    if (lanes_are_foreign(lane->lanes))
+        return;
+    pthread_mutex_lock(&lane->turns.lock);
+    *stats = (iou_lane_stats){
+        .requests = lane->state.requests,
+        .received = lane->socket.received,
+        .sent = lane->socket.sent,
+        .ended = lane->turns.ended,
+        .error = lane->state.error,
+    };
+    look_at_storage(lane, stats);
+    if (lane->state.active && stats->running == 0)
+        stats->running = 1;
+    pthread_mutex_lock(&lane->counts.lock);
+    stats->reports_lost = lane->counts.reports_lost;
+    stats->ranges = lane->counts.ranges_count;
+    pthread_mutex_unlock(&lane->counts.lock);
+    for (size_t i = 0; i < LENGTH(stats->zeroed); i++)
+        stats->zeroed[i] = lane->counts.zeroed[i];
+    pthread_mutex_unlock(&lane->turns.lock);
+}
+
+int iou_lane_free(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lane->turns.lock);
+    bool ended = lane->turns.ended;
+    pthread_mutex_unlock(&lane->turns.lock);
+    if (!ended)
+        return -EBUSY;
+    lane->kind->end(lane);
+    free_lane(lane);
+    return 0;
+}

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* One connection that is served here, whatever its protocol (lane.c). */
+
+#ifndef IOUTIL_LANE_LANE_H
+#define IOUTIL_LANE_LANE_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "api/lane.h"
+#include "image/handle.h"
+#include "lane/counts.h"
+#include "lane/memory.h"
+#include "lane/receive.h"
+#include "lane/shared.h"
+#include "lane/socket.h"
+#include "lane/state.h"
+#include "lane/turns.h"
+
+struct iou_lane {
+    struct iou_lanes *lanes;
+    struct iou_engine *engine;
+    iou_handle *handle; /* holds a reference */
+    iou_control *control;
+    iou_lease *lease;
+    const struct lane_kind *kind;
+    void *own;       /* what the kind knows besides */
+    uint64_t number; /* by which records name it */
+    uint64_t size;
+    uint32_t flags;
+    int timeout_ms;
+    struct lane_memory memory;
+    struct lane_state state;
+    struct lane_socket socket;
+    atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; operations.c */
+    struct lane_staging staging;                  /* the leader's: who reads from the socket */
+    struct lane_turns turns;
+    struct lane_counts counts;
+};
+
+/*
+ * Begin a lane. own: for kind, which ends it; still the caller's if this fails. Returns as
+ * iou_nbd_start() does.
+ */
+int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+               void *own, iou_lane **result);
+
+#endif

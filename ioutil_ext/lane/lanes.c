@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* What all lanes share, and how a lane comes to it and leaves it. */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/numbers.h"
+#include "lane/lane.h"
+#include "lane/lanes.h"
+#include "lane/records.h"
+#include "lane/slabs.h"
+
+/*
+ * One READ of NBD at a time may have more, if its reply may not be cut: it has memory of its own, which is all that
+ * those who ask for such can keep from each other.
+ */
+#define MAX_LONG (LANE_LONG + PAGE_UNIT)
+
+_Static_assert(IOU_LANES_MIN_MEMORY >= 8 * LANE_PIECE + 2 * PAGE_UNIT, "some slabs, and half of it for a long read");
+
+/* ---- all -------------------------------------------------------------------------------------------------------- */
+
+int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
+    if (engine_is_foreign(engine))
+        return -ECHILD;
+    if (memory < IOU_LANES_MIN_MEMORY || memory > INT64_MAX || !result)
+        return -EINVAL;
+    iou_lanes *lanes = calloc(1, sizeof(*lanes));
+    if (!lanes || !(lanes->records = records_new())) {
+        free(lanes);
+        return -ENOMEM;
+    }
+    lanes->engine = engine;
+    lanes->born = fork_generation();
+    lanes->long_limit = min_u64(MAX_LONG, memory / 2 + PAGE_UNIT); /* 64 MiB is enough for the longest */
+    lanes->limit = memory - lanes->long_limit;
+    link_init(&lanes->kept);
+    pthread_mutex_init(&lanes->lock, NULL);
+    link_init(&lanes->shares);
+    link_init(&lanes->members);
+    link_init(&lanes->waiting);
+    *result = lanes;
+    return 0;
+}
+
+int iou_lanes_free(iou_lanes *lanes) {
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lanes->lock);
+    bool busy = lanes->count;
+    pthread_mutex_unlock(&lanes->lock);
+    if (busy)
+        return -EBUSY;
+    slab_free_kept(lanes);
+    records_free(lanes->records);
+    pthread_mutex_destroy(&lanes->lock);
+    free(lanes);
+    return 0;
+}
+
+/* ---- lanes come and go ------------------------------------------------------------------------------------------ */
+
+/* The lock is held. NULL: no memory. */
+static struct share *join_share(struct iou_lanes *lanes, const iou_lease *ticket) {
+    struct share *share = NULL;
+    for (struct link *node = lanes->shares.next; node != &lanes->shares && !share; node = node->next)
+        if (container_of(node, struct share, link)->ticket == ticket)
+            share = container_of(node, struct share, link);
+    if (!share && (share = calloc(1, sizeof(*share)))) {
+        share->ticket = ticket;
+        link_init(&share->waiters);
+        link_append(&lanes->shares, &share->link);
+    }
+    if (share)
+        share->lanes++;
+    return share;
+}
+
+/* The lock is held. */
+static void part_share(struct share *share) {
+    if (--share->lanes)
+        return;
+    link_remove(&share->link);
+    free(share);
+}
+
+int lanes_join(struct iou_lane *lane) {
+    struct iou_lanes *lanes = lane->lanes;
+    pthread_mutex_lock(&lanes->lock);
+    lane->memory.share = join_share(lanes, lane->lease);
+    lane->memory.slabs = lane->memory.share ? slab_join(lanes, lane->handle->image->device) : NULL;
+    if (lane->memory.slabs) {
+        lane->memory.limit = slab_limit(lane->memory.slabs);
+        link_append(&lanes->members, &lane->memory.member);
+        lanes->count++;
+    } else if (lane->memory.share) {
+        part_share(lane->memory.share);
+    }
+    pthread_mutex_unlock(&lanes->lock);
+    return lane->memory.slabs ? 0 : -ENOMEM;
+}
+
+void lanes_leave(struct iou_lane *lane) {
+    struct iou_lanes *lanes = lane->lanes;
+    if (!lane->memory.slabs)
+        return;
+    pthread_mutex_lock(&lanes->lock);
+    link_remove(&lane->memory.member);
+    lanes->count--;
+    part_share(lane->memory.share);
+    slab_part(lanes, lane->memory.slabs);
+    pthread_mutex_unlock(&lanes->lock);
+}
+
+bool lanes_is_alone(struct iou_lane *lane) {
+    pthread_mutex_lock(&lane->lanes->lock);
+    bool alone = lane->memory.share->lanes == 1;
+    pthread_mutex_unlock(&lane->lanes->lock);
+    return alone;
+}
+
+/* ---- places ----------------------------------------------------------------------------------------------------- */
+
+void iou_lanes_recall(iou_lanes *lanes, uint32_t more) {
+    if (lanes_are_foreign(lanes))
+        return;
+    pthread_mutex_lock(&lanes->lock);
+    lanes->wanted = more ? lanes->wanted + more : 0;
+    for (struct link *node = lanes->members.next; node != &lanes->members && lanes->wanted; node = node->next) {
+        struct iou_lane *lane = container_of(node, struct iou_lane, memory.member);
+        if (lane->state.rests && !lane->state.refusing && lane_gives_place(lane)) {
+            lane->state.refusing = true;
+            socket_wake(lane);
+        }
+    }
+    pthread_mutex_unlock(&lanes->lock);
+}

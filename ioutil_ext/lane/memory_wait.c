@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Waiting for memory: no longer than its client is there, and its ticket lives. */
+
+#include <errno.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "lane/connection.h"
+#include "lane/lane.h"
+
+/* A thread that waits looks so often whether its client is still there. */
+#define LOOK_NS UINT64_C(1000000000)
+
+/* Until when a request that waits until deadline sleeps before it looks again. */
+static uint64_t next_look(const struct claimant *claimant, uint64_t deadline) {
+    const struct iou_lane *lane = claimant->lane;
+    uint64_t look = min_u64(now_ns() + LOOK_NS, deadline);
+    if (lane->kind->finishes || claimant->patience == MEMORY_FINISH)
+        return look;
+    return min_u64(look, __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED));
+}
+
+/* Wait for others to give back. A client that has gone, or a ticket that has expired meanwhile, ends that. */
+static int await_memory(struct claimant *claimant) {
+    struct iou_lane *lane = claimant->lane;
+    uint64_t deadline = now_ns() + (uint64_t)lane->timeout_ms * 1000000;
+    while (!waiter_sleep(&claimant->waiter, next_look(claimant, deadline))) {
+        lane_look(lane);
+        if (memory_is_cut(claimant))
+            memory_give_up(claimant, -ECANCELED);
+        else if (now_ns() >= deadline)
+            memory_give_up(claimant, -ENOMEM);
+    }
+    return claimant->error;
+}
+
+int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience, struct memory **memory) {
+    struct claimant claimant = {.lane = lane, .size = size, .patience = patience};
+    int error = memory_ask(&claimant);
+    if (error == -EAGAIN && patience != MEMORY_NOW)
+        error = await_memory(&claimant);
+    *memory = claimant.memory;
+    return error;
+}

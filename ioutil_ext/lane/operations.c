@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Operations of a lane: run in the thread that has the request. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <sys/resource.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "engine/external_threads.h"
+#include "engine/running.h"
+#include "lane/connection.h"
+#include "lane/lane.h"
+#include "lane/operations.h"
+
+/*
+ * An operation is quick if its kind has lately not slept in storage, mostly: then the leader does it itself. What only
+ * computes and copies is not done sooner by another thread, but with the data in other caches, and after a wake-up.
+ * nbdcopy out of tmpfs, processor time of the server: see docs/performance/experiments.md.
+ */
+#define SLEEPS_ALWAYS 1024u
+#define SLEEPS_SELDOM (SLEEPS_ALWAYS / 2)
+#define SLEEPS_WEIGHT 8u
+
+/* How often this thread has slept. */
+static long count_sleeps(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_THREAD, &usage);
+    return usage.ru_nvcsw;
+}
+
+static void note_sleep(struct iou_lane *lane, uint32_t kind, bool slept) {
+    atomic_uint_fast32_t *mean = &lane->sleeps[kind];
+    *mean = (*mean * (SLEEPS_WEIGHT - 1) + (slept ? SLEEPS_ALWAYS : 0)) / SLEEPS_WEIGHT;
+}
+
+void operations_init(struct iou_lane *lane) {
+    for (size_t kind = 0; kind < LENGTH(lane->sleeps); kind++)
+        lane->sleeps[kind] = SLEEPS_ALWAYS;
+    lane->sleeps[0] = 0; /* of what does nothing */
+}
+
+bool operation_is_quick(const struct iou_lane *lane, uint32_t kind) {
+    return lane->sleeps[kind] < SLEEPS_SELDOM;
+}
+
+/* ---- running ---------------------------------------------------------------------------------------------------- */
+
+static bool is_counted(const struct iou_lane *lane, uint32_t kind) {
+    if (kind == IOU_READ)
+        return lane->flags & IOU_LANE_COUNT_READS;
+    return (kind == IOU_WRITE || kind == IOU_ZERO || kind == IOU_TRIM) && lane->flags & IOU_LANE_COUNT_WRITES;
+}
+
+void operation_begin(struct iou_lane *lane, struct op *op) {
+    op->handle = lane->handle;
+    op->control = lane->control;
+    op->buffer_size = op->buffer_size ? op->buffer_size : op->length;
+    int error = op_check(op); /* requests were checked: it finds nothing */
+    if (!error)
+        error = op_claim(op);
+    op->result.error = error == -EAGAIN ? 0 : -error;
+    /* Its bytes may have been in the socket for long. Now that it has its place, nothing newer gets before it, unless
+       the client was gone before: then it is not begun. */
+    if (op->claimed)
+        lane_check(lane);
+}
+
+/* What is shorter does not wait for its device, and counts for nothing: of such, storage needs many at a time. */
+#define SHORT (64 * KIB)
+
+/* What is longer than a piece comes one at a time, and FUA takes as long as a flush does: neither tells of the device.
+   What somebody else has is on no device of ours. */
+static bool is_limited(const struct iou_lane *lane, const struct op *op) {
+    return (op->kind == IOU_READ || op->kind == IOU_WRITE) && op->length > SHORT && op->length <= LANE_PIECE &&
+           !(op->flags & IOU_FUA) && !op->handle->ops->remote && !operation_is_quick(lane, op->kind);
+}
+
+bool operation_turn(struct lane_thread *thread, struct op *op) {
+    struct iou_lane *lane = thread->lane;
+    if (op->result.error)
+        return true;
+    struct limit_use use = {.length = op->length};
+    thread->storage_since = now_ns();
+    op_await(op);
+    bool counts = is_limited(lane, op);
+    if (counts)
+        limit_enter(lane->memory.limit, &use);
+    long sleeps = count_sleeps();
+    bool ended = external_thread_turn(lane->engine, &thread->external, op);
+    note_sleep(lane, op->kind, op->handle->ops->remote || count_sleeps() != sleeps);
+    thread->storage_since = 0;
+    if (counts)
+        limit_leave(lane->memory.limit, &use);
+    return ended;
+}
+
+int operation_end(struct iou_lane *lane, struct op *op) {
+    if (op->result.done && is_counted(lane, op->kind))
+        counts_add(lane, op->offset, op->offset + op->result.done);
+    if (op->kind == IOU_ZERO && !op->result.error)
+        lane->counts.zeroed[op->result.method] += op->length;
+    return op->result.error;
+}
+
+int operation_run(struct lane_thread *thread, struct op *op) {
+    if (!op->handle)
+        operation_begin(thread->lane, op);
+    while (!operation_turn(thread, op))
+        ;
+    return operation_end(thread->lane, op);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What lanes have served, request by request, for the log of who wants it. All threads of all lanes write to one ring,
+ * and the owner reads it. Nobody waits for anybody: what finds no room is lost, and counted.
+ *
+ * Records are numbered. Record n goes to slot n modulo the size, whose turn says what may be done with it: 2 r: the
+ * record of round r may be written; 2 r + 1: it is there and may be read. A writer takes a number only if its slot
+ * may be written.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "lane/lane.h"
+#include "lane/records.h"
+
+#define CACHE_LINE 64u
+
+struct slot {
+    atomic_uint_fast64_t turn;
+    iou_record record;
+};
+
+struct records {
+    char before[CACHE_LINE]; /* what each request looks at shares its line with nothing that changes */
+    atomic_bool wanted;
+    char after[CACHE_LINE];
+    atomic_uint_fast64_t next; /* the number of the next record */
+    atomic_uint_fast64_t lost;
+    pthread_mutex_t lock; /* of the reader */
+    uint64_t read;        /* the number of the next record that is read */
+    struct slot slots[IOU_RECORDS];
+};
+
+/* Zeros are an empty ring; nothing of it is in memory before it is used. */
+struct records *records_new(void) {
+    struct records *records = calloc(1, sizeof(*records));
+    if (records)
+        pthread_mutex_init(&records->lock, NULL);
+    return records;
+}
+
+void records_free(struct records *records) {
+    pthread_mutex_destroy(&records->lock);
+    free(records);
+}
+
+/* ---- writing ---------------------------------------------------------------------------------------------------- */
+
+uint64_t record_begin(const struct iou_lane *lane) {
+    return atomic_load_explicit(&lane->lanes->records->wanted, memory_order_relaxed) ? now_ns() : 0;
+}
+
+/* Take the next number, and its slot. NULL: there is no room. */
+static struct slot *take_slot(struct records *records, uint64_t *turn) {
+    uint64_t number = atomic_load_explicit(&records->next, memory_order_relaxed);
+    for (;;) {
+        struct slot *slot = &records->slots[number % IOU_RECORDS];
+        uint64_t now = atomic_load_explicit(&slot->turn, memory_order_acquire);
+        *turn = 2 * (number / IOU_RECORDS);
+        if (now < *turn)
+            return NULL; /* the one before is not read yet */
+        if (now > *turn) /* another thread has taken this number */
+            number = atomic_load_explicit(&records->next, memory_order_relaxed);
+        else if (atomic_compare_exchange_weak_explicit(&records->next, &number, number + 1, memory_order_relaxed,
+                                                       memory_order_relaxed))
+            return slot;
+    }
+}
+
+void records_add(struct records *records, const iou_record *record) {
+    uint64_t turn;
+    struct slot *slot = take_slot(records, &turn);
+    if (!slot) {
+        atomic_fetch_add_explicit(&records->lost, 1, memory_order_relaxed);
+        return;
+    }
+    slot->record = *record;
+    atomic_store_explicit(&slot->turn, turn + 1, memory_order_release);
+}
+
+void record_end(const struct iou_lane *lane, uint64_t began, iou_record record) {
+    if (!began)
+        return;
+    record.lane = lane->number;
+    record.elapsed = now_ns() - began;
+    records_add(lane->lanes->records, &record);
+}
+
+/* ---- reading ---------------------------------------------------------------------------------------------------- */
+
+void iou_records_want(iou_lanes *lanes, uint32_t wanted) {
+    atomic_store_explicit(&lanes->records->wanted, wanted != 0, memory_order_relaxed);
+}
+
+/* Move one. False: there is none, or its writer is still at it. */
+static bool take(struct records *records, iou_record *record) {
+    struct slot *slot = &records->slots[records->read % IOU_RECORDS];
+    uint64_t turn = 2 * (records->read / IOU_RECORDS) + 1;
+    if (atomic_load_explicit(&slot->turn, memory_order_acquire) != turn)
+        return false;
+    *record = slot->record;
+    atomic_store_explicit(&slot->turn, turn + 1, memory_order_release);
+    records->read++;
+    return true;
+}
+
+int iou_records_read(iou_lanes *lanes, iou_record *place, uint32_t max) {
+    struct records *records = lanes->records;
+    uint32_t count = 0;
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&records->lock);
+    while (count < max && take(records, &place[count]))
+        count++;
+    pthread_mutex_unlock(&records->lock);
+    return (int)count;
+}
+
+void iou_records_get_stats(iou_lanes *lanes, iou_records_stats *stats) {
+    struct records *records = lanes->records;
+    *stats = (iou_records_stats){0};
+    if (lanes_are_foreign(lanes))
+        return;
+    stats->written = atomic_load_explicit(&records->next, memory_order_relaxed);
+    stats->lost = atomic_load_explicit(&records->lost, memory_order_relaxed);
+    pthread_mutex_lock(&records->lock);
+    stats->read = records->read;
+    pthread_mutex_unlock(&records->lock);
+}

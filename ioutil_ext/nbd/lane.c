@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Lanes of NBD: the transmission phase of a connection. Many requests may be under way, and are answered in whatever
+ * order they end: so a leader whose request is likely to sleep in storage makes another thread the leader before.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "nbd/nbd.h"
+
+/* Errnos have smaller numbers. */
+#define MAX_ERRORS 4096u
+
+/* What the first thread does before it leads. Another one is there then when the first request needs it. */
+static void begin(struct iou_lane *lane) {
+    struct nbd *nbd = nbd_of(lane);
+    struct iovec part = {.iov_base = nbd->reply, .iov_len = nbd->reply_length};
+    lane_send(lane, &part, 1);
+    lane->socket.sent = 0; /* what requests are answered is counted */
+    free(nbd->reply);
+    nbd->reply = NULL;
+    turn_ensure_watcher(lane);
+}
+
+static void record(const struct iou_lane *lane, const struct request *request) {
+    record_end(lane, request->began,
+               (iou_record){
+                   .offset = request->offset,
+                   .length = request->length,
+                   .kind = request->command,
+                   .flags = request->flags,
+                   .result = *request->told,
+               });
+}
+
+/* Do a request; returns whether this thread still leads. */
+static bool take_turn(struct lane_thread *thread, struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    uint32_t told = 0;
+    struct op op;
+    request->told = &told;
+    request_begin(lane, request, payload, &op);
+    bool leads = request_is_quick(lane, request) || !turn_hand_over(thread);
+    if (leads)
+        turn_begin(thread);
+    lane->state.requests++;
+    request_run(thread, request, payload, &op, leads);
+    record(lane, request);
+    request_end(lane);
+    return leads && turn_end(thread);
+}
+
+static bool lead(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct request request;
+    struct payload payload;
+    if (nbd_of(lane)->reply)
+        begin(lane);
+    do {
+        if (!receive_request(thread, &request, &payload))
+            return false;
+    } while (take_turn(thread, &request, &payload));
+    return true;
+}
+
+/* ---- beginning and end ------------------------------------------------------------------------------------------ */
+
+static void free_nbd(struct nbd *nbd) {
+    free(nbd->errors);
+    free(nbd->reply);
+    free(nbd);
+}
+
+static void end(struct iou_lane *lane) {
+    receive_end(lane);
+    free_nbd(nbd_of(lane));
+}
+
+static struct nbd *new_nbd(const iou_nbd_options *options) {
+    uint32_t flags = options->lane.flags;
+    struct nbd *nbd = calloc(1, sizeof(*nbd));
+    if (!nbd)
+        return NULL;
+    nbd->dialect = (struct dialect){
+        .size = options->lane.size,
+        .flags = flags,
+        .header_size = flags & IOU_LANE_EXTENDED ? 32 : 28,
+    };
+    nbd->context = options->context;
+    nbd->errors_count = options->errors_count;
+    nbd->errors = calloc(options->errors_count + 1, sizeof(*nbd->errors));
+    nbd->reply_length = options->reply_length;
+    nbd->reply = calloc(1, options->reply_length + 1);
+    if (!nbd->errors || !nbd->reply) {
+        free_nbd(nbd);
+        return NULL;
+    }
+    if (options->errors_count)
+        memcpy(nbd->errors, options->errors, options->errors_count * sizeof(*nbd->errors));
+    if (options->reply_length)
+        memcpy(nbd->reply, options->reply, options->reply_length);
+    return nbd;
+}
+
+int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
+    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .end = end};
+    if (lanes_are_foreign(lanes))
+        return -ECHILD;
+    if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS)
+        return -EINVAL;
+    struct nbd *nbd = new_nbd(options);
+    if (!nbd)
+        return -ENOMEM;
+    int error = lane_start(lanes, handle, &options->lane, &NBD, nbd, result);
+    if (error)
+        free_nbd(nbd);
+    return error;
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Requests that are answered with what the image has: READ and BLOCK_STATUS. */
+
+#include "nbd/nbd.h"
+
+/*
+ * What is read at once where storage does not sleep: a socket holds 208 KiB, and its client sleeps while we copy more.
+ * nbdcopy of 512 MiB out of tmpfs, requests of 256 KiB, quiet machine, 15 to 21 rounds, 1 connection: 277 ms whole, 213
+ * with 160 KiB, 210 with 128, 224 with 96; 4 connections: 181, 182 with 128, 211 with 64.
+ */
+#define QUICK_READ (128 * KIB)
+
+/* Memory for what is answered. False: there is none, and that was answered. */
+static bool get_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
+    int error = memory_get(lane, size, MEMORY_WAIT, memory);
+    if (error) {
+        struct answer answer = answer_no_memory(lane, error);
+        reply_error(lane, request, answer.error, answer.text);
+    }
+    return !error;
+}
+
+/*
+ * Wait for the turn to send what is in the memory. False: the client pauses, so it was given back meanwhile, and is to
+ * be filled again before the next call; *error: there is none. Who has the turn does not wait for memory: others may
+ * have it that wait for the turn.
+ */
+static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
+    if (*turn || (*turn = socket_take_turn_until_pause(lane)))
+        return true;
+    memory_put(lane, *memory);
+    socket_take_turn(lane);
+    *error = memory_get(lane, size, MEMORY_NOW, memory);
+    *turn = !*error;
+    if (*turn)
+        return false;
+    socket_give_turn(lane);
+    *error = memory_get(lane, size, MEMORY_WAIT, memory);
+    if (*error)
+        socket_take_turn(lane);
+    *turn = *error;
+    return false;
+}
+
+/* ---- READ ------------------------------------------------------------------------------------------------------- */
+
+/* Read a piece and send it; then there may be no memory any more. False: an error was sent. */
+static bool send_piece(struct lane_thread *thread, const struct request *request, struct memory **memory, size_t size,
+                       uint64_t start, uint64_t length) {
+    struct iou_lane *lane = thread->lane;
+    struct answer answer;
+    bool turn = false;
+    int error = 0;
+    do
+        answer = error ? answer_no_memory(lane, error) : answer_fill(thread, place_in(*memory, start), start, length);
+    while (!take_turn(lane, memory, size, &turn, &error));
+    if (answer.error)
+        reply_error(lane, request, answer.error, answer.text);
+    else
+        reply_data(thread, request, memory, start, length, start + length == request->offset + request->length);
+    socket_give_turn(lane);
+    return !answer.error;
+}
+
+/* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
+void read_run(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
+    uint64_t piece = room_for(request->offset, request->length);
+    if (may_cut)
+        piece = min_u64(piece, operation_is_quick(lane, IOU_READ) ? QUICK_READ : LANE_PIECE);
+    struct memory *memory = NULL;
+    uint64_t start = request->offset, left = request->length, length;
+    bool goes_on = true;
+    for (; goes_on && left; start += length, left -= length) {
+        length = min_u64(piece - start % PAGE_UNIT, left);
+        goes_on = (memory || get_memory(lane, request, piece, &memory)) &&
+                  send_piece(thread, request, &memory, piece, start, length);
+    }
+    if (memory)
+        memory_put(lane, memory);
+}
+
+/* ---- BLOCK_STATUS ----------------------------------------------------------------------------------------------- */
+
+/* Add what is behind those that were found, or make the last one longer. There is room for one. */
+static uint32_t add_extent(const struct request *request, iou_extent *extents, uint32_t count, uint64_t length,
+                           bool hole) {
+    iou_extent *last = count ? &extents[count - 1] : NULL;
+    if (length && last && last->hole == hole) {
+        last->length += length;
+        return count;
+    }
+    extents[count] = (iou_extent){
+        .start = last ? last->start + last->length : request->offset,
+        .length = length,
+        .hole = hole,
+    };
+    return length ? count + 1 : count;
+}
+
+/* What lies past the end of the image is a hole. What another server has not told of it is none. */
+static uint32_t add_rest(const struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t most,
+                         uint32_t count) {
+    uint64_t start = count ? extents[count - 1].start + extents[count - 1].length : request->offset;
+    uint64_t left = request->offset + request->length - start, size = lane->handle->image->size;
+    uint64_t untold = lane->handle->ops->remote && start < size ? min_u64(left, size - start) : 0;
+    count = add_extent(request, extents, count, untold, false);
+    return count < most ? add_extent(request, extents, count, left - untold, true) : count;
+}
+
+static struct answer look_at_extents(struct lane_thread *thread, const struct request *request, iou_extent *extents,
+                                     uint32_t most, uint32_t *count) {
+    struct op op = {
+        .kind = IOU_EXTENTS,
+        .offset = request->offset,
+        .length = request->length,
+        .buffer = extents,
+        .buffer_size = most * sizeof(iou_extent),
+    };
+    struct answer answer = answer_run(thread, &op);
+    *count = op.result.count;
+    if (*count < most)
+        *count = add_rest(thread->lane, request, extents, most, *count);
+    return answer;
+}
+
+static void answer_status(struct iou_lane *lane, const struct request *request, struct answer answer,
+                          iou_extent *extents, uint32_t count) {
+    if (answer.error)
+        reply_error(lane, request, answer.error, answer.text);
+    else
+        reply_status(lane, request, extents, count);
+}
+
+static void run_long_status(struct lane_thread *thread, const struct request *request) {
+    struct iou_lane *lane = thread->lane;
+    size_t size = MAX_STATUS_EXTENTS * sizeof(iou_extent);
+    struct memory *memory;
+    uint32_t count = 0;
+    if (!get_memory(lane, request, size, &memory))
+        return;
+    struct answer answer;
+    bool turn = false;
+    int error = 0;
+    do
+        answer = error
+                     ? answer_no_memory(lane, error)
+                     : look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
+    while (!take_turn(lane, &memory, size, &turn, &error));
+    answer_status(lane, request, answer, memory ? (iou_extent *)(void *)memory->data : NULL, count);
+    socket_give_turn(lane);
+    if (memory)
+        memory_put(lane, memory);
+}
+
+void read_status(struct lane_thread *thread, const struct request *request) {
+    iou_extent one;
+    uint32_t count;
+    if (!(request->flags & FLAG_REQ_ONE)) {
+        run_long_status(thread, request);
+        return;
+    }
+    struct answer answer = look_at_extents(thread, request, &one, 1, &count);
+    answer_status(thread->lane, request, answer, &one, count);
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Requests as they come: a header, then a payload. While the leader is at a long write itself, it takes what is there
+ * of the next one: a socket holds 208 KiB, and a client whose socket is full sleeps.
+ */
+
+#include <errno.h>
+
+#include "nbd/nbd.h"
+
+/* Payloads from here on are received without a copy: what comes after one is looked at header by header, because
+   another one is likely to follow. */
+#define LONG_PAYLOAD (64 * KIB)
+
+static struct incoming *incoming_of(const struct iou_lane *lane) {
+    return &nbd_of(lane)->incoming;
+}
+
+/* ---- parts ------------------------------------------------------------------------------------------------------ */
+
+/* NULL: there is none; if that is not for now only, the connection ends. A header that has begun comes to its end. */
+static const char *stage_header(struct iou_lane *lane, bool wait) {
+    struct incoming *incoming = incoming_of(lane);
+    uint32_t size = nbd_of(lane)->dialect.header_size, left;
+    while ((left = lane->staging.end - lane->staging.start) < size) {
+        int ms = !wait ? 0 : left ? lane->timeout_ms : -1;
+        ssize_t count = socket_stage(lane, incoming->after_long ? size : LANE_STAGING, ms);
+        if (count < 0 && count != -EAGAIN)
+            incoming->error = (int)-count;
+        if (count <= 0)
+            return NULL;
+    }
+    return lane->staging.bytes + lane->staging.start;
+}
+
+static void take_header(struct iou_lane *lane) {
+    struct incoming *incoming = incoming_of(lane);
+    lane->staging.start += nbd_of(lane)->dialect.header_size;
+    lane->state.running++;
+    incoming->payload = (struct payload){0};
+    body_begin(&incoming->body, incoming->request.offset, incoming->request.payload);
+    incoming->request.began = record_begin(lane);
+    incoming->begun = true;
+}
+
+/* ---- whole requests --------------------------------------------------------------------------------------------- */
+
+static bool receive_header(struct iou_lane *lane) {
+    struct incoming *incoming = incoming_of(lane);
+    const char *header = stage_header(lane, true);
+    if (!header)
+        return false;
+    if (wire_parse(&nbd_of(lane)->dialect, header, &incoming->request)) {
+        atomic_store(&lane->state.error, EPROTO);
+        return false;
+    }
+    if (incoming->request.command == CMD_DISC && !incoming->request.error)
+        return false;
+    take_header(lane);
+    return true;
+}
+
+/* What is left of it. */
+static bool drop_payload(struct iou_lane *lane) {
+    struct incoming *incoming = incoming_of(lane);
+    uint64_t left = incoming->body.left;
+    int error;
+    if (socket_receive(lane, NULL, left, SOCKET_LONG, &error) == left)
+        return true;
+    incoming->error = -error;
+    return false;
+}
+
+static uint64_t most_of_piece(const struct body *body) {
+    return LANE_PIECE - body->next % PAGE_UNIT;
+}
+
+/* A piece is there. Returns whether it is the last one. */
+static bool take_piece(struct incoming *incoming) {
+    struct body *body = &incoming->body;
+    struct payload *payload = &incoming->payload;
+    payload->memory = body_take_memory(body);
+    payload->data = place_in(payload->memory, body->next);
+    payload->offset = body->next;
+    payload->length = body->length;
+    body_advance(body);
+    return body->left == 0;
+}
+
+static void write_out(struct lane_thread *thread, struct payload *payload) {
+    write_piece(thread, payload);
+    memory_put(thread->lane, payload->memory);
+    payload->memory = NULL;
+}
+
+/* All pieces but the last one are written. */
+static bool receive_pieces(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct incoming *incoming = incoming_of(lane);
+    int error;
+    while (!(error = body_receive(lane, &incoming->body, most_of_piece(&incoming->body)))) {
+        if (take_piece(incoming))
+            return true;
+        write_out(thread, &incoming->payload);
+    }
+    if (error == -ENOMEM || error == -ECANCELED) {
+        incoming->payload.answer = answer_no_memory(lane, error);
+        return drop_payload(lane);
+    }
+    incoming->error = error == -ENODATA ? 0 : -error;
+    return false;
+}
+
+static bool receive_payload(struct lane_thread *thread) {
+    struct iou_lane *lane = thread->lane;
+    struct incoming *incoming = incoming_of(lane);
+    const struct request *request = &incoming->request;
+    if (request->payload == 0)
+        return true;
+    if (request->error && request->payload > MAX_DRAINED) {
+        lane->state.leaving = true; /* before anybody could take it for requests */
+        return true;
+    }
+    incoming->after_long = request->payload >= LONG_PAYLOAD;
+    return request->error || request->command != CMD_WRITE ? drop_payload(lane) : receive_pieces(thread);
+}
+
+bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload) {
+    struct iou_lane *lane = thread->lane;
+    struct incoming *incoming = incoming_of(lane);
+    if (!incoming->error && !lane->state.leaving && (incoming->begun || receive_header(lane)) &&
+        receive_payload(thread)) {
+        *request = incoming->request;
+        *payload = incoming->payload;
+        incoming->begun = false;
+        return true;
+    }
+    if (incoming->error)
+        lane_break(lane, incoming->error);
+    if (incoming->begun)
+        request_end(lane);
+    receive_end(lane);
+    return false;
+}
+
+/* ---- ahead ------------------------------------------------------------------------------------------------------ */
+
+/* Anything but a write of one piece waits for its turn, as what is not understood and the end do. */
+static bool begin_ahead(struct iou_lane *lane) {
+    struct request *request = &incoming_of(lane)->request;
+    const char *header = stage_header(lane, false);
+    if (!header || wire_parse(&nbd_of(lane)->dialect, header, request) || request->error ||
+        request->command != CMD_WRITE || request->payload == 0 ||
+        room_for(request->offset, request->payload) > LANE_PIECE)
+        return false;
+    take_header(lane);
+    return true;
+}
+
+void receive_ahead(struct iou_lane *lane) {
+    struct incoming *incoming = incoming_of(lane);
+    if (lane->socket.tls) /* it would wait until it can answer a change of keys */
+        return;
+    if (incoming->error || (!incoming->begun && !begin_ahead(lane)))
+        return;
+    int error = body_receive_ahead(lane, &incoming->body, most_of_piece(&incoming->body));
+    if (error && error != -EAGAIN && error != -ENODATA && error != -ENOMEM && error != -ECANCELED)
+        incoming->error = -error;
+}
+
+void receive_end(struct iou_lane *lane) {
+    struct incoming *incoming = incoming_of(lane);
+    body_drop_memory(lane, &incoming->body);
+    incoming->begun = false;
+}

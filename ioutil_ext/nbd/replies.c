@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* How requests are answered, in each of the three forms that can be negotiated. */
+
+#include <errno.h>
+#include <string.h>
+
+#include "nbd/nbd.h"
+
+/* Zeros of so many bytes are told as a hole, which is 32 bytes. */
+#define HOLE (64 * KIB)
+
+/* A header and what it stands before: the offset of data, the place of a hole. */
+#define MAX_HEAD (MAX_HEADER + 12)
+
+/* Runs of data and holes in one piece, each with its head. */
+#define MAX_RUNS (LANE_PIECE / HOLE + 1)
+
+static void send_one(struct iou_lane *lane, char *message, size_t size) {
+    struct iovec part = {.iov_base = message, .iov_len = size};
+    lane_send(lane, &part, 1);
+}
+
+/* With structured replies, success without data stays a simple one: it is the shortest. But not that of a READ. */
+void reply_success(struct iou_lane *lane, const struct request *request) {
+    char header[MAX_HEADER];
+    bool chunk = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED ||
+                 (wire_has_chunks(&nbd_of(lane)->dialect) && request->command == CMD_READ);
+    send_one(lane, header,
+             chunk ? wire_chunk(header, &nbd_of(lane)->dialect, request, CHUNK_NONE, true, 0)
+                   : wire_simple(header, request, 0));
+}
+
+void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text) {
+    char message[MAX_HEADER + 6 + MAX_ERROR_TEXT];
+    size_t length = strnlen(text, MAX_ERROR_TEXT), size;
+    *request->told = error;
+    if (!wire_has_chunks(&nbd_of(lane)->dialect)) {
+        send_one(lane, message, wire_simple(message, request, error));
+        return;
+    }
+    size = wire_chunk(message, &nbd_of(lane)->dialect, request, CHUNK_ERROR, true, 6 + length);
+    size += wire_put32(message + size, error);
+    size += wire_put16(message + size, (uint16_t)length);
+    memcpy(message + size, text, length);
+    send_one(lane, message, size + length);
+}
+
+/* ---- data ------------------------------------------------------------------------------------------------------- */
+
+static size_t data_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
+                        uint64_t length, bool done) {
+    if (!wire_has_chunks(&nbd_of(lane)->dialect))
+        return wire_simple(head, request, 0);
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_DATA, done, 8 + length);
+    return size + wire_put64(head + size, offset);
+}
+
+static size_t hole_head(const struct iou_lane *lane, char *head, const struct request *request, uint64_t offset,
+                        uint64_t length, bool done) {
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, CHUNK_HOLE, done, 12);
+    size += wire_put64(head + size, offset);
+    return size + wire_put32(head + size, (uint32_t)length);
+}
+
+/* Most data is told by its first byte. */
+static bool is_hole(const char *data, uint64_t length) {
+    return length >= HOLE && *data == 0 && iou_is_zero(data, HOLE);
+}
+
+/* Where the run that begins at start ends: whole pieces of zeros, or anything else. */
+static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool hole) {
+    uint64_t stop = start;
+    while (stop < length && is_hole(data + stop, length - stop) == hole)
+        stop = min_u64(stop + HOLE, length);
+    return stop;
+}
+
+/* What is read again at once for a client that pauses. */
+#define SLOW_PIECE (64 * KIB)
+
+/* Read data again and send it: its head has gone, so that an error ends the connection. */
+static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t length) {
+    struct iou_lane *lane = thread->lane;
+    while (length && !lane->state.broken) {
+        uint64_t size = min_u64(length, SLOW_PIECE), sent = 0;
+        struct memory *memory;
+        lane_await_reader(lane);
+        int error = memory_get(lane, room_for(offset, size), MEMORY_FINISH, &memory);
+        if (!error) {
+            struct iovec part = {.iov_base = place_in(memory, offset), .iov_len = size};
+            if (answer_fill(thread, part.iov_base, offset, size).error)
+                error = -EIO;
+            else
+                sent = lane_send_until_pause(lane, &part, 1);
+            memory_put(lane, memory);
+        }
+        if (error)
+            lane_break(lane, -error);
+        offset += sent;
+        length -= sent;
+    }
+}
+
+/* Send a reply with data, which is in the memory. To a client that pauses the rest is sent without. */
+static void send_data(struct lane_thread *thread, struct iovec *parts, unsigned count, struct memory **memory,
+                      uint64_t offset) {
+    struct iou_lane *lane = thread->lane;
+    uintptr_t start = (uintptr_t)place_in(*memory, offset), end = (uintptr_t)(*memory)->data + (*memory)->size;
+    lane_send_until_pause(lane, parts, count);
+    for (unsigned i = 0; i < count; i++) {
+        uintptr_t at = (uintptr_t)parts[i].iov_base;
+        if (parts[i].iov_len == 0)
+            continue;
+        if (*memory)
+            memory_put(lane, *memory);
+        *memory = NULL;
+        if (at >= start && at < end)
+            send_again(thread, offset + (at - start), parts[i].iov_len);
+        else
+            lane_send(lane, &parts[i], 1);
+    }
+}
+
+static void reply_runs(struct lane_thread *thread, const struct request *request, struct memory **memory,
+                       uint64_t offset, uint64_t length, bool done) {
+    struct iou_lane *lane = thread->lane;
+    char heads[MAX_RUNS][MAX_HEAD], *data = place_in(*memory, offset);
+    struct iovec parts[2 * MAX_RUNS];
+    unsigned runs = 0, count = 0;
+    for (uint64_t start = 0, stop; start < length; start = stop) {
+        bool hole = is_hole(data + start, length - start);
+        stop = run_end(data, start, length, hole);
+        char *head = heads[runs++];
+        bool last = done && stop == length;
+        size_t size = (hole ? hole_head : data_head)(lane, head, request, offset + start, stop - start, last);
+        parts[count++] = (struct iovec){.iov_base = head, .iov_len = size};
+        if (!hole)
+            parts[count++] = (struct iovec){.iov_base = data + start, .iov_len = stop - start};
+    }
+    send_data(thread, parts, count, memory, offset);
+}
+
+void reply_data(struct lane_thread *thread, const struct request *request, struct memory **memory, uint64_t offset,
+                uint64_t length, bool done) {
+    const struct iou_lane *lane = thread->lane;
+    char head[MAX_HEAD];
+    if (wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF) && length >= HOLE) {
+        reply_runs(thread, request, memory, offset, length, done);
+        return;
+    }
+    struct iovec parts[] = {
+        {.iov_base = head, .iov_len = data_head(lane, head, request, offset, length, done)},
+        {.iov_base = place_in(*memory, offset), .iov_len = length},
+    };
+    send_data(thread, parts, 2, memory, offset);
+}
+
+/* ---- block status ----------------------------------------------------------------------------------------------- */
+
+/* NBD_STATE_HOLE and NBD_STATE_ZERO. */
+#define STATUS_HOLE 3u
+
+/* Write the extent over its record or before it: it is shorter. Returns its size. */
+static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
+    if (extended) {
+        wire_put64(place, length);
+        return 8 + wire_put64(place + 8, status);
+    }
+    wire_put32(place, (uint32_t)length);
+    return 4 + wire_put32(place + 4, (uint32_t)status);
+}
+
+void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count) {
+    bool extended = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED;
+    char *payload = (char *)extents, head[MAX_HEADER + 8];
+    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT;
+    size_t length = 0;
+    uint32_t told = 0;
+    while (told < count) {
+        iou_extent extent = extents[told++];
+        length += put_extent(payload + length, extended, min_u64(extent.length, most), extent.hole ? STATUS_HOLE : 0);
+        if (extent.length > most)
+            break; /* what the field cannot say ends the reply */
+    }
+    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
+                             (extended ? 8 : 4) + length);
+    size += wire_put32(head + size, nbd_of(lane)->context);
+    if (extended)
+        size += wire_put32(head + size, told);
+    struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};
+    lane_send(lane, parts, 2);
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Messages of the transmission phase, and what requests may ask ("Transmission" and "Values" in doc/proto.md of the NBD
+ * project). Numbers are big-endian.
+ */
+
+#include <endian.h>
+#include <errno.h>
+#include <string.h>
+
+#include "nbd/wire.h"
+
+#define REQUEST 0x25609513u
+#define EXTENDED_REQUEST 0x21E41C71u
+#define SIMPLE_REPLY 0x67446698u
+#define CHUNK 0x668E33EFu
+#define EXTENDED_CHUNK 0x6E8A278Cu
+#define CHUNK_DONE 1u
+
+static uint16_t get16(const char *place) {
+    uint16_t number;
+    memcpy(&number, place, sizeof(number));
+    return be16toh(number);
+}
+
+static uint32_t get32(const char *place) {
+    uint32_t number;
+    memcpy(&number, place, sizeof(number));
+    return be32toh(number);
+}
+
+static uint64_t get64(const char *place) {
+    uint64_t number;
+    memcpy(&number, place, sizeof(number));
+    return be64toh(number);
+}
+
+size_t wire_put16(char *place, uint16_t number) {
+    number = htobe16(number);
+    memcpy(place, &number, sizeof(number));
+    return sizeof(number);
+}
+
+size_t wire_put32(char *place, uint32_t number) {
+    number = htobe32(number);
+    memcpy(place, &number, sizeof(number));
+    return sizeof(number);
+}
+
+size_t wire_put64(char *place, uint64_t number) {
+    number = htobe64(number);
+    memcpy(place, &number, sizeof(number));
+    return sizeof(number);
+}
+
+/* ---- requests --------------------------------------------------------------------------------------------------- */
+
+void wire_refuse(struct request *request, uint32_t error, const char *text) {
+    request->error = error;
+    request->text = text;
+}
+
+/* FUA goes with every command, where it is offered. */
+static unsigned allowed_flags(const struct dialect *dialect, unsigned command) {
+    unsigned fua = dialect->flags & IOU_LANE_NO_FLUSH ? 0 : FLAG_FUA;
+    switch (command) {
+    case CMD_READ:
+        return fua | (wire_has_chunks(dialect) ? FLAG_DF : 0);
+    case CMD_WRITE:
+        return fua | (dialect->flags & IOU_LANE_EXTENDED ? FLAG_PAYLOAD_LEN : 0);
+    case CMD_WRITE_ZEROES:
+        return fua | FLAG_NO_HOLE | FLAG_FAST_ZERO;
+    case CMD_BLOCK_STATUS:
+        return fua | FLAG_REQ_ONE;
+    default:
+        return fua;
+    }
+}
+
+static bool is_writing(unsigned command) {
+    return command == CMD_WRITE || command == CMD_TRIM || command == CMD_WRITE_ZEROES;
+}
+
+static void check_status(const struct dialect *dialect, struct request *request) {
+    if (!(dialect->flags & IOU_LANE_ALLOCATION))
+        wire_refuse(request, NBD_EINVAL, "base:allocation was not negotiated");
+    else if (request->length == 0)
+        wire_refuse(request, NBD_EINVAL, "an empty range has no status");
+}
+
+static void check(const struct dialect *dialect, struct request *request) {
+    unsigned command = request->command;
+    bool inside = request->length <= dialect->size && request->offset <= dialect->size - request->length;
+    if (command >= COMMANDS)
+        wire_refuse(request, NBD_EINVAL, "unknown command");
+    else if (request->flags & ~allowed_flags(dialect, command))
+        wire_refuse(request, NBD_EINVAL, "unknown flag, or not for this command");
+    else if (command == CMD_FLUSH && dialect->flags & IOU_LANE_NO_FLUSH)
+        wire_refuse(request, NBD_EINVAL, "the storage cannot flush");
+    else if (command == CMD_DISC || command == CMD_FLUSH)
+        return;
+    else if (dialect->flags & IOU_LANE_READ_ONLY && is_writing(command))
+        wire_refuse(request, NBD_EPERM, "the export is read-only");
+    else if (!inside)
+        wire_refuse(request, command == CMD_WRITE || command == CMD_WRITE_ZEROES ? NBD_ENOSPC : NBD_EINVAL,
+                    "the range is not inside the export");
+    else if (request->length > MAX_PAYLOAD && command == CMD_READ)
+        wire_refuse(request, NBD_EOVERFLOW, "the range is longer than the largest payload");
+    else if (request->length > MAX_PAYLOAD && command == CMD_WRITE)
+        wire_refuse(request, NBD_EINVAL, "the payload is longer than the largest one");
+    else if (command == CMD_BLOCK_STATUS)
+        check_status(dialect, request);
+}
+
+int wire_parse(const struct dialect *dialect, const char *header, struct request *request) {
+    bool extended = dialect->flags & IOU_LANE_EXTENDED;
+    if (get32(header) != (extended ? EXTENDED_REQUEST : REQUEST))
+        return -EPROTO;
+    *request = (struct request){
+        .flags = get16(header + 4),
+        .command = get16(header + 6),
+        .offset = get64(header + 16),
+        .length = extended ? get64(header + 24) : get32(header + 24),
+    };
+    memcpy(&request->cookie, header + 8, sizeof(request->cookie));
+    if (request->command == CMD_WRITE || (extended && request->flags & FLAG_PAYLOAD_LEN))
+        request->payload = request->length;
+    check(dialect, request);
+    return 0;
+}
+
+/* ---- replies ---------------------------------------------------------------------------------------------------- */
+
+size_t wire_simple(char *header, const struct request *request, uint32_t error) {
+    size_t size = wire_put32(header, SIMPLE_REPLY);
+    size += wire_put32(header + size, error);
+    memcpy(header + size, &request->cookie, sizeof(request->cookie));
+    return size + sizeof(request->cookie);
+}
+
+size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
+                  uint64_t length) {
+    bool extended = dialect->flags & IOU_LANE_EXTENDED;
+    size_t size = wire_put32(header, extended ? EXTENDED_CHUNK : CHUNK);
+    size += wire_put16(header + size, done ? CHUNK_DONE : 0);
+    size += wire_put16(header + size, type);
+    memcpy(header + size, &request->cookie, sizeof(request->cookie));
+    size += sizeof(request->cookie);
+    if (!extended)
+        return size + wire_put32(header + size, (uint32_t)length);
+    size += wire_put64(header + size, request->offset);
+    return size + wire_put64(header + size, length);
+}

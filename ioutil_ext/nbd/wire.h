@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Messages of the transmission phase (wire.c). No lane is needed. */
+
+#ifndef IOUTIL_NBD_WIRE_H
+#define IOUTIL_NBD_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "api/lane.h"
+#include "api/nbd.h"
+#include "base/numbers.h"
+
+#define MAX_HEADER 32u /* of a request or a reply: an extended one */
+#define MAX_COMPACT_EXTENT (((uint64_t)1 << 32) - 64 * KIB)
+
+struct request {
+    uint64_t cookie; /* as it came */
+    uint64_t offset, length, payload;
+    uint16_t flags, command;
+    uint32_t error;   /* why it is refused; 0: it is not */
+    const char *text; /* of the error */
+    uint64_t began;   /* for its record */
+    uint32_t *told;   /* the error that it is answered with is noted here */
+};
+
+/* What was negotiated. */
+struct dialect {
+    uint64_t size;
+    uint32_t flags;
+    uint32_t header_size; /* of requests */
+};
+
+/* Whether replies come in chunks. */
+static inline bool wire_has_chunks(const struct dialect *dialect) {
+    return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
+}
+
+/* -EPROTO: nothing can be understood any more. */
+int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
+void wire_refuse(struct request *request, uint32_t error, const char *text);
+
+/* Write a header of at most MAX_HEADER bytes; returns its size. */
+size_t wire_simple(char *header, const struct request *request, uint32_t error);
+size_t wire_chunk(char *header, const struct dialect *dialect, const struct request *request, uint16_t type, bool done,
+                  uint64_t length);
+size_t wire_put16(char *place, uint16_t number);
+size_t wire_put32(char *place, uint32_t number);
+size_t wire_put64(char *place, uint64_t number);
+
+#endif

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Payloads of WRITE on their way to the image: those who receive them, and those who do the last piece of each. */
+
+#include "nbd/nbd.h"
+
+void write_check(struct iou_lane *lane, struct payload *payload) {
+    if (!payload->answer.error && lane_refuses(lane))
+        payload->answer = answer_ended(lane);
+}
+
+void write_set(struct op *op, const struct payload *payload, bool fua) {
+    *op = (struct op){
+        .kind = IOU_WRITE,
+        .flags = fua ? IOU_FUA : 0,
+        .offset = payload->offset,
+        .length = payload->length,
+        .buffer = payload->data,
+    };
+}
+
+void write_piece(struct lane_thread *thread, struct payload *payload) {
+    struct op op;
+    write_check(thread->lane, payload);
+    if (payload->answer.error)
+        return;
+    write_set(&op, payload, false);
+    payload->answer = answer_run(thread, &op);
+}

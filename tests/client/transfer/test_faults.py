@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that break: requests are repeated, uploads are continued, and the bytes are always the same."""
+
+import contextlib
+import logging
+import os
+import random
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import (
+    ChecksumMismatch,
+    FlushFailed,
+    Refused,
+    ServerFailed,
+    Settings,
+    StateMismatch,
+    Temporary,
+    Uploaded,
+    download,
+    extents,
+    info,
+    upload,
+)
+from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client.transfer.upload import SAMPLE, SAMPLES
+from imageio_daemon.image.extents import Extent
+from tests.client.proxy import Proxy
+from tests.examples.programs import ScriptedServer, answer, features
+from tests.support.daemon import Daemon
+from tests.support.images import Image, MakeImage, MiB, pattern
+
+SIZE = 32 * MiB
+#: Interrupted uploads; the real campaign runs with IMAGEIO_TEST_LONG=1.
+ROUNDS = 100 if os.environ.get("IMAGEIO_TEST_LONG") else 4
+
+
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut images in many units, as large ones are."""
+    monkeypatch.setattr(FileSource, "portion", 4 * MiB)
+
+
+def random_image(path: Path, choice: random.Random) -> Path:
+    """Make an image of data, zeros and holes at random places."""
+    with path.open("wb") as f:
+        f.truncate(SIZE + choice.randrange(4096))
+        for number in range(8):
+            f.seek(choice.randrange(SIZE - 3 * MiB))
+            f.write(pattern(choice.randrange(3 * MiB), number))
+            f.write(bytes(choice.randrange(MiB)))
+    return path
+
+
+def settings_for(daemon: Daemon, *, retries: int) -> Settings:
+    return Settings(cafile=str(daemon.cafile), local=False, retries=retries, connections=2)
+
+
+def proxied(proxy: Proxy, target: Image) -> str:
+    return f"https://localhost:{proxy.port}/images/{target.ticket}"
+
+
+def upload_by_many_tries(source: Path, url: str, settings: Settings) -> Uploaded:
+    """Give the same command until it succeeds."""
+    for _ in range(1000):
+        with contextlib.suppress(Temporary):
+            return upload(source, url, settings=settings, checkpoint=0, verify=True)
+    raise AssertionError("it never succeeds")
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_interrupted_uploads_are_continued(daemon: Daemon, tmp_path: Path, new_image: MakeImage, seed: int) -> None:
+    choice = random.Random(seed)
+    source = random_image(tmp_path / "source", choice)
+    target = new_image(b"\xff" * source.stat().st_size)
+    with Proxy(daemon.port, lambda: choice.randrange(2000, 12 * MiB)) as proxy:
+        done = upload_by_many_tries(source, proxied(proxy, target), settings_for(daemon, retries=0))
+    assert target.content() == source.read_bytes()
+    assert list(tmp_path.glob("*.imageio-upload*")) == []
+    assert done.progress.done == source.stat().st_size
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_broken_connections_are_made_anew(daemon: Daemon, tmp_path: Path, new_image: MakeImage, seed: int) -> None:
+    choice = random.Random(seed)
+    source = random_image(tmp_path / "source", choice)
+    target = new_image(b"\xff" * source.stat().st_size)
+    with Proxy(daemon.port, lambda: choice.randrange(6 * MiB)) as proxy:
+        settings = settings_for(daemon, retries=30)
+        upload(source, proxied(proxy, target), settings=settings, verify=True)
+        assert target.content() == source.read_bytes()
+        download(proxied(proxy, target), tmp_path / "copy", settings=settings, verify=True)
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+    assert proxy.broken > 3
+
+
+def test_download_goes_on_behind_what_came_before_a_connection_broke(
+    daemon: Daemon, tmp_path: Path, new_image: MakeImage
+) -> None:
+    image = new_image(pattern(4 * MiB))
+    with Proxy(daemon.port, lambda: MiB) as proxy:  # less than what is received at once
+        settings = Settings(cafile=str(daemon.cafile), local=False, retries=1, connections=1)
+        download(proxied(proxy, image), tmp_path / "copy", settings=settings)
+    assert (tmp_path / "copy").read_bytes() == pattern(4 * MiB)
+    assert proxy.broken >= 4
+
+
+# What is confirmed, and what is not
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A source without zeros, of three units."""
+    source = tmp_path / "source"
+    source.write_bytes(pattern(12 * MiB))
+    return source
+
+
+@pytest.fixture
+def one(daemon: Daemon) -> Settings:
+    """One connection that is not made anew."""
+    return Settings(cafile=str(daemon.cafile), local=False, retries=0, connections=1)
+
+
+@pytest.fixture
+def interrupted(daemon: Daemon, full: Path, one: Settings, new_image: MakeImage) -> Iterator[tuple[str, Image]]:
+    """The URL and the target of an upload that was broken after its first units, and now has a good connection."""
+    target = new_image(size=12 * MiB)
+    budgets = iter([9 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = proxied(proxy, target)
+        with pytest.raises(Temporary):
+            upload(full, url, settings=one, checkpoint=0)
+        yield url, target
+
+
+def test_only_the_rest_is_sent_again(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    url, target = interrupted
+    assert upload(full, url, settings=one).progress.skipped == 8 * MiB
+    assert target.content() == full.read_bytes()
+
+
+def test_state_of_another_target_is_refused(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, new_image: MakeImage
+) -> None:
+    other = new_image(size=12 * MiB)
+    with pytest.raises(StateMismatch, match=r"imageio-upload is .* the target has changed. Remove it"):
+        upload(full, daemon.url(other.ticket), settings=one)
+
+
+def test_changed_source_is_refused(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    os.utime(full, ns=(1, 1))
+    with pytest.raises(StateMismatch, match="the source has changed"):
+        upload(full, interrupted[0], settings=one)
+
+
+@pytest.mark.parametrize("position", [0, 3 * 8 * MiB // SAMPLES, 8 * MiB - 1])
+def test_target_that_lost_what_was_sent_is_refused(
+    interrupted: tuple[str, Image], full: Path, one: Settings, position: int
+) -> None:
+    url, target = interrupted
+    with target.path.open("r+b") as f:
+        f.seek(position)
+        f.write(bytes(1))
+    with pytest.raises(StateMismatch, match="the target has something else there: remove the file"):
+        upload(full, url, settings=one)
+
+
+def test_new_target_of_the_same_url_gets_all(
+    daemon: Daemon, full: Path, one: Settings, new_image: MakeImage, tmp_path: Path
+) -> None:
+    target = new_image(size=12 * MiB, sparse=True)
+    budgets = iter([9 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = proxied(proxy, target)
+        with pytest.raises(Temporary):
+            upload(full, url, settings=one, checkpoint=0)
+        ticket = {
+            name: daemon.status(target.ticket)[name] for name in ("uuid", "url", "size", "timeout", "ops", "sparse")
+        }
+        daemon.remove(target.ticket)
+        os.truncate(target.path, 0)
+        os.truncate(target.path, 12 * MiB)
+        daemon.put_ticket(ticket)
+        assert upload(full, url, settings=one).progress.skipped == 0
+    assert target.content() == full.read_bytes()
+
+
+def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    url, target = interrupted
+    with target.path.open("r+b") as f:
+        f.seek(MiB + SAMPLE)
+        f.write(b"somebody else")
+    with pytest.raises(ChecksumMismatch, match="upload anew"):
+        upload(full, url, settings=one, verify=True)
+    upload(full, url, settings=one, verify=True)
+    assert target.content() == full.read_bytes()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": [[2, 1]]}', '{"done": 3}'])
+def test_file_that_is_no_state_is_refused(
+    daemon: Daemon, full: Path, new_image: MakeImage, tmp_path: Path, content: str
+) -> None:
+    state = tmp_path / "state"
+    state.write_text(content)
+    with pytest.raises(StateMismatch, match="is not the state of an upload: remove it"):
+        upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=settings_for(daemon, retries=0), state=state)
+
+
+def test_failed_flush_starts_anew(full: Path) -> None:
+    ok, total = answer("200 OK"), answer("206 Partial Content", "x", "Content-Range: bytes 0-0/12582912")
+    script = [features("flush", "zero"), ok, total, ok, ok, ok, answer("500 Internal Server Error", "failed")]
+    settings = Settings(retries=5, connections=1)
+    with ScriptedServer(*script) as server, pytest.raises(FlushFailed, match="may be lost: upload anew"):
+        upload(full, server.url, settings=settings, checkpoint=0)
+    assert not full.with_name("source.imageio-upload").exists()
+
+
+def test_server_that_closes_after_each_answer_is_connected_again() -> None:
+    last = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/7")
+    with ScriptedServer(answer("200 OK", {"features": []}, "Connection: close"), last) as server:
+        assert info(server.url, settings=Settings(retries=0)).size == 7
+
+
+def test_4xx_is_not_repeated(full: Path) -> None:
+    with ScriptedServer(answer("403 Forbidden", "no")) as server, pytest.raises(Refused, match="403"):
+        upload(full, server.url, settings=Settings(retries=5))
+    assert len(server.requests) == 1
+
+
+# Servers that may have lost what was written before a connection broke
+
+OK, LOST = answer("200 OK"), b""
+
+
+def abilities(instance: str | None) -> bytes:
+    """Make the answer to OPTIONS of a process with this name."""
+    return answer("200 OK", {"features": ["flush", "zero"]} | ({"instance": instance} if instance else {}))
+
+
+def requests_of_upload(source: Path, *answers: bytes) -> str:
+    """Upload to a server that answers so, and return the first letters of the requests after the first two."""
+    with ScriptedServer(*answers) as server:
+        upload(source, server.url, settings=Settings(retries=1, connections=1), state=False)
+    return " ".join(request.partition("/")[0].strip() for request in server.requests[2:])
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    """A source that takes one request."""
+    source = tmp_path / "source"
+    source.write_bytes(pattern(MiB))
+    return source
+
+
+def test_what_an_unknown_server_may_have_lost_is_sent_again(short: Path) -> None:
+    script = [abilities(None), OK, LOST, OK, OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT PUT PATCH PUT PATCH"
+
+
+def test_server_that_was_started_anew_gets_all_again(short: Path) -> None:
+    script = [abilities("a"), OK, LOST, abilities("b"), OK, OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH PUT PATCH"
+
+
+def test_server_that_is_still_the_same_has_lost_nothing(short: Path) -> None:
+    script = [abilities("a"), OK, LOST, abilities("a"), OK, OK]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH"
+
+
+def test_server_that_is_lost_at_the_flush_gets_all_again(short: Path) -> None:
+    script = [abilities("a"), OK, OK, LOST, abilities("b"), OK, OK, OK]
+    assert requests_of_upload(short, *script) == "PUT PATCH OPTIONS PATCH PUT PATCH"
+
+
+def test_stream_that_may_be_lost_is_told(short: Path) -> None:
+    script = [abilities(None), OK, LOST, OK, OK]
+    settings = Settings(retries=1, connections=1)
+    with (
+        ScriptedServer(*script) as server,
+        short.open("rb") as stream,
+        pytest.raises(ServerFailed, match="upload anew"),
+    ):
+        upload(stream, server.url, settings=settings, size=MiB)
+
+
+def test_connections_that_are_always_lost_end_the_upload(short: Path) -> None:
+    with pytest.raises(Temporary, match="too often to know what is on stable storage"):
+        requests_of_upload(short, abilities(None), OK, *[LOST, OK, OK] * 4)
+
+
+# Answers that can't be
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        '{"features": [], "max_readers": Infinity}',
+        '{"features": [], "max_writers": 1e30}',
+        '{"features": [], "max_writers": 1000000000000000000000000000000}',
+        '{"features": [], "max_writers": %s}' % ("9" * 5000),
+        '{"features": 3}',
+        '{"features": "zero"}',
+    ],
+)
+def test_abilities_of_another_form_are_told(told: str) -> None:
+    with (
+        ScriptedServer(answer("200 OK", told)) as server,
+        pytest.raises(ServerFailed, match=r"does not speak|not JSON"),
+    ):
+        info(server.url, settings=Settings(retries=0))
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, str(2**63), "x", "-1", "²"])
+def test_size_of_another_form_is_told(size: str) -> None:
+    script = [features(), answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{size}")]
+    with ScriptedServer(*script) as server, pytest.raises(ServerFailed, match="did not tell the size"):
+        info(server.url, settings=Settings(retries=0))
+
+
+@pytest.mark.parametrize("length", ["99", "Infinity", "1e30", "9" * 5000, "-1", "0", '"100"'])
+def test_extents_of_another_size_are_told(length: str) -> None:
+    size = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/100")
+    told = answer("200 OK", f'[{{"start": 0, "length": {length}, "zero": true}}]')
+    with ScriptedServer(abilities(None), size, told) as server, pytest.raises(ServerFailed, match="of 100 bytes"):
+        extents(server.url, settings=Settings(retries=0))
+
+
+def test_answer_that_is_cut_off_is_asked_for_again() -> None:
+    size = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/100", "Connection: close")
+    short = answer("200 OK", '[{"start": 0, "length": 100, "zero": true}]', "Connection: close")[:-20]
+    whole = answer("200 OK", '[{"start": 0, "length": 100, "zero": true}]')
+    cut = answer("200 OK", {"features": ["extents"]}, "Connection: close")[:-1]
+    script = [cut, abilities(None), size, short, size, whole]
+    with ScriptedServer(*script) as server:
+        assert list(extents(server.url, settings=Settings(retries=1))) == [Extent(0, 100, zero=True)]
+
+
+# Connections that can't be made
+
+
+def test_host_that_does_not_exist_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up = []
+
+    def getaddrinfo(host: str, *_: object) -> None:
+        looked_up.append(host)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with pytest.raises(ServerFailed, match="can't connect to host:1: Name or service not known"):
+        info("https://host:1/images/x")
+    assert looked_up == ["host"]
+
+
+def test_long_absence_of_the_server_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("imageio_daemon.client.server.image.FIRST_DELAY", 0.001)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/images/x"
+    with pytest.raises(Temporary, match="Connection refused"):
+        info(url, settings=Settings(retries=7))
+    (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.fullmatch(r"can't connect to 127.0.0.1:\d+: Connection refused; again in [\d.]+ s", told.getMessage())

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which images have an entity tag; how it is used: tests/functional/test_resume.py."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from imageio_daemon.errors import Changed
+from imageio_daemon.frontends.http.conditions import Conditions, entity_tag
+from imageio_daemon.transfers.ticket import Access, Ticket
+from imageio_daemon.transfers.transfer import Transfer
+
+SURE: dict[str, Any] = {"generation": 7, "identity": (1, 2, 3)}
+
+
+def transfer(*ops: Access, **backend: Any) -> Transfer:
+    """Return a transfer; backend: what it knows of its image, nothing: the image is not open."""
+    ticket = Ticket("secret", "file:///disk", 100, ops or (Access.READ,), timeout=300, inactivity_timeout=60)
+    info = SimpleNamespace(identity=backend.get("identity"))
+    opened = SimpleNamespace(generation=backend["generation"], info=info) if backend else None
+    return cast(Transfer, SimpleNamespace(ticket=ticket, opened=opened))
+
+
+def tag(size: int = 100, **changed: Any) -> str:
+    found = entity_tag(size=size, **SURE | changed)
+    assert found is not None
+    return found
+
+
+def test_a_tag_names_image_size_and_generation() -> None:
+    tags = [tag(), tag(101), tag(generation=8), tag(identity=(1, 2, 4))]
+    assert len(set(tags)) == len(tags)
+    assert tag() == tags[0]
+
+
+@pytest.mark.parametrize(
+    "uncertain", [{}, SURE | {"generation": 0}, SURE | {"identity": None}], ids=["closed", "writers", "other server"]
+)
+def test_what_is_uncertain_has_no_tag_and_meets_no_condition(uncertain: dict[str, Any]) -> None:
+    image = transfer(**uncertain)
+    assert Conditions({}, image, 100).headers == {}
+    for condition in (tag(), "None", '""', "*"):
+        assert not Conditions({"if-range": condition}, image, 100).range_counts
+    with pytest.raises(Changed):
+        Conditions({"if-match": tag()}, image, 100)
+
+
+def test_a_ticket_that_may_write_knows_no_conditions() -> None:
+    image = transfer(Access.READ, Access.WRITE, **SURE)
+    conditions = Conditions({"if-range": '"a"', "if-match": '"a"'}, image, 100)
+    assert (conditions.headers, conditions.asked, conditions.range_counts) == ({}, False, True)

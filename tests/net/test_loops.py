@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops in threads of their own, and connections that are handed over to them."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import uvloop
+
+from imageio_daemon.errors import ConfigError
+from imageio_daemon.net import connection_limit, loops, tls_arrival
+from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
+from imageio_daemon.net.loops import Acceptor, Endpoint, ServingLoop, default_count, serving_loops
+from imageio_daemon.net.tls_contexts import ServerTls, client_context
+from imageio_daemon.net.tls_socket import TlsContext
+from tests.support.daemon import Certificates
+from tests.support.polling import SOON
+
+
+class Echo(asyncio.Protocol):
+    def __init__(self, server: "EchoServer") -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._server.open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(b"%d " % threading.get_ident() + data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.open.discard(self)
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
+class EchoServer:
+    """Answer with the number of the thread that serves, and what was received."""
+
+    def __init__(self) -> None:
+        self.open: set[Echo] = set()
+        self.started_in = 0
+        self.refuses: Exception | None = None
+        self.limit = ConnectionLimit(100)
+
+    @property
+    def connections(self) -> int:
+        return len(self.open)
+
+    def connection(self) -> Echo:
+        if self.refuses is not None:
+            raise self.refuses
+        return Echo(self)
+
+    async def start(self) -> None:
+        self.started_in = threading.get_ident()
+
+    async def stop(self, timeout: float) -> None:
+        for connection in list(self.open):
+            connection.abort()
+        while self.open:
+            await asyncio.sleep(0.001)
+
+
+class World:
+    """Two loops with a server each, behind one listening socket."""
+
+    def __init__(self, endpoints: list[Endpoint]) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.listening.setblocking(False)
+        self.loops = [endpoint.loop for endpoint in endpoints]
+        self.servers = [cast(EchoServer, endpoint.server) for endpoint in endpoints]
+        self.address = self.listening.getsockname()
+        self.acceptor = Acceptor(self.listening, endpoints, None)
+
+    async def connect(self) -> "Client":
+        client = Client(*await asyncio.open_connection(*self.address))
+        await client.thread()
+        return client
+
+    async def until(self, counts: list[int]) -> None:
+        async with asyncio.timeout(SOON):
+            while [loop.connections for loop in self.loops] != counts:
+                await asyncio.sleep(0.001)
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def thread(self) -> int:
+        """Return which thread serves this connection."""
+        self._writer.write(b"x\n")
+        return int((await asyncio.wait_for(self._reader.readline(), SOON)).split()[0])
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with serving_loops(2) as both:
+        endpoints = [Endpoint(loop, EchoServer()) for loop in both]
+        for loop, server in endpoints:
+            await loop.start([server])
+        made = World(endpoints)
+        yield made
+        made.acceptor.close()
+        for loop in both:
+            await loop.stop(SOON)
+
+
+@pytest.mark.parametrize(("processors", "count"), [(1, 1), (2, 1), (4, 2), (7, 3), (8, 4), (64, 4)])
+def test_default_is_a_loop_for_two_processors(monkeypatch: pytest.MonkeyPatch, processors: int, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
+    assert default_count() == count
+
+
+async def test_one_loop_needs_no_thread() -> None:
+    before = threading.active_count()
+    async with serving_loops(1) as made:
+        assert len(made) == 1
+        assert threading.active_count() == before
+
+
+async def test_threads_end_with_the_block() -> None:
+    async with serving_loops(3):
+        assert {"loop-2", "loop-3"} <= {thread.name for thread in threading.enumerate()}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loop-")]
+
+
+async def test_threads_end_when_the_block_fails() -> None:
+    with pytest.raises(ConfigError):
+        async with serving_loops(3):
+            raise ConfigError("no")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("loop-")]
+
+
+async def test_tasks_that_are_left_on_a_loop_are_cancelled() -> None:
+    ended = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with serving_loops(2) as (_, other):
+        waiting = asyncio.create_task(other.run(wait()))
+        await other.run(asyncio.sleep(0))
+    assert ended.is_set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_each_loop_runs_in_a_thread_of_its_own() -> None:
+    async def thread() -> int:
+        return threading.get_ident()
+
+    async with serving_loops(3) as made:
+        threads = [await loop.run(thread()) for loop in made]
+    assert threads[0] == threading.get_ident()
+    assert len(set(threads)) == 3
+
+
+async def test_failure_on_another_loop_is_the_callers() -> None:
+    async def fail() -> None:
+        raise ConfigError("no")
+
+    async with serving_loops(2) as (_, other):
+        with pytest.raises(ConfigError):
+            await other.run(fail())
+
+
+async def test_servers_start_on_their_loops(world: World) -> None:
+    assert world.servers[0].started_in == threading.get_ident()
+    assert world.servers[1].started_in not in (0, threading.get_ident())
+
+
+async def test_connections_go_to_the_loop_that_has_the_fewest(world: World) -> None:
+    clients = []
+    for number in range(6):
+        clients.append(await world.connect())
+        await world.until([number // 2 + 1, (number + 1) // 2])
+    threads = [await client.thread() for client in clients]
+    assert threads[0::2] == [threading.get_ident()] * 3
+    assert threads[1::2] == [world.servers[1].started_in] * 3
+    for client in clients[1::2]:
+        await client.close()
+    await world.until([3, 0])
+    for number in range(3):
+        clients[2 * number + 1] = await world.connect()
+        await world.until([3, number + 1])  # one that is just being made may count twice
+    for client in clients:
+        await client.close()
+    await world.until([0, 0])
+
+
+async def test_many_at_once_are_spread_evenly(world: World) -> None:
+    clients = await asyncio.gather(*(world.connect() for _ in range(40)))
+    async with asyncio.timeout(SOON):
+        while sum(loop.connections for loop in world.loops) != 40:
+            await asyncio.sleep(0.001)
+    assert min(loop.connections for loop in world.loops) >= 15
+    for client in clients:
+        await client.close()
+
+
+async def test_stopping_ends_connections_on_both_loops(world: World) -> None:
+    clients = [await world.connect() for _ in range(4)]
+    for loop in world.loops:
+        await loop.stop(SOON)
+    for client in clients:
+        assert await client._reader.read() == b""
+        await client.close()
+
+
+async def test_bug_in_a_protocol_is_told_and_costs_nobody_else(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.servers[0].refuses = RuntimeError("a bug")
+    broken = Client(*await asyncio.open_connection(*world.address))
+    with pytest.raises((IndexError, ConnectionError)):
+        await broken.thread()
+    world.servers[0].refuses = None
+    served = await world.connect()
+    await served.close()
+    await broken.close()
+    assert "a bug" in caplog.text
+
+
+# TLS
+
+
+@pytest.fixture
+async def arriving() -> AsyncIterator["Arriving"]:
+    made = Arriving()
+    yield made
+    await made.loop.stop(SOON)
+    for sock in made.clients:
+        sock.close()
+
+
+class Arriving:
+    """A loop whose connections have TLS, on which clients are silent."""
+
+    def __init__(self) -> None:
+        self.loop, self.server = _here(), EchoServer()
+        self.clients: list[socket.socket] = []
+        self._secure = cast(ServerTls, SimpleNamespace(context=TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))))
+
+    def connect(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        ours.setblocking(False)
+        self.clients.append(ours)
+        self.loop.hand_over(theirs, "192.0.2.1", self.server, self._secure)
+        return ours
+
+    async def greet(self) -> socket.socket:
+        """Connect, and have the handshake begun, if the client is to stay."""
+        client = self.connect()
+        client.send(b"\x16\x03\x01")
+        async with asyncio.timeout(SOON):
+            while any(arrival._place.stage is Stage.SILENT for arrival in self.loop._arrivals):
+                await asyncio.sleep(0)
+        return client
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(SOON):
+            while self.loop.connections != count:
+                await asyncio.sleep(0.001)
+
+
+async def received(sock: socket.socket) -> bytes:
+    async with asyncio.timeout(SOON):
+        try:
+            return await asyncio.get_running_loop().sock_recv(sock, 1000)
+        except ConnectionResetError:  # what the client has sent was not read
+            return b""
+
+
+async def test_oldest_silent_connection_goes_for_a_new_one(arriving: Arriving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limit, "MAX_SILENT", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    first, second, third = (arriving.connect() for _ in range(3))
+    assert await received(first) == b""
+    assert arriving.loop.connections == 2
+    arriving.connect()
+    assert await received(second) == b""
+    with pytest.raises(BlockingIOError):
+        third.recv(1)
+
+
+async def test_connection_that_has_begun_its_handshake_does_not_go_for_silent_ones(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limit, "MAX_SILENT", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    began = await arriving.greet()
+    silent = [arriving.connect() for _ in range(3)]
+    assert await received(silent[0]) == b""
+    with pytest.raises(BlockingIOError):
+        began.recv(1)
+
+
+async def test_oldest_connection_in_its_handshake_goes_for_a_new_one(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limit, "MAX_GREETING", 2)
+    arriving.server.limit = ConnectionLimit(100)
+    clients = [await arriving.greet() for _ in range(3)]
+    assert await received(clients[0]) == b""
+    await arriving.until(2)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_handshake_that_takes_too_long_is_given_up(
+    arriving: Arriving, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    monkeypatch.setattr(tls_arrival, "HANDSHAKE_TIMEOUT", 0.1)
+    client = await arriving.greet() if speaks else arriving.connect()
+    assert await received(client) == b""
+    await arriving.until(0)
+
+
+async def test_client_that_speaks_no_tls_is_closed(arriving: Arriving) -> None:
+    client = arriving.connect()
+    client.send(b"GET / HTTP/1.1\r\n\r\n")
+    while await received(client):
+        pass
+    await arriving.until(0)
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_stopping_closes_connections_that_are_not_made_yet(arriving: Arriving, speaks: bool) -> None:
+    client = await arriving.greet() if speaks else arriving.connect()
+    await arriving.loop.stop(SOON)
+    assert await received(client) == b""
+    assert arriving.loop.connections == 0
+
+
+# A listening socket
+
+
+class Refusing:
+    """A listening socket whose accept fails as often as it is told, then takes one connection."""
+
+    def __init__(self, *errors: int) -> None:
+        self._errors = list(errors)
+        self.wake, self._reading = socket.socketpair()
+        self.accepted, self.peer = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._reading.fileno()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self._errors:
+            number = self._errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        if not self._reading.recv(1):
+            raise BlockingIOError
+        return self.accepted, None
+
+    def close(self) -> None:
+        for sock in (self.wake, self._reading, self.peer):
+            sock.close()
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+async def test_accepting_goes_on_after_descriptors_or_memory_were_used_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    monkeypatch.setattr(loops, "ACCEPT_PAUSE", 0.01)
+    server = EchoServer()
+    listening = Refusing(number, number)
+    acceptor = Acceptor(cast(socket.socket, listening), [Endpoint(_here(), server)], None)
+    listening.wake.send(b"x")
+    listening.wake.shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(SOON):
+        while not server.open:
+            await asyncio.sleep(0.001)
+    assert caplog.text.count("cannot accept connections") == 2
+    acceptor.close()
+    await server.stop(SOON)
+
+
+async def test_connection_that_was_given_up_before_it_was_accepted_is_no_error() -> None:
+    server = EchoServer()
+    listening = Refusing(errno.ECONNABORTED)
+    acceptor = Acceptor(cast(socket.socket, listening), [Endpoint(_here(), server)], None)
+    listening.wake.send(b"x")
+    listening.wake.shutdown(socket.SHUT_WR)
+    async with asyncio.timeout(SOON):
+        while not server.open:
+            await asyncio.sleep(0.001)
+    acceptor.close()
+    await server.stop(SOON)
+
+
+def _here() -> ServingLoop:
+    return ServingLoop(asyncio.get_running_loop())
+
+
+class CanceledThen(asyncio.Protocol):
+    """Ends its making as soon as it can."""
+
+    connecting: "asyncio.Task[object]"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.connecting.cancel()
+
+
+def _same(protocol: CanceledThen) -> CanceledThen:
+    return protocol
+
+
+def test_a_tls_connection_that_is_given_up_in_its_handshake_is_no_accident(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.certfile, certificates.keyfile)
+    listening, tries = socket.create_server(("127.0.0.1", 0)), 20  # not each of them brings it about
+    served = threading.Semaphore(0)
+
+    def serve() -> None:
+        for _ in range(tries):
+            sock, _ = listening.accept()
+            with sock, suppress(OSError):
+                context.wrap_socket(sock, server_side=True).close()
+            served.release()
+
+    async def give_up() -> None:
+        trusting = client_context(str(certificates.cafile))
+        async with serving_loops(1):
+            for _ in range(tries):
+                client = CanceledThen()
+                connecting = asyncio.get_running_loop().create_connection(
+                    partial(_same, client), *listening.getsockname(), ssl=trusting, server_hostname="localhost"
+                )
+                client.connecting = asyncio.create_task(connecting)
+                with pytest.raises(asyncio.CancelledError):
+                    await client.connecting
+                assert await asyncio.to_thread(served.acquire, timeout=SOON)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with listening:
+        uvloop.run(give_up())
+        serving.join()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_an_accident_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving_loops(1):
+        asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert "ZeroDivisionError" in caplog.text

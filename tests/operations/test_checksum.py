@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from imageio_daemon.errors import Canceled, StorageError
+from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
+from imageio_daemon.operations.checksum import Hashing, checksum
+from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
+from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
+from imageio_daemon.transfers.store import TransferStore
+from imageio_daemon.transfers.ticket import Access, Ticket
+from imageio_daemon.transfers.transfer import Transfer
+from imageio_daemon.units import KiB, MiB, TiB
+from tests.support.backends import MemoryBackend
+
+#: A part of an image: so many bytes, of data or a hole.
+Part = tuple[int, bool]
+
+
+class SparseBackend(MemoryBackend):
+    """An image in memory that knows its holes and must not be asked for what they hold."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        data = sum(length for length, hole in parts if not hole)
+        content = (
+            b"".join(bytes(length) if hole else b"\1" + os.urandom(length - 1) for length, hole in parts)
+            if data
+            else b""
+        )
+        super().__init__(content)
+        self.size = sum(length for length, _ in parts)
+        self._parts = parts
+        self.read_at: asyncio.Event | None = None
+        self.error: Exception | None = None
+
+    @property
+    def info(self) -> BackendInfo:
+        return replace(super().info, size=self.size)
+
+    async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
+        await asyncio.sleep(0)
+        assert any(self.content[offset : offset + len(piece)]), "a hole was read"
+        if self.read_at is not None:
+            self.read_at.set()
+            await asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            raise self.error
+        await super().pread(op, piece, offset)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        assert context is Context.ZERO
+        start = 0
+        for size, hole in self._parts:
+            yield ExtentList.of([Extent(start, size, zero=hole)], start)
+            start += size
+
+
+class World:
+    def __init__(self, parts: list[Part], hashing: Hashing) -> None:
+        self.backend = SparseBackend(parts)
+        self.pool = BufferPool(8 * MIN_BUFFER)
+        self.hashing = hashing
+        store = TransferStore(self._open, most_tickets=1, most_connections=1)
+        ticket = Ticket("secret", "file:///disk", self.backend.size, (Access.READ,), timeout=300, inactivity_timeout=60)
+        self.transfer: Transfer = store.add(ticket)
+
+    async def _open(self, ticket: Ticket) -> Backend:
+        return self.backend
+
+    async def checksum(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
+        return await checksum(self.transfer, Buffers(self.pool, MIN_BUFFER), self.hashing, algorithm, block_size)
+
+    def expected(self, block_size: int = MiB) -> str:
+        content = self.backend.content
+        digests = hashlib.sha256()
+        for start in range(0, len(content), block_size):
+            digests.update(hashlib.sha256(content[start : start + block_size]).digest())
+        return digests.hexdigest()
+
+
+@pytest.fixture
+def hashing() -> Iterator[Hashing]:
+    threads = Hashing()
+    yield threads
+    threads.stop()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(5 * MiB + 17, False)],
+        [(1, False)],
+        [(64 * MiB, True), (1, False)],
+        [(4 * KiB, False), (4 * KiB, True)] * 300,
+        [(MiB, True), (MiB, False)] * 20,
+        [(3 * MiB + 5, False), (10 * MiB, True), (100, False), (100 * KiB, True), (3 * MiB, False)],
+    ],
+)
+async def test_digest_is_that_of_the_content_and_holes_are_not_read(parts: list[Part], hashing: Hashing) -> None:
+    world = World(parts, hashing)
+    assert await world.checksum() == world.expected()
+    assert world.pool.lent == 0
+
+
+async def test_block_size_counts(hashing: Hashing) -> None:
+    world = World([(5 * MiB, False)], hashing)
+    assert await world.checksum(block_size=2 * MiB) == world.expected(2 * MiB) != world.expected()
+
+
+async def test_huge_hole_costs_nothing(hashing: Hashing) -> None:
+    block = hashlib.sha256(bytes(MiB)).digest()
+    world = World([(TiB, True)], hashing)
+    assert await world.checksum() == hashlib.sha256(block * (TiB // MiB)).hexdigest()
+
+
+async def test_empty_image_has_a_digest(hashing: Hashing) -> None:
+    assert await World([], hashing).checksum() == hashlib.sha256().hexdigest()
+
+
+async def test_storage_error_ends_it(hashing: Hashing) -> None:
+    world = World([(20 * MiB, False)], hashing)
+    world.backend.error = StorageError(5, "read", "pread")
+    with pytest.raises(StorageError):
+        await world.checksum()
+    assert world.pool.lent == 0
+
+
+async def test_cancelling_the_transfer_ends_it(hashing: Hashing) -> None:
+    world = World([(20 * MiB, False)], hashing)
+    world.backend.read_at = asyncio.Event()
+    running = asyncio.create_task(world.checksum())
+    await world.backend.read_at.wait()
+    world.transfer.cancel()
+    with pytest.raises(Canceled):
+        await running
+    await asyncio.wait_for(world.transfer.end.until_ended(), 10)
+    assert world.pool.lent == 0
+
+
+async def test_buffer_is_held_until_the_thread_has_let_go(hashing: Hashing) -> None:
+    world = World([], hashing)
+    buffer = await world.pool.acquire(MIN_BUFFER)
+    loop = asyncio.get_running_loop()
+    entered, leave = asyncio.Event(), loop.create_future()
+
+    def wait() -> None:
+        loop.call_soon_threadsafe(entered.set)
+        asyncio.run_coroutine_threadsafe(_result(leave), loop).result()
+
+    running = asyncio.create_task(hashing.run(wait, buffer))
+    await entered.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    buffer.release()
+    assert world.pool.lent == buffer.size
+    leave.set_result(None)
+    async with asyncio.timeout(10):
+        while world.pool.lent:
+            await asyncio.sleep(0)
+
+
+async def _result(future: "asyncio.Future[None]") -> None:
+    await future

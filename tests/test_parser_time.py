@@ -1,0 +1,700 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What others send is parsed in a time that its length bounds, whatever it says: one request must not stop the daemon.
+
+Each row is a parser, and the inputs that are worst for it. A parser that takes only so many bytes gets half of them and
+all of them, the others 64 and 128 KiB.
+"""
+
+import ast
+import contextlib
+import ctypes
+import functools
+import io
+import itertools
+import json
+import logging
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+import pytest
+
+import imageio_daemon
+from imageio_daemon.client.errors import Usage
+from imageio_daemon.client.server.address import ImageUrl
+from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.image import Image
+from imageio_daemon.errors import Error, MethodNotAllowed
+from imageio_daemon.frontends.http import conditions
+from imageio_daemon.frontends.http import errors as http_errors
+from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
+from imageio_daemon.frontends.http.headers import (
+    MAX_JSON,
+    parse_content_range,
+    parse_json,
+    parse_number,
+    parse_patch,
+    parse_range,
+    parse_target,
+)
+from imageio_daemon.frontends.http.incoming import Incoming
+from imageio_daemon.image.extents import ExtentList
+from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
+from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
+from imageio_daemon.nbdproto import constants, messages, options
+from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused
+from imageio_daemon.nbdproto.client.negotiation import Violation as ServerViolation
+from imageio_daemon.nbdproto.client.replies import ClientReplies
+from imageio_daemon.nbdproto.client.request import ClientRequest
+from imageio_daemon.nbdproto.constants import Command, Option
+from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
+from imageio_daemon.service import logs
+from imageio_daemon.storage.http import client as http_client
+from imageio_daemon.storage.nbd.extents import extents as nbd_extents
+from imageio_daemon.storage.qemu import chain
+from imageio_daemon.transfers.ticket import MAX_URL, Ticket
+from imageio_daemon.units import KiB
+from imageio_daemon.urls import hosts
+from imageio_daemon.urls import http as http_url
+from imageio_daemon.urls import nbd as nbd_url
+from ioutil_ext import ffi, lib
+
+#: Processor seconds that each 64 KiB of input may cost, and how much longer twice the input may take.
+MOST_SECONDS = 0.005
+MOST_GROWTH = 2.5
+#: Below this a time is that of the call itself, and says nothing on how it grows.
+NOTHING = MOST_SECONDS / 10
+TRIES = 5
+ROUNDS = 4
+
+Make = Callable[[int], bytes]
+
+
+class Row(NamedTuple):
+    """A parser. limit: the longest input that it looks at; 0: any. most: seconds for each 64 KiB."""
+
+    name: str
+    parse: Callable[[bytes], object]
+    inputs: dict[str, Make]
+    limit: int = 0
+    most: float = MOST_SECONDS
+
+
+def cut(text: bytes, before: bytes = b"", after: bytes = b"") -> Make:
+    """Return what makes inputs of the text, over and over, between two others."""
+
+    def make(size: int) -> bytes:
+        room = size - len(before) - len(after)
+        return before + (text * (room // len(text) + 1))[:room] + after
+
+    return make
+
+
+ROWS: list[Row] = []
+
+
+def row(
+    name: str, inputs: dict[str, Make], limit: int = 0, most: float = MOST_SECONDS
+) -> Callable[[Callable[[bytes], object]], None]:
+    """Add the function as a parser."""
+    return lambda parse: ROWS.append(Row(name, parse, inputs, limit, most))
+
+
+#: What no parser should be slow at, whatever it looks for.
+COMMON: dict[str, Make] = {
+    "blanks": cut(b" "),
+    "blanks, then a control character": cut(b" ", b"a", b"\x01"),
+    "blanks, then a letter": cut(b" ", b"a", b"a"),
+    "blanks between letters": cut(b" a"),
+    "many blanks between letters": cut(b" " * 99 + b"a"),
+    "tabs": cut(b"\t"),
+    "letters": cut(b"a"),
+    "letters, then a control character": cut(b"a", b"", b"\x01"),
+    "digits": cut(b"9"),
+    "minus signs": cut(b"-"),
+    "percent signs": cut(b"%"),
+    "escapes": cut(b"%41"),
+    "commas": cut(b","),
+    "colons": cut(b":"),
+    "slashes": cut(b"/"),
+    "equals signs": cut(b"="),
+    "ampersands": cut(b"&"),
+    "question marks": cut(b"?"),
+    "dots": cut(b"."),
+    "letters and dots": cut(b"a."),
+    "quotes": cut(b'"'),
+    "backslashes": cut(b"\\"),
+    "open brackets": cut(b"["),
+    "open braces": cut(b'{"a":'),
+    "semicolons": cut(b";"),
+    "line feeds": cut(b"\n"),
+    "carriage returns": cut(b"\r"),
+    "line ends": cut(b"\r\n"),
+    "zeros": cut(b"\0"),
+    "no ASCII": cut("é".encode()),
+    "no UTF-8": cut(b"\xff"),
+}
+
+
+def each(before: bytes, after: bytes = b"") -> dict[str, Make]:
+    """Return the common inputs between two texts."""
+
+    def between(make: Make) -> Make:
+        return lambda size: before + make(size - len(before) - len(after)) + after
+
+    return {name: between(make) for name, make in COMMON.items()}
+
+
+def refusing(*kinds: type[Exception]) -> contextlib.AbstractContextManager[None]:
+    return contextlib.suppress(*kinds)
+
+
+# HTTP: heads
+
+_GET = b"GET /images/a HTTP/1.1\r\nHost: x\r\n"
+_HEADS = {
+    **{f"a field of {name}": make for name, make in each(_GET + b"X: ", b"\r\n\r\n").items()},
+    **{f"Connection of {name}": make for name, make in each(_GET + b"Connection: ", b"\r\n\r\n").items()},
+    **{f"Content-Length of {name}": make for name, make in each(_GET + b"Content-Length: ", b"\r\n\r\n").items()},
+    **{f"Range of {name}": make for name, make in each(_GET + b"Range: bytes=", b"\r\n\r\n").items()},
+    **{f"If-Match of {name}": make for name, make in each(_GET + b"If-Match: ", b"\r\n\r\n").items()},
+    **{f"Content-Range of {name}": make for name, make in each(_GET + b"Content-Range: bytes ", b"\r\n\r\n").items()},
+    **{f"a field's name of {name}": make for name, make in each(_GET, b": x\r\n\r\n").items()},
+    **{f"a path of {name}": make for name, make in each(b"GET /", b" HTTP/1.1\r\nHost: x\r\n\r\n").items()},
+    **{f"a query of {name}": make for name, make in each(b"GET /images/a?", b" HTTP/1.1\r\nHost: x\r\n\r\n").items()},
+    **{f"a method of {name}": make for name, make in each(b"", b" / HTTP/1.1\r\nHost: x\r\n\r\n").items()},
+    "fields": cut(b"a:b\r\n", _GET, b"\r\n\r\n"),
+    "100 fields": lambda size: _GET + b"".join(b"%d:%s\r\n" % (i, b" " * (size // 105)) for i in range(99)) + b"\r\n",
+}
+
+
+@row("the head of a request", _HEADS, MAX_HEAD)
+def parse_request(data: bytes) -> None:
+    """Do all that is done with a head before it is known who asks."""
+    with refusing(Error):
+        head = read_head(bytearray(data))
+        assert head is not None
+        head.body()
+        parse_target(head.target)
+        parse_range(head.fields.get("range"))
+        parse_content_range(head.fields.get("content-range"))
+        conditions._members(head.fields.get("if-match", ""))
+        http_errors.answer(MethodNotAllowed(head.method, ("GET",)), "unix")
+
+
+def incoming() -> Incoming:
+    return Incoming(memoryview(bytearray(1)), cast(Any, SimpleNamespace(received=lambda _: None)))
+
+
+@row("heads that come in pieces", COMMON, MAX_HEAD)
+def receive_heads(data: bytes) -> None:
+    received = incoming()
+    with refusing(Error):
+        for start in range(0, len(data), 64):
+            received.ahead += data[start : start + 64]
+            received.next_head()
+
+
+@row("empty lines before a head", {"line ends": COMMON["line ends"]})
+def receive_empty_lines(data: bytes) -> None:
+    received = incoming()
+    received.ahead += data
+    received.next_head()
+
+
+_CHUNKED = {
+    **COMMON,
+    "chunks of a byte": cut(b"1\r\na\r\n"),
+    "chunks of 16 bytes": cut(b"10\r\n" + b"a" * 16 + b"\r\n"),
+    "chunks of a byte, and extensions": cut(b"1;" + b"a" * 250 + b"\r\na\r\n"),
+    "chunks of a byte, and many extensions": cut(b"1" + b";a" * 125 + b"\r\na\r\n"),
+    "chunks of a byte, and blanks": cut(b"1" + b" " * 250 + b"\r\na\r\n"),
+    "an endless trailer": cut(b"a: b\r\n", b"0\r\n"),
+    "lines that are too long": cut(b"0" * 300 + b"\r\n"),
+}
+
+
+@row("a body in chunks", _CHUNKED)
+def count_chunks(data: bytes) -> None:
+    with refusing(Error):
+        ChunkedBody().take(data)
+
+
+@row("a number", COMMON)
+def read_number(data: bytes) -> None:
+    with refusing(Error):
+        parse_number(data.decode("latin-1"), "number")
+
+
+# HTTP in C
+
+
+@functools.cache
+def in_c() -> ctypes.CDLL:
+    """Return the parsers of lanes."""
+    tree = Path(__file__).resolve().parents[1]
+    names = ("tests/ioutil/parsers.c", "ioutil_ext/http/head.c", "ioutil_ext/http/patch.c", "ioutil_ext/http/plain.c")
+    sources = [str(tree / name) for name in names]
+    with tempfile.TemporaryDirectory() as directory:
+        library = f"{directory}/parsers.so"
+        command = ["cc", "-O2", "-std=gnu11", "-shared", "-fPIC", f"-I{tree}/ioutil_ext", *sources, "-o", library]
+        subprocess.check_call(command)
+        return ctypes.CDLL(library)
+
+
+#: A lane has so much room for a head; see http.h.
+_LANE_HEAD, _LANE_PATCH = 4 * KiB, KiB
+
+
+@row("a head that comes to C in pieces", _HEADS, _LANE_HEAD)
+def parse_pieces_in_c(data: bytes) -> None:
+    for length in range(64, len(data), 64):
+        lib.iou_head_read(data, length, 0, ffi.new("iou_head *"))
+
+
+@row("a PATCH, in C", each(b'{"op": "zero", "size": ', b"}") | each(b"{", b"}") | each(b'{"op"'), _LANE_PATCH)
+def parse_patch_in_c(data: bytes) -> None:
+    in_c().parse_patch(data, len(data))
+
+
+# JSON
+
+_DOCUMENTS: dict[str, Make] = {
+    **COMMON,
+    "open brackets, closed": lambda size: b"[" * (size // 2) + b"]" * (size // 2),
+    "long integers": cut(b"9" * 4300 + b",", b"[", b"1]"),
+    "an integer": cut(b"9", b"[", b"]"),
+    "a fraction": cut(b"9", b"[1.", b"]"),
+    "a small fraction": cut(b"0", b"[0.", b"1]"),
+    "an exponent": cut(b"9", b"[1e", b"]"),
+    "fractions": cut(b"0.1,", b"[", b"1]"),
+    "escapes in a string": cut(b"\\u0041", b'["', b'"]'),
+    "surrogates": cut(b"\\ud800", b'["', b'"]'),
+    "objects": cut(b"{},", b"[", b"{}]"),
+    "keys": cut(b'"a":1,', b"{", b'"b":1}'),
+    "other keys": lambda size: json.dumps({str(i): 0 for i in range(size // 11)}).encode(),
+}
+
+
+def field(name: str, text: bytes, before: str = "", after: str = "") -> Make:
+    """Return what makes a ticket, or a PATCH, with a long string in one field."""
+    known = {"uuid": "a", "size": 1, "url": "file:///a", "timeout": 1, "ops": ["read"], "op": "zero"}
+
+    def make(size: int) -> bytes:
+        room = size - len(json.dumps({**known, name: before + after}))
+        return json.dumps({**known, name: before + (text.decode() * room)[:room] + after}).encode()
+
+    return make
+
+
+_TICKETS: dict[str, Make] = {
+    **_DOCUMENTS,
+    **{
+        f"{name} of {kind}": field(name, text)
+        for name in ("uuid", "url", "transfer_id", "filename", "bitmap", "format")
+        for kind, text in {"letters": b"a", "colons": b":", "blanks": b" ", "dots": b"a."}.items()
+    },
+    "an nbd host of dots": field("url", b"a.", "nbd://", "/b"),
+    "an nbd query": field("url", b"a&", "nbd://a/b?"),
+    "an https host": field("url", b"a.", "https://", "/images/a"),
+    "operations": cut(b'"read",', b'{"uuid": "a", "size": 1, "url": "file:///a", "timeout": 1, "ops": [', b'"read"]}'),
+    "digits of a size": cut(b"9", b'{"uuid":"a","url":"file:///a","timeout":1,"ops":[],"size":', b"}"),
+    "most digits of a size": lambda _: (
+        b'{"uuid":"a","url":"file:///a","timeout":1,"ops":[],"size":' + b"9" * 4300 + b"}"
+    ),
+    "digits of an offset": lambda _: b'{"op": "zero", "size": 1, "offset": ' + b"9" * 4300 + b"}",
+}
+
+
+@row("the JSON of a ticket or a PATCH", _TICKETS, MAX_JSON)
+def read_json(data: bytes) -> None:
+    with refusing(Error):
+        document = parse_json(data)
+        with refusing(Error):
+            parse_patch(document)
+        Ticket.from_json(document, inactivity_timeout=1)
+
+
+# Names of other servers
+
+for _name, _before, _after in (
+    ("an NBD url", b"nbd:", b""),
+    ("an NBD url of a host", b"nbd://", b"/a"),
+    ("an NBD url of an export", b"nbd://a/", b""),
+    ("an NBD url with a query", b"nbds+unix:///a?socket=", b"&tls-hostname=a"),
+    ("an NBD url with a socket", b"nbd:unix:", b":exportname=a"),
+    ("an NBD url with an address", b"nbd:[", b"]:1"),
+):
+
+    @row(_name, each(_before, _after), MAX_URL)
+    def parse_nbd_url(data: bytes) -> None:
+        with refusing(Error):
+            nbd_url.parse(data.decode("latin-1"))
+
+
+@row("an https url", {**each(b"https://", b"/images/a"), **each(b"https://a/images/")}, MAX_URL)
+def parse_https_url(data: bytes) -> None:
+    with refusing(Error):
+        http_url.parse(data.decode("latin-1"))
+
+
+@row("the name of a host", COMMON)
+def is_host(data: bytes) -> None:
+    hosts.is_host(data.decode("latin-1"))
+
+
+@row("a url of the client", {**each(b"https://", b"/images/a"), **each(b"https://a/images/"), **each(b"https://a:")})
+def parse_client_url(data: bytes) -> None:
+    with refusing(Usage):
+        ImageUrl.parse(data.decode("latin-1"))
+
+
+@row("the name of a backing file", COMMON)
+def is_protocol(data: bytes) -> None:
+    chain._PROTOCOL.match(data.decode("latin-1"))
+
+
+# Headers of images
+
+_QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 3, 0, 0, 21, 0, 0).ljust(72, b"\0") + struct.pack(
+    ">QQQII", 0, 0, 0, 4, 104
+)
+_NAMED_QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 2, 80, 1023, 21, 0, 0).ljust(80, b"\0")
+_VMDK = struct.pack("<4s8xQ8xQQ", vmdk.MAGIC, 1, 1, 20).ljust(512, b"\0")
+_TABLE = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
+_METADATA = struct.pack("<8s2xH20x", b"metadata", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
+_REGION = struct.pack("<16sQII", vhdx._METADATA_REGION, 512 * 1024, 0, 0)
+
+
+def vhdx_image(_: int) -> bytes:
+    regions = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * (vhdx.MAX_ENTRIES - 1)) + _REGION
+    return vhdx.MAGIC.ljust(192 * 1024, b"\0") + regions.ljust(320 * 1024, b"\0") + _METADATA
+
+
+for _format, _beginning in (
+    ("qcow2", _QCOW2),
+    ("qcow2", _NAMED_QCOW2),
+    ("vmdk", _VMDK),
+    ("vhdx", vhdx.MAGIC.ljust(192 * 1024, b"\0") + _TABLE),
+    ("vpc", b"conectix"),
+    ("vdi", bytes(64)),
+):
+
+    def parse_image(data: bytes, image_format: str = _format) -> None:
+        with refusing(ValueError):
+            PARSERS[image_format](lambda offset, length: data[offset : offset + length])
+
+    row(f"the header of {_format}, {len(_beginning)} bytes", each(_beginning))(parse_image)
+
+row("the tables of vhdx", {"full": vhdx_image})(lambda data: parse_image(data, "vhdx"))
+row("the extensions of qcow2", {"empty ones": cut(struct.pack(">II", 1, 0), _QCOW2)})(
+    lambda data: parse_image(data, "qcow2")
+)
+
+
+# What other servers of the images API send
+
+
+_LISTS: dict[str, Make] = {
+    **_DOCUMENTS,
+    "extents": lambda size: _extents(size, '{"zero":true,"start":%d,"length":1}'),
+    "extents with more in them": lambda size: _extents(size, '{"zero":true,"a":[[[1e5]]],"start":%d,"length":1}'),
+    "braces": cut(b"}"),
+    "empty extents": cut(b"{}", b"["),
+    "a long extent": cut(b"9" * 4000, b'[{"zero":true,"start":', b"}"),
+}
+
+
+def _extents(size: int, form: str) -> bytes:
+    text: list[str] = []
+    length = 0
+    for number in itertools.count():
+        length += len(form) - 1 + len(str(number))
+        if length > size:
+            return ("[" + ",".join(text) + "]").encode()
+        text.append(form % number)
+    raise AssertionError
+
+
+@row("extents of another server", _LISTS)
+def read_extents(data: bytes) -> None:
+    reader = ExtentReader(0, 2**40, "zero", ValueError("malformed"))
+    with refusing(ValueError):
+        for start in range(0, len(data), 4 * MAX_EXTENT_TEXT):
+            ExtentList.of(reader.feed(data[start : start + 4 * MAX_EXTENT_TEXT]), reader._position)
+        reader.end()
+
+
+@row("a Content-Range of another server", {**COMMON, **each(b"bytes 0-0/"), **each(b"bytes ", b"-0/1")})
+def read_total(data: bytes) -> None:
+    response = SimpleNamespace(headers={"Content-Range": data.decode("latin-1")})
+    with refusing(Error):
+        http_client.total_size(cast(aiohttp.ClientResponse, response), "GET")
+
+
+class Sent:
+    """A socket from which an answer is read."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+_ANSWERS = {
+    **{f"a field of {name}": make for name, make in each(b"HTTP/1.1 200 OK\r\nX: ", b"\r\n\r\n").items()},
+    **{f"a length of {name}": make for name, make in each(b"HTTP/1.1 200 OK\r\nContent-Length: ", b"\r\n\r\n").items()},
+    "fields": cut(b"a:b\r\n", b"HTTP/1.1 200 OK\r\n", b"\r\n"),
+    "a status": cut(b"9", b"HTTP/1.1 ", b"\r\n\r\n"),
+    "a chunk's length": cut(b"9", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"\r\n"),
+}
+
+
+@row("an answer, as the client reads it", _ANSWERS)
+def read_answer(data: bytes) -> None:
+    with refusing(HTTPException, OSError):
+        response = HTTPResponse(cast(socket.socket, Sent(data)))
+        response.begin()
+        response.read(KiB)
+
+
+@row("a size, as the client reads it", {**COMMON, **each(b"bytes 0-0/")})
+def read_size(data: bytes) -> None:
+    image = object.__new__(Image)
+    image._peer = "a"
+    answer = SimpleNamespace(headers={"Content-Range": data.decode("latin-1")})
+    image._repeated = lambda _: answer  # type: ignore
+    with refusing(Exception):
+        image.size()
+
+
+@row("a reason, as the client shows it", COMMON, KiB)
+def show_reason(data: bytes) -> None:
+    connection = object.__new__(ClientConnection)
+    connection._secret = "a%20b"
+    connection._printable(data.decode("latin-1"))
+
+
+# The log
+
+row("a field of a log line", COMMON, 4 * KiB)(lambda data: logs._text_value(data.decode("latin-1")))
+row("a log line", COMMON, 4 * KiB)(
+    lambda data: logs.TextFormatter().format(
+        logging.LogRecord("a", logging.INFO, "", 0, data.decode("latin-1"), None, None)
+    )
+)
+
+
+# NBD: what clients send
+
+
+def option(number: int, payload: bytes) -> bytes:
+    return options.OptionHeader(number, len(payload)).pack() + payload
+
+
+_FLAGS = struct.pack(">I", 3)
+_OPTIONS = {
+    **each(_FLAGS),
+    "INFO": lambda size: (
+        _FLAGS + option(Option.INFO, struct.pack(">IH", 0, size // 2 - 30) + bytes(2 * (size // 2 - 30)))
+    ),
+    "queries": lambda size: (
+        _FLAGS + option(Option.SET_META_CONTEXT, struct.pack(">II", 0, size // 4 - 30) + bytes(4 * (size // 4 - 30)))
+    ),
+    "small options": cut(option(Option.STRUCTURED_REPLY, b""), _FLAGS),
+    "unknown options": cut(option(99, b""), _FLAGS),
+    "an option that is too long": lambda size: _FLAGS + option(99, bytes(size)),
+    "a name": lambda size: _FLAGS + option(Option.EXPORT_NAME, b"a" * (size - 20)),
+}
+
+
+@row("options of NBD", _OPTIONS)
+def negotiate(data: bytes) -> None:
+    negotiation = ServerNegotiation(preferred=4096, listed=tuple)
+    for start in range(0, len(data), 1024):
+        negotiation.feed(data[start : start + 1024])
+        while event := negotiation.next_event():
+            if isinstance(event, type(None)):
+                return
+            with refusing(RuntimeError):
+                negotiation.refused(constants.Reply.ERR_UNKNOWN, "no")
+    negotiation.take_output()
+
+
+# NBD: what servers send
+
+_GREETING = options.pack_greeting(3)
+
+
+def reply(number: int, kind: int, payload: bytes = b"") -> bytes:
+    return options.OptionReply(number, kind, len(payload)).pack() + payload
+
+
+_REPLIES = {
+    **each(_GREETING),
+    "replies": cut(reply(Option.EXTENDED_HEADERS, constants.Reply.INFO), _GREETING),
+    "refusals": cut(b"a" * 4096, _GREETING + struct.pack(">QIII", constants.OPTION_REPLY, 11, 0x80000001, 8000)),
+    "contexts": lambda size: (
+        _GREETING
+        + reply(Option.EXTENDED_HEADERS, constants.Reply.ACK)
+        + cut(
+            reply(
+                Option.LIST_META_CONTEXT,
+                constants.Reply.META_CONTEXT,
+                options.pack_context(1, constants.DIRTY_BITMAP + "a" * 40),
+            )
+        )(size)
+    ),
+}
+
+
+@row("option replies of NBD", _REPLIES)
+def negotiate_as_client(data: bytes) -> None:
+    negotiation = ClientNegotiation("a", dirty=True)
+    with refusing(ServerViolation, Refused, messages.BadMagic):
+        for start in range(0, len(data), 1024):
+            negotiation.feed(data[start : start + 1024])
+
+
+def chunk(kind: int, payload: bytes) -> bytes:
+    return messages.ChunkHeader(kind, 0, 1, len(payload)).pack() + payload
+
+
+def _holes(size: int, order: Callable[[int], list[int]]) -> bytes:
+    count = size // len(chunk(constants.Chunk.OFFSET_HOLE, messages.pack_hole(0, 1)))
+    return b"".join(chunk(constants.Chunk.OFFSET_HOLE, messages.pack_hole(2 * i, 1)) for i in order(count))
+
+
+_CHUNKS: dict[str, Make] = {
+    **COMMON,
+    "holes": lambda size: _holes(size, lambda count: list(range(count))),
+    "holes, the last one first": lambda size: _holes(size, lambda count: list(range(count))[::-1]),
+    "errors": cut(chunk(constants.Chunk.ERROR, messages.pack_error(22, ""))),
+    "data": lambda size: b"".join(
+        chunk(constants.Chunk.OFFSET_DATA, messages.OFFSET.pack(2 * i) + b"a") for i in range(size // 29)
+    ),
+}
+
+
+# A chunk takes 3 us whatever is in it, as a request does. Only a server that a ticket names can send chunks of a byte.
+@row("replies of NBD", _CHUNKS, most=3 * MOST_SECONDS)
+def take_replies(data: bytes) -> None:
+    replies = ClientReplies(Agreed(2**40, 1, structured=True), lambda _: None)
+    replies.begin(ClientRequest(Command.READ, 0, len(data), view=memoryview(bytearray(len(data)))))
+    with refusing(ServerViolation):
+        while data:
+            room = replies.get_buffer()
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            data = data[count:]
+            replies.received(count)
+
+
+@row(
+    "extents of NBD",
+    {
+        "of a block": cut(struct.pack(">II", 512, 0) + struct.pack(">II", 512, 3), struct.pack(">I", 1)),
+        "that end at once": cut(struct.pack(">II", 0, 0), struct.pack(">I", 1)),
+    },
+)
+def read_statuses(data: bytes) -> None:
+    read_in_contexts(data[: 4 + (len(data) - 4) // 8 * 8])
+
+
+@row("extents of NBD in two contexts", {"of a block": cut(struct.pack(">IIII", 512, 0, 512, 3), struct.pack(">I", 1))})
+def read_two_statuses(data: bytes) -> None:
+    half = data[: 4 + len(data) // 16 * 8]
+    read_in_contexts(half, struct.pack(">III", 2, 100, 0) + half[4:])
+
+
+def read_in_contexts(*payloads: bytes) -> None:
+    contexts = dict(enumerate((constants.BASE_ALLOCATION, constants.ALLOCATION_DEPTH)[: len(payloads)]))
+    with refusing(ValueError):
+        nbd_extents(dict(enumerate(payloads)), contexts, 0, 2**62, extended=False)
+
+
+# The check itself
+
+
+def seconds(parse: Callable[[bytes], object], *inputs: bytes) -> list[float]:
+    """Return the processor seconds of the fastest try with each of the inputs, which take turns."""
+    best = [float("inf")] * len(inputs)
+    for _ in range(TRIES):
+        for number, data in enumerate(inputs):
+            started = time.thread_time()
+            parse(data)
+            best[number] = min(best[number], time.thread_time() - started)
+        if max(best) > 1:
+            break
+    return best
+
+
+@pytest.mark.parametrize("parser", [pytest.param(row, id=row.name) for row in ROWS])
+def test_time_grows_with_the_input_and_no_faster(parser: Row) -> None:
+    largest = parser.limit or 128 * KiB
+    slow = {}
+    for name, make in parser.inputs.items():
+        inputs = make(largest // 2), make(largest)
+        # Again, if need be: on a busy machine, memory and caches are slower for a while. What is slow is so each time.
+        for _ in range(ROUNDS):
+            half, whole = seconds(parser.parse, *inputs)
+            most = parser.most * max(1.0, len(inputs[1]) / (64 * KiB))
+            if whole <= min(most, MOST_GROWTH * max(half, NOTHING)):
+                break
+        else:
+            slow[name] = f"{half * 1000:.2f} ms, twice the input {whole * 1000:.2f} ms"
+    assert not slow
+
+
+# Whether all have a row
+
+_USER = "of the user or the administrator, who may wait"
+#: Where each regular expression of the project gets its worst input, by file and name.
+PATTERNS = {
+    "client/server/address.py:parse": "a url of the client",
+    "client/arguments.py:_format": _USER,
+    "client/server/image.py:size": "a size, as the client reads it",
+    "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
+    "frontends/http/headers.py:_DIGITS": "a number",
+    "frontends/http/headers.py:_RANGE": "the head of a request",
+    "frontends/http/headers.py:_RANGES": "the head of a request",
+    "urls/http.py:_URL": "an https url",
+    "service/logs.py:_BARE_VALUE": "a field of a log line",
+    "urls/nbd.py:_OLD": "an NBD url",
+    "config/options.py": _USER,
+    "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
+    "storage/http/client.py:_TOTAL": "a Content-Range of another server",
+    "transfers/ticket.py:_CONTROL": "the JSON of a ticket or a PATCH",
+    "transfers/ticket.py:_SURROGATE": "the JSON of a ticket or a PATCH",
+}
+
+
+def patterns(path: Path) -> set[str]:
+    """Return where a module uses regular expressions: names of its variables, and of functions."""
+    module = ast.parse(path.read_text())
+    variables = {ast.unparse(node.targets[0]): node for node in module.body if isinstance(node, ast.Assign)}
+    functions = {node.name: node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)}
+    return {name for name, node in (variables | functions).items() if any(map(uses_pattern, ast.walk(node)))}
+
+
+def uses_pattern(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "re"
+
+
+def test_each_regular_expression_has_a_row() -> None:
+    package = Path(imageio_daemon.__file__).parent
+    unknown = set()
+    for path in package.rglob("*.py"):
+        file = str(path.relative_to(package))
+        unknown |= {f"{file}:{name}" for name in patterns(path) if not {file, f"{file}:{name}"} & PATTERNS.keys()}
+    assert not unknown
+    assert {row for row in PATTERNS.values() if row != _USER} <= {row.name for row in ROWS}
