@@ -24,6 +24,8 @@ HEADS = {
     "get": request("GET /images/x", "Range: bytes=0-4095", "Accept-Encoding: identity", "User-Agent: x/1"),
     "get-keep-alive": request("GET /images/x", "Connection: keep-alive", "range:bytes=5-5", "Authorization: x"),
     "get-open": request("GET /images/x", "Range: bytes=0-"),
+    "get-whole": request("GET /images/x", "Origin: https://ui", "Connection: Keep-Alive"),
+    "put-expect": request("PUT /images/x", "Expect: 100-Continue", "Content-Length: 4096"),
     "put": request("PUT /images/x", "Content-Range: bytes 4096-8191/*", "Content-Length: 4096"),
     "put-no-flush": request("PUT /images/x?flush=n", "content-range: bytes 0-*/*", "Content-Length: 1"),
     "put-flush": request("PUT /images/x?flush=y", "Content-Range: bytes 1-2/70000", "Content-Length: 2"),
@@ -34,7 +36,27 @@ HEADS = {
     "long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4000),
     "many-fields": request("GET /images/x", "Range: bytes=0-1", *["Accept: x"] * 40),
     "too-long": request("GET /images/x", "Range: bytes=0-1", "User-Agent: " + "x" * 4050),
+    "too-long-for-anyone": request("GET /images/x", "User-Agent: " + "x" * 16384),
+    "chunked": request("PUT /images/x", "Transfer-Encoding: chunked"),
+    "two-lengths": request("PUT /images/x", "Transfer-Encoding: chunked", "Content-Length: 1"),
+    "upgrade": request("GET /images/x", "Connection: keep-alive, Upgrade", "Upgrade: websocket", "connection: close"),
+    "bare-line-feed": b"GET /images/x HTTP/1.1\nHost: x\r\n",
+    "old": b"GET http://host/images/x HTTP/1.0\r\nConnection: Keep-Alive\r\n\r\n",
+    "fields-of-nobody": request("GET /images/x", *["A: b"] * 101),
     "large-numbers": request("PUT /images/x", f"Content-Range: bytes {2**64}-*/*", "Content-Length: 9" + "9" * 17),
+}
+
+CHUNKS = {
+    "one": b"5\r\nhello\r\n0\r\n\r\nmore",
+    "extensions": b"00A;x=y;z\r\n0123456789\r\n0;last\r\nTrailer: 1\r\nOther:\r\n\r\n",
+    "short": b"1\r\na\r\n" * 40 + b"0\r\n\r\n",
+    "no-size": b"5\r\nhello\r\nx\r\n",
+    "wrong-end": b"5\r\nhello!\r\n",
+    "bare-line-feed": b"5\nhello",
+    "long-line": b"5;" + b"x" * 300,
+    "long-trailer": b"0\r\n" + b"A: b\r\n" * 100,
+    "no-trailer": b"0\r\nnonsense\r\n",
+    "large": b"fffffffffffffff\r\n" + bytes(100),
 }
 
 PATCHES = {
@@ -67,6 +89,9 @@ STREAMS = {
     "grows": b"\x08\0\0" + request("PUT /images/x", "Content-Range: bytes 69000-*/*", "Content-Length: 1000")
     + bytes(1000) + request("GET /images/x", "Range: bytes=0-69999"),
     "given-back": b"\x02\0\x02" + patch('{"op": "zero", "size": 70000}') + request("OPTIONS /images/x"),
+    "whole": b"\0\0\x04" + request("GET /images/x", "Origin: x") + request("GET /images/x", "Range: bytes=69000-"),
+    "expects": b"\0\x02\x05" + request("PUT /images/x", "Expect: 100-continue", "Origin: x", body=BODY)
+    + request("PUT /images/x", "Expect: 100-continue", "Content-Length: 300") + BODY,
     "fast": b"\0\0\0" + patch('{"op": "zero", "size": 65536, "fast": true}') + patch('{"op": "flush"}'),
     "past-the-end": b"\0\0\0" + request("PUT /images/x", "Content-Range: bytes 69999-*/*", "Content-Length: 2") + b"xy",
     "read-only": b"\x01\0\0" + request("GET /images/x", "Range: bytes=0-9") + patch('{"op": "flush"}'),
@@ -158,6 +183,8 @@ def seeds() -> Seeds:
     """Yield `target/name` and the bytes of all."""
     for name, data in HEADS.items():
         yield f"http_head/{name}", data
+    for name, data in CHUNKS.items():
+        yield f"http_chunks/{name}", data
     for name, text in PATCHES.items():
         yield f"http_patch/{name}", text.encode()
     for command in range(9):

@@ -11,7 +11,7 @@
 #define _GNU_SOURCE
 #include <openssl/ssl.h>
 
-#include "http.h"
+#include "http/http.h"
 #include "stress.h"
 
 /* ---- targets ---------------------------------------------------------------------------------------------------- */
@@ -22,8 +22,8 @@ struct target {
     void (*run)(const char *data, size_t size);
 };
 
-extern const struct target http_head_target, http_patch_target, nbd_wire_target, http_lane_target, nbd_lane_target,
-    tls_target;
+extern const struct target http_head_target, http_chunks_target, http_patch_target, nbd_wire_target, http_lane_target,
+    nbd_lane_target, tls_target;
 
 /* ---- bytes.c: input, and bytes that are collected --------------------------------------------------------------- */
 

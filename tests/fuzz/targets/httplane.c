@@ -12,9 +12,11 @@
 #define MOST_ANSWERED (12 * MIB)
 
 static const char TARGET[] = "/images/x";
-static const char DONE[] = "HTTP/1.1 200 OK\r\n\r\n";
+static const char DONE[] = "HTTP/1.1 200 OK\r\n\5\r\n";
 static const char PARTIAL[] =
-    "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\nContent-Length: \3\r\n\r\n";
+    "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes \1-\2/9\r\n\5Content-Length: \3\r\n\r\n";
+static const char WHOLE[] = "HTTP/1.1 200 OK\r\n\5Content-Length: \3\r\n\r\n";
+static const char ORIGIN[] = "Access-Control-Allow-Origin: *\r\n";
 
 enum { READ_ONLY = 1, SPARSE = 2, BIG = 4, SHORT_IMAGE = 8, SECURE = 16, COUNTS = 32, FAULTY = 64 };
 
@@ -46,41 +48,61 @@ static bool is_inside(const struct model *model, uint64_t offset, uint64_t lengt
     return length <= model->size && offset <= model->size - length;
 }
 
-static bool get(struct model *model, const struct http_head *head) {
+static const char *origin(const struct http_plain *plain) {
+    return plain->has_origin ? ORIGIN : "";
+}
+
+static void say(struct model *model, const char *text) {
+    bytes_add(&model->answers, text, strlen(text));
+}
+
+static void say_done(struct model *model, const struct http_plain *plain) {
+    say(model, "HTTP/1.1 200 OK\r\n");
+    say(model, origin(plain));
+    say(model, "\r\n");
+}
+
+static bool get(struct model *model, const struct http_plain *plain) {
     char text[300];
-    if (head->last >= model->size || model->image_size < model->size)
+    uint64_t last = plain->part == HTTP_SPAN ? plain->last : model->size - 1;
+    if (plain->first > last || last >= model->size || model->image_size < model->size)
         return false;
-    uint64_t length = head->last - head->first + 1;
-    int size =
+    uint64_t length = last - plain->first + 1;
+    if (plain->part == HTTP_ALL)
+        snprintf(text, sizeof(text), "HTTP/1.1 200 OK\r\n%sContent-Length: %llu\r\n\r\n", origin(plain),
+                 (unsigned long long)length);
+    else
         snprintf(text, sizeof(text),
-                 "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %llu-%llu/9\r\nContent-Length: %llu\r\n\r\n",
-                 (unsigned long long)head->first, (unsigned long long)head->last, (unsigned long long)length);
-    model->left.at += head->size;
-    bytes_add(&model->answers, text, (size_t)size);
-    bytes_add(&model->answers, content + head->first, length);
+                 "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes %llu-%llu/9\r\n%sContent-Length: %llu\r\n\r\n",
+                 (unsigned long long)plain->first, (unsigned long long)last, origin(plain), (unsigned long long)length);
+    model->left.at += plain->size;
+    say(model, text);
+    bytes_add(&model->answers, content + plain->first, length);
     return true;
 }
 
-static bool put(struct model *model, const struct http_head *head) {
-    if (model->read_only || !is_inside(model, head->first, head->length))
+static bool put(struct model *model, const struct http_plain *plain) {
+    if (model->read_only || !is_inside(model, plain->first, plain->length))
         return false;
-    model->left.at += head->size;
+    model->left.at += plain->size;
+    if (plain->expects)
+        say(model, "HTTP/1.1 100 Continue\r\n\r\n");
     uint64_t there = (uint64_t)(model->left.end - model->left.at);
-    if (there < head->length) {
+    if (there < plain->length) {
         model->left.at = model->left.end;
-        model->missing = head->length - there;
+        model->missing = plain->length - there;
         return true;
     }
-    memcpy(content + head->first, model->left.at, head->length);
-    note_change(model, head->first, head->length);
-    model->left.at += head->length;
-    bytes_add(&model->answers, DONE, strlen(DONE));
+    memcpy(content + plain->first, model->left.at, plain->length);
+    note_change(model, plain->first, plain->length);
+    model->left.at += plain->length;
+    say_done(model, plain);
     return true;
 }
 
 /* MORE: a part of its body is not there. */
-static enum http_found patch(struct model *model, const struct http_head *head) {
-    struct http_text body = {model->left.at + head->size, model->left.at + head->size + head->length};
+static enum http_found patch(struct model *model, const struct http_plain *plain) {
+    struct http_text body = {model->left.at + plain->size, model->left.at + plain->size + plain->length};
     struct http_patch said;
     if (body.end > model->left.end)
         return HTTP_MORE;
@@ -94,19 +116,19 @@ static enum http_found patch(struct model *model, const struct http_head *head) 
         memset(content + said.offset, 0, said.size);
         note_change(model, said.offset, said.size);
     }
-    bytes_add(&model->answers, DONE, strlen(DONE));
+    say_done(model, plain);
     return HTTP_WHOLE;
 }
 
 static enum http_found answer(struct model *model) {
     struct http_text target = {TARGET, TARGET + strlen(TARGET)};
-    struct http_head head;
-    enum http_found found = http_parse_head(model->left, target, &head);
+    struct http_plain plain;
+    enum http_found found = http_find_plain(model->left, target, &plain);
     if (found != HTTP_WHOLE)
         return found;
-    if (head.method == HTTP_PATCH)
-        return patch(model, &head);
-    return (head.method == HTTP_GET ? get : put)(model, &head) ? HTTP_WHOLE : HTTP_OTHER;
+    if (plain.method == HTTP_PATCH)
+        return patch(model, &plain);
+    return (plain.method == HTTP_GET ? get : put)(model, &plain) ? HTTP_WHOLE : HTTP_OTHER;
 }
 
 /* Answer all that is in the stream; a stream whose answers are too long ends there. */
@@ -140,6 +162,10 @@ static void start(struct peer *peer, const struct model *model, uint32_t flags, 
         .done_length = strlen(DONE),
         .partial = PARTIAL,
         .partial_length = strlen(PARTIAL),
+        .whole = WHOLE,
+        .whole_length = strlen(WHOLE),
+        .origin = ORIGIN,
+        .origin_length = strlen(ORIGIN),
     };
     CHECK(iou_http_start(all_lanes, peer->handle, &options, &peer->lane) == 0);
 }
@@ -191,7 +217,7 @@ static void check_end(struct peer *peer, const struct model *model) {
     bytes_add(&unread, peer->stream.data + peer->sent, peer->stream.length - peer->sent);
     CHECK(begin_alike(&peer->received, &model->answers));
     if (end.reason != IOU_HTTP_BROKEN)
-        CHECK(is_end_of(&unread, &peer->stream) && (peer->said_all || end.unread <= unread.length));
+        CHECK(is_end_of(&unread, &peer->stream) && (peer->said_all || end.unread <= unread.length + model->missing));
     if (model->certain && !peer->faulty && !peer_was_slow(peer))
         check_whole(peer, model, &end, unread.length);
     bytes_free(&unread);
