@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same conversations with several servers: what differs."""
+
+from collections.abc import Iterable
+
+from tests.differential.conversation import Conversation, Round, exchange, hold
+from tests.differential.corpus import GROUPS, PROBE
+from tests.differential.scene import Scene, Server
+from tests.differential.wanted import is_wanted
+from tests.support.places import Trait
+from tests.support.processes import thread_names
+
+#: What makes a server hand the connection over to C.
+WARM_UP: tuple[Round, ...] = (exchange(PROBE), exchange(PROBE))
+#: After so many differences the rest says nothing new.
+MOST = 10
+
+
+def check(scene: Scene, group: str, service: str, *, warm: bool) -> None:
+    """Fail if there are differences in a group of conversations."""
+    found = differences(scene, GROUPS[group](), service, warm=warm)
+    assert not found, "\n".join(found)
+
+
+def differences(scene: Scene, conversations: Iterable[Conversation], service: str, *, warm: bool) -> list[str]:
+    """Return what differs, for people. warm: C has the connection when the conversation begins, where it can."""
+    if warm and Trait.OWN in scene.kind.traits:
+        for server in scene.servers:
+            check_lane(server, service)
+    found: list[str] = []
+    for conversation in conversations:
+        said = conversation.after(*WARM_UP) if warm else conversation
+        if difference := difference_of(scene, said, service):
+            found.append(f"{conversation}: {difference}")
+        if len(found) == MOST:
+            return found
+    if difference := scene.difference() or scene.status_difference():
+        found.append(f"at the end: {difference}")
+    return found
+
+
+def difference_of(scene: Scene, conversation: Conversation, service: str) -> str:
+    """Hold a conversation with each server; return what differs, and renew the images if they do."""
+    expected, *others = [hold(conversation, server.daemon, service, PROBE) for server in scene.servers]
+    found = [
+        f"{scene.servers[0].name}:\n{expected}\n  {server.name}:\n{got}\n"
+        for server, got in zip(scene.servers[1:], others, strict=True)
+        if got != expected and not is_wanted(conversation, expected, got)
+    ]
+    if scene.looks_often and (difference := scene.difference()):
+        found.append(difference)
+    if found:
+        scene.renew()
+    return "\n  ".join(found)
+
+
+def check_lane(server: Server, service: str) -> None:
+    """Fail unless C serves the connections that it should, and no others."""
+    with server.daemon.connect(service) as connection:
+        for each in WARM_UP:
+            connection.send(*each.pieces)
+            assert connection.receive().status == 206
+        assert ("http-lane" in thread_names(server.daemon.pid)) == server.has_lane, server.name

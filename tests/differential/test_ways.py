@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP: the same bytes get the same answers, and leave the same images, whether C serves them or aiohttp."""
+
+import pytest
+
+from tests.differential.comparing import check
+from tests.differential.conftest import MakeScene
+from tests.differential.corpus import GROUPS
+from tests.differential.scene import Server
+
+#: Where it may matter how bytes come. The other groups would say nothing new over TLS.
+OVER_TLS = ("framing", "delivery", "expectations", "chunked")
+
+
+@pytest.mark.parametrize(
+    ("group", "service"), [*((group, "unix") for group in GROUPS), *((group, "tls") for group in OVER_TLS)]
+)
+def test_aiohttp_answers_like_the_lane(
+    make_scene: MakeScene, lane: Server, aiohttp: Server, group: str, service: str
+) -> None:
+    check(make_scene([lane, aiohttp]), group, service, warm=True)
