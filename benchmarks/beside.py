@@ -127,7 +127,7 @@ def compare_nbd(
         players = []
         for program in programs:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-            server = stack.enter_context(nbd.ours(getattr(images, case.image), directory, program))
+            server = stack.enter_context(nbd.ours(getattr(images, case.image), directory, program, secure=case.secure))
             players.append(lambda server=server: play(server))
         return compare(f"NBD {case.name} on {storage}", count, players)
 

@@ -7,6 +7,7 @@ import platform
 import re
 import ssl
 import subprocess
+import time
 from pathlib import Path
 
 from benchmarks.servers import OVIRT_IMAGEIO, PROJECT
@@ -19,6 +20,7 @@ def describe(directory: Path) -> dict[str, str]:
     """Return what a reader needs to judge figures that were measured on images in a directory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
+        "date": time.strftime("%Y-%m-%d"),
         "processor": f"{os.cpu_count()} x {_processor()}",
         "memory": f"{memory / 2**30:.0f} GiB",
         "images on": " ".join(_output("findmnt", "-n", "-o", "FSTYPE,SOURCE", "--target", str(directory)).split()),

@@ -3,16 +3,17 @@
 
 python -m benchmarks.nbd [--quick] [--only REGEX] [--rounds N] [--directory DIR] [--output DIR] [--document]
 
-All three serve a unix socket, in turns, past the page cache: ours and qemu-nbd with O_DIRECT, nbdkit by dropping what
-it read and wrote. It drops late, and what it read ahead not at all: 94 % of 512 MiB are there after a copy (fincore).
-So the page cache of the image is emptied before each round, for all three. On tmpfs, which is memory, the server is
-all that is measured.
+All three serve a unix socket, or TLS on a port of this host, in turns, past the page cache: ours and qemu-nbd with
+O_DIRECT, nbdkit by dropping what it read and wrote. It drops late, and what it read ahead not at all: 94 % of 512 MiB
+are there after a copy (fincore). So the page cache of the image is emptied before each round, for all three. On tmpfs,
+which is memory, the server is all that is measured.
 """
 
 import argparse
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import drop_cache, table, turned
 from benchmarks.nbdcases import NAMES, OF_SHORT, Case, Images, Server, all_cases, run
-from benchmarks.servers import OURS_NBD, Program, running
+from benchmarks.servers import NBD_PORT, OURS_NBD, Program, running
 from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
@@ -62,34 +63,75 @@ class Result:
 
 
 @contextmanager
-def ours(path: Path, directory: Path, program: Program = OURS_NBD) -> Iterator[Server]:
-    with running(program, Certificates.make(directory), directory / "run") as server:
+def ours(path: Path, directory: Path, program: Program = OURS_NBD, *, secure: bool = False) -> Iterator[Server]:
+    certificates = Certificates.make(directory)
+    with running(program, certificates, directory / "run") as server:
         ticket = server.add_ticket(path, path.stat().st_size, sparse=True)
-        yield Server(program.name, f"nbd+unix:///{ticket}?socket={directory}/run/nbd", server.pid)
+        if secure:
+            credentials = make_credentials(certificates, directory)
+            yield Server(program.name, secure_uri(server.port(NBD_PORT), ticket, credentials), server.pid)
+        else:
+            yield Server(program.name, f"nbd+unix:///{ticket}?socket={directory}/run/nbd", server.pid)
 
 
 @contextmanager
-def theirs(name: str, path: Path, directory: Path) -> Iterator[Server]:
-    socket = directory / "socket"
+def theirs(name: str, path: Path, directory: Path, *, secure: bool = False) -> Iterator[Server]:
+    path_of_socket, port = directory / "socket", str(free_port())
+    credentials = make_credentials(Certificates.make(directory), directory)
+    unsecure = f"nbd+unix:///?socket={path_of_socket}"
+    tls = f"tls-creds-x509,id=tls,endpoint=server,dir={credentials}"
+    options: dict[tuple[str, bool], tuple[object, ...]] = {
+        ("qemu-nbd", False): ("-k", path_of_socket),
+        ("nbdkit", False): ("-U", path_of_socket),
+        ("qemu-nbd", True): ("-b", "127.0.0.1", "-p", port, "--tls-creds=tls", "--object", tls),
+        ("nbdkit", True): ("-i", "127.0.0.1", "-p", port, "--tls=require", f"--tls-certificates={credentials}"),
+    }
+    listens = options[name, secure]
     commands = {
-        "qemu-nbd": ["qemu-nbd", "-f", "raw", "-k", socket, "--persistent", "-e", "8", "--discard=unmap",
+        "qemu-nbd": ["qemu-nbd", "-f", "raw", *listens, "--persistent", "-e", "8", "--discard=unmap",
                      "--cache=none", "--aio=native", path],
-        "nbdkit": ["nbdkit", "--foreground", "-U", socket, "file", path, "cache=none"],
+        "nbdkit": ["nbdkit", "--foreground", *listens, "file", path, "cache=none"],
     }  # fmt: skip
     process = subprocess.Popen([str(word) for word in commands[name]], stderr=subprocess.PIPE)
     try:
-        eventually(socket.exists, f"{name} listens", timeout=20)
-        yield Server(name, f"nbd+unix:///?socket={socket}", process.pid)
+        eventually(lambda: accepts(int(port)) if secure else path_of_socket.exists(), f"{name} listens", timeout=20)
+        yield Server(name, secure_uri(port, "", credentials) if secure else unsecure, process.pid)
     finally:
         process.kill()
         process.communicate()
 
 
+def make_credentials(certificates: Certificates, directory: Path) -> Path:
+    """Return a directory that has the certificates by the names that qemu, libnbd and nbdkit know."""
+    made = directory / "pki"
+    made.mkdir()
+    shutil.copy(certificates.cafile, made / "ca-cert.pem")
+    shutil.copy(certificates.certfile, made / "server-cert.pem")
+    shutil.copy(certificates.keyfile, made / "server-key.pem")
+    return made
+
+
+def secure_uri(port: str, export: str, credentials: Path) -> str:
+    return f"nbds://localhost:{port}/{export}?tls-certificates={credentials}"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Tell whether a server listens. It is not asked: servers complain of clients that leave at once."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(line.split()[1:4:2] == [f"0100007F:{port:04X}", "0A"] for line in lines)
+
+
 @contextmanager
-def served(name: str, path: Path, parent: Path) -> Iterator[Server]:
+def served(name: str, path: Path, parent: Path, *, secure: bool) -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="s-", dir=parent) as text:
         directory = Path(text)
-        with ours(path, directory) if name == NAMES[0] else theirs(name, path, directory) as server:
+        who = ours(path, directory, secure=secure) if name == NAMES[0] else theirs(name, path, directory, secure=secure)
+        with who as server:
             yield server
 
 
@@ -100,7 +142,7 @@ def measure(case: Case, storage: str, images: Images, rounds: int, seconds: floa
     result = Result(case, storage)
     path: Path = getattr(images, case.image)
     with ExitStack() as stack:
-        servers = [stack.enter_context(served(name, path, parent)) for name in NAMES]
+        servers = [stack.enter_context(served(name, path, parent, secure=case.secure)) for name in NAMES]
         if case.image != "zeroed":
             for server in servers:  # a first round warms up what is not measured
                 case.run(server, images, seconds / 4)

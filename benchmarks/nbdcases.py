@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.cases import KiB, MiB
@@ -73,6 +73,7 @@ class Case:
     target: float = 0.0
     against: tuple[str, ...] = NAMES[1:]
     often: int = 1
+    secure: bool = False
 
 
 # Clients
@@ -98,6 +99,10 @@ def copy_out(connections: int, server: Server, images: Images, _: float) -> floa
 def copy_in(connections: int, server: Server, images: Images, _: float) -> float:
     command = ("nbdcopy", "--flush", f"--connections={connections}", images.source, server.uri)
     return images.size / MiB / timed(*command)
+
+
+def copy_out_extents(connections: int, server: Server, _: Images, __: float) -> float:
+    return EXTENTS / timed("nbdcopy", f"--connections={connections}", server.uri, "null:") / 1000
 
 
 def qemu_bench(options: tuple[str, ...], server: Server, _: Images, seconds: float) -> float:
@@ -152,10 +157,7 @@ def map_one_by_one(server: Server, _: Images, __: float) -> float:
 
 
 def all_cases() -> Iterator[Case]:
-    for connections in (1, 4):
-        for how, function in (("out", copy_out), ("in", copy_in)):
-            work = functools.partial(function, connections)
-            yield Case(f"nbdcopy {how}, {connections} connections", "MiB/s", work, target=1.0, often=OF_SHORT)
+    yield from copies()
     for how, options in (("read", ()), ("write", ("-w",))):
         yield Case(f"qemu-img bench {how} 4 KiB", "1000/s", functools.partial(qemu_bench, options))
     for how in ("randread", "randwrite"):
@@ -167,3 +169,14 @@ def all_cases() -> Iterator[Case]:
     yield Case("zero the image", "GiB/s", zero, image="zeroed", target=1.0, often=OF_SHORT)
     yield Case(f"map {EXTENTS * 2} extents at once", "1000/s", map_at_once, image="fragmented", target=1.0)
     yield Case(f"map {EXTENTS * 2} extents one by one", "1000/s", map_one_by_one, image="fragmented", target=1.0)
+    for case in copies():
+        yield replace(case, name=f"{case.name}, TLS", target=0.0, secure=True)
+    work = functools.partial(copy_out_extents, 1)
+    yield Case(f"nbdcopy out, {EXTENTS} extents, TLS", "1000/s", work, image="fragmented", secure=True)
+
+
+def copies() -> Iterator[Case]:
+    for connections in (1, 4):
+        for how, function in (("out", copy_out), ("in", copy_in)):
+            work = functools.partial(function, connections)
+            yield Case(f"nbdcopy {how}, {connections} connections", "MiB/s", work, target=1.0, often=OF_SHORT)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results as text: Markdown tables, and the place for them in docs/performance.md."""
+"""Results as text: Markdown tables, and the place for them in docs/performance/results.md."""
 
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.cases import AT_THE_DISK, GOALS, PARITY, Goal
+from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table
 from benchmarks.rounds import Measured, Metric, memory
 from benchmarks.servers import OURS, PROJECT, THEIRS
 
-DOCUMENT = PROJECT / "docs/performance.md"
-BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+DOCUMENT = PROJECT / "docs/performance/results.md"
 
 
 def results_table(results: Sequence[Measured]) -> str:
@@ -107,16 +107,19 @@ def with_warning(how: str, warning: str | None) -> str:
 
 
 def publish(text: str, options: argparse.Namespace, name: str) -> None:
-    """Show what a run has to say, and write it to where the options tell."""
+    """Print the results of a run, and write them to where the options tell. Raises BenchmarkError."""
     print(text)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / f"{name}.md").write_text(text + "\n")
     if options.document:
-        write_into(DOCUMENT, text, f"<!-- {name} results -->", f"<!-- end of {name} results -->")
+        write_into(DOCUMENT, text, name)
 
 
-def write_into(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
-    """Replace what stands between the two marks of a document."""
-    before, _, rest = path.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+def write_into(page: Path, text: str, name: str) -> None:
+    """Replace the results of this name on a page. Raises BenchmarkError: the page has no place for them."""
+    begin, end = f"<!-- {name} results -->", f"<!-- end of {name} results -->"
+    before, begins, rest = page.read_text().partition(begin)
+    _, ends, after = rest.partition(end)
+    if not (begins and ends):
+        raise BenchmarkError(f"{page} has no place for the results of {name}")
+    page.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

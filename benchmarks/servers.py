@@ -86,7 +86,12 @@ THEIRS = Program(
 )
 PROGRAMS = (OURS, THEIRS)
 #: Ours with its NBD service.
-OURS_NBD = replace(OURS, configuration=CONFIGURATION + "\n[nbd]\nenable = true\nport = -1\nsocket = {directory}/nbd\n")
+OURS_NBD = replace(
+    OURS,
+    configuration=CONFIGURATION + "\n[nbd]\nenable = true\nhost = 127.0.0.1\nport = 0\nsocket = {directory}/nbd\n",
+)
+#: Where its log tells the port of that.
+NBD_PORT = r"listening.*\bservice=nbd\b.*\bport=(\d+)"
 
 
 def before(checkout: Path) -> Program:
@@ -135,10 +140,14 @@ class Server:
         """Return the address of a service, tls or unix, as the load generator wants it."""
         if transport == "unix":
             return f"unix:{self.directory}/local"
-        match = re.search(self.program.port, self.log())
+        return f"tls:{self.port(self.program.port)}"
+
+    def port(self, pattern: str) -> str:
+        """Return the port that the log tells by a line of this pattern."""
+        match = re.search(pattern, self.log())
         if match is None:
             raise BenchmarkError(f"{self.name} does not tell its port")
-        return f"tls:{match[1]}"
+        return match[1]
 
     def add_ticket(self, image: Path | str, size: int, **fields: object) -> str:
         """Let clients read and write an image, a path or a url, and return the ticket's id."""

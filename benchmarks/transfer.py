@@ -23,11 +23,10 @@ from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.images import Images
 from benchmarks.rounds import Measured, measure
-from benchmarks.servers import PROJECT
 from tests.support.daemon import Certificates
 
-PICTURE = PROJECT / "docs/performance.png"
-FIGURES = PROJECT / "docs/performance.json"
+PICTURE = report.DOCUMENT.with_name("http.png")
+FIGURES = report.DOCUMENT.with_name("http.json")
 
 
 def main() -> int:
@@ -81,14 +80,20 @@ def _run(options: argparse.Namespace) -> None:
         f"{options.rounds} rounds of {seconds:g} s for each server, in turns; medians. "
         f"Images of {images.size // GiB} GiB. Measured in {time.monotonic() - started:.0f} s."
     )
-    how = report.with_warning(how, warning)
-    _write(options.output, description, how, results)
+    _publish(options, description, report.with_warning(how, warning), results)
+
+
+def _publish(options: argparse.Namespace, description: dict[str, str], how: str, results: Sequence[Measured]) -> None:
+    """Show the results and write them: tables, every figure of every round, and the plot."""
+    report.publish(report.document(description, how, results), options, "http")
+    figures, picture = options.output / FIGURES.name, options.output / PICTURE.name
+    data = {"machine": description, "how": how, "results": [result.to_json() for result in results]}
+    figures.write_text(json.dumps(data, indent=1) + "\n")
+    plot.draw(results, picture)
     if options.document:
-        picture = f"![Ratios of all cases]({PICTURE.name})"
-        figures = f"Every round: [{FIGURES.name}]({FIGURES.name})."
-        report.write_into(report.DOCUMENT, f"{picture}\n\n{report.document(description, how, results)}\n\n{figures}")
-        shutil.copy(options.output / "results.png", PICTURE)
-        shutil.copy(options.output / "results.json", FIGURES)
+        shutil.copy(figures, FIGURES)
+        shutil.copy(picture, PICTURE)
+    print(f"bench: {options.output}/http.md, {figures.name}, {picture.name}", file=sys.stderr)
 
 
 def _cases(quick: bool, pattern: str) -> list[Case]:
@@ -120,17 +125,6 @@ def _measure(
     rate, cpu = result.ratio(result.rate), result.ratio(result.cpu)
     print(f"{number}/{count} {case.name}: rate {rate:.2f}, server CPU {cpu:.2f}", file=sys.stderr)
     return result
-
-
-def _write(output: Path, description: dict[str, str], how: str, results: Sequence[Measured]) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    text = report.document(description, how, results)
-    (output / "results.md").write_text(text + "\n")
-    data = {"machine": description, "how": how, "results": [result.to_json() for result in results]}
-    (output / "results.json").write_text(json.dumps(data, indent=1) + "\n")
-    plot.draw(results, output / "results.png")
-    print(text)
-    print(f"bench: {output}/results.md, .json, .png", file=sys.stderr)
 
 
 if __name__ == "__main__":
