@@ -45,9 +45,9 @@ SAMPLE_HEAD = """\
 #
 # Every option of imageio-daemon, with its default.
 #
-# Write what differs into a file of your own, /etc/imageio-daemon/conf.d/NAME.conf. Files are read
-# in the order of their names, and the last one wins. What is not known, or not possible, stops the
-# start. To check: imageio-daemon --check-config
+# Put the options that you change into a file of your own, /etc/imageio-daemon/conf.d/NAME.conf.
+# The daemon reads the files in the order of their names, and a later value replaces an earlier one.
+# An unknown name or an invalid value stops the start. To check: imageio-daemon --check-config
 """
 
 

@@ -11,103 +11,115 @@ _DAY = 24 * 3600  # seconds
 
 @dataclass(frozen=True)
 class Daemon:
-    """The process, and what holds for all services."""
+    """Options of the process and of all services."""
 
     max_connections: int = number(
         8,
-        "How many connections clients are told to use for one image (max_readers, max_writers). Up to four times as "
-        "many are served, then 503. The known clients use 8 at most; a few saturate a disk.",
+        "Number of connections that the daemon recommends for one image (max_readers and max_writers in the answer to "
+        "OPTIONS). A ticket may have four times as many; the daemon answers requests on others with 503. Known clients "
+        "use at most 8, and a few connections saturate a disk.",
         "connections",
         1,
         1000,
     )
     max_total_connections: int = number(
         1024,
-        "Connections of all clients together. For a new one the oldest is closed that has shown no valid ticket; if "
-        "all have, the new one is answered with 503. Those in their TLS handshake are not counted here. Keep it well "
-        "below the limit of open files.",
+        "HTTP connections of all clients together. When the limit is reached, the daemon makes room for a new "
+        "connection by closing the oldest one that has shown no valid ticket. If all have shown one, it answers the "
+        "new connection with 503. Connections in their TLS handshake do not count here. Keep the value well below the "
+        "limit of open files.",
         "connections",
         1,
         65536,
     )
     max_tickets: int = number(
         10000,
-        "Tickets that may be installed at a time, so that a caller who never removes any cannot fill the memory.",
+        "Tickets that may be installed at the same time. It bounds the memory for a caller that never removes a "
+        "ticket. The daemon answers further ones with 503.",
         "tickets",
         1,
         1000000,
     )
     loops: int = number(
         0,
-        "Event loops, each in a thread, that connections are spread over. 0: one for two processors, 1 to 4. More do "
-        "not help: they take turns at all but moving and encrypting bytes.",
+        "Event loops, each in its own thread. The daemon spreads connections over them. 0 makes one loop for each two "
+        "processors, at least 1 and at most 4. More loops gain little: they run in parallel only while they move or "
+        "encrypt bytes.",
         "loops",
         0,
         16,
     )
     inactivity_timeout: int = number(
         60,
-        "An idle connection, or one that makes no progress inside a request, is closed after this time. A ticket may "
-        "say otherwise for connections that used it.",
+        "The daemon closes a connection that is idle, or that makes no progress inside a request, after this time. "
+        "The inactivity_timeout of a ticket replaces it for connections that have used the ticket.",
         "seconds",
         1,
         _DAY,
     )
     shutdown_timeout: int = number(
         30,
-        "How long running requests may take to end after SIGTERM. Keep it below TimeoutStopSec of the service.",
+        "Time for running requests to end after SIGTERM. Keep it below TimeoutStopSec of the systemd service.",
         "seconds",
         0,
         3600,
     )
     buffer_memory: int = size(
         256 * MiB,
-        "Memory for data on its way between network and storage, of all connections together. Who finds none waits, "
-        "and its peer with it. Five eighths are for connections that C serves, a quarter is for Python, the rest for "
-        "what TLS holds.",
+        "Memory for data between network and storage, for all connections together. A request that finds no free "
+        "memory waits for it. Five eighths are for connections that C serves, a quarter is for those that Python "
+        "serves, and an eighth is reserved for TLS.",
         1 * MiB,
         64 * GiB,
     )
     run_dir: str = text(
         "/run/imageio-daemon",
         "a path",
-        "Directory of the control socket. It is made if it is missing.",
+        "Directory of the control socket. The daemon makes it if it is missing.",
     )
     drop_privileges: bool = flag(
         True,
-        "Become user_name and group_name once the sockets are open, if started as root.",
+        "If the daemon is started as root, it becomes user_name and group_name after it has opened its sockets.",
     )
-    user_name: str = text("imageio", "the name of a user", "Whom to become. Images are opened as this user.")
+    user_name: str = text(
+        "imageio", "the name of a user", "User that the daemon becomes. It opens images as this user."
+    )
     group_name: str = text(
         "imageio",
         "the name of a group",
-        "Members of this group may use the control socket, that is, decide which images are served.",
+        "Group that the daemon becomes. Its members may use the control socket, and so decide which images are served.",
     )
     systemd_enable: bool = flag(
         True,
-        "Tell the service manager when the daemon is ready, if it asks (NOTIFY_SOCKET); otherwise it changes nothing.",
+        "Notify the service manager when the daemon is ready. This has no effect if the service manager does not set "
+        "NOTIFY_SOCKET (sd_notify(3)).",
     )
 
 
 @dataclass(frozen=True)
 class Tls:
-    """TLS 1.2 and later, on the remote service."""
+    """TLS 1.2 and later, for the remote service and for NBD over TCP."""
 
-    enable: bool = flag(True, "Without TLS tickets and images cross the network in the clear: for tests only.")
+    enable: bool = flag(
+        True, "Use TLS. Without it, ticket ids and images cross the network in the clear: for tests only."
+    )
     key_file: str = text(
         "",
         "the path of a PEM file",
-        "Private key. Needed with TLS. group_name must be able to read it: a new one is loaded while the daemon runs.",
+        "Private key. Required with TLS. The group group_name must be able to read it, because the daemon loads a "
+        "renewed key while it runs.",
     )
     cert_file: str = text(
-        "", "the path of a PEM file", "Certificate, with those between it and the CA. Needed with TLS."
+        "",
+        "the path of a PEM file",
+        "Certificate, followed by the intermediate certificates. Required with TLS.",
     )
-    ca_file: str = text("", "the path of a PEM file", "CA certificates that client certificates are checked with.")
+    ca_file: str = text("", "the path of a PEM file", "CA certificates that verify the certificates of clients.")
     client_auth: str = choice(
         "none",
         ("none", "optional", "required"),
-        "Whether clients show a certificate of their own. The ticket is the authority, so they need not. "
-        "`optional` refuses only wrong ones. Both others need ca_file.",
+        "Whether clients present a certificate. The ticket is the authority, so none is needed. `optional` refuses "
+        "only an invalid certificate, `required` also a missing one. Both need ca_file.",
     )
 
 
@@ -116,63 +128,83 @@ class Remote:
     """Images for clients on the network."""
 
     host: str = text(
-        "::", "an address or host name", "Address to listen on. :: is every address, of IPv4 too; 0.0.0.0 only IPv4."
+        "::",
+        "an address or host name",
+        "Address to listen on. :: is every address of IPv6 and IPv4; 0.0.0.0 is every address of IPv4.",
     )
     port: int = number(
         54322,
-        "The port that existing clients and firewalls know. 0 is any free one; the log tells which.",
+        "Port to listen on. Existing clients and firewalls know the default. 0 takes a free port, which the log shows.",
         "port",
         0,
         65535,
     )
     c_lane: bool = flag(
         True,
-        "Serve plain uploads and downloads, here and on the local service, in C, with most of buffer_memory. Without "
-        "it the same answers come slower: turn it off to find out where a fault comes from.",
+        "Serve plain uploads and downloads of the remote and local services in C, with most of buffer_memory. If this "
+        "is off, Python gives the same answers, but takes longer. Turn it off to find the cause of a fault.",
     )
 
 
 @dataclass(frozen=True)
 class Local:
-    """Images for clients on this host, over a unix socket: faster, without TLS."""
+    """Images for clients on this host, over a unix socket: faster than the remote service, and without TLS."""
 
-    enable: bool = flag(True, "Clients learn the address from OPTIONS and come here by themselves.")
-    socket: str = unix_address("", "Address of the socket. Empty: an abstract name is chosen at each start.")
-    mode: int = mode(0o666, "Mode of a socket at a path. Everybody may connect: the ticket is the authority.")
+    enable: bool = flag(
+        True, "Serve images on a unix socket. Clients find its address in the answer to OPTIONS and then use it."
+    )
+    socket: str = unix_address(
+        "", "Address of the socket. If it is empty, the daemon chooses an abstract name at each start."
+    )
+    mode: int = mode(
+        0o666,
+        "Mode of a socket that has a path. By default every user may connect, because the ticket is the authority.",
+    )
 
 
 @dataclass(frozen=True)
 class Nbd:
-    """Images over NBD, for clients that speak it: every ticket is an export, named by its id."""
+    """Images for NBD clients. Each ticket is an export, and its id is the name of the export."""
 
-    enable: bool = flag(False, "Serve NBD, too.")
+    enable: bool = flag(False, "Serve NBD in addition to HTTP. This needs a buffer_memory of at least 28M.")
     host: str = text(
-        "::", "an address or host name", "Address to listen on. :: is every address, of IPv4 too; 0.0.0.0 only IPv4."
+        "::",
+        "an address or host name",
+        "Address to listen on. :: is every address of IPv6 and IPv4; 0.0.0.0 is every address of IPv4.",
     )
-    port: int = number(10809, "The port that clients assume. 0 is any free one; -1 is none.", "port", -1, 65535)
+    port: int = number(
+        10809,
+        "TCP port to listen on. NBD clients use the default unless told otherwise. 0 takes a free port; -1 opens none.",
+        "port",
+        -1,
+        65535,
+    )
     tls: str = choice(
         "required",
         ("required", "optional", "off"),
-        "Whether clients on the network use TLS, with the certificate of [tls]. Without it ticket ids and images cross "
-        "the network in the clear, so both others are for loopback only.",
+        "Whether clients on the network use TLS, with the certificate of [tls]. Without TLS, ticket ids and images "
+        "cross the network in the clear, so `optional` and `off` are accepted only for a loopback host.",
     )
-    socket: str = unix_address("", "Address of a unix socket for clients on this host, without TLS. Empty: none.")
-    mode: int = mode(0o660, "Mode of a socket at a path. Its owners are user_name and group_name.")
+    socket: str = unix_address(
+        "", "Address of a unix socket for clients on this host, without TLS. If it is empty, there is none."
+    )
+    mode: int = mode(0o660, "Mode of a socket that has a path. user_name and group_name own the socket.")
     list: bool = flag(
         False,
-        "Tell clients on the unix socket the exports, that is, all ticket ids. Who may connect has all access then.",
+        "Let clients on the unix socket list the exports, that is, all ticket ids. Then everyone who can connect to "
+        "the socket has access to all images.",
     )
     max_connections: int = number(
         256,
-        "Connections of NBD clients that have entered an export, all together; more are refused. Copying tools open 4 "
-        "for an image.",
+        "Connections of NBD clients that have entered an export, for all exports together. The daemon refuses further "
+        "ones. Copying tools open 4 for one image.",
         "connections",
         1,
         65536,
     )
     handshake_timeout: int = number(
         10,
-        "How long a client may take from connecting to its first request, TLS included.",
+        "Time for the negotiation, from connecting to entering an export, with the TLS handshake.",
         "seconds",
         1,
         3600,
@@ -181,31 +213,32 @@ class Nbd:
 
 @dataclass(frozen=True)
 class Control:
-    """Tickets, for the program that manages the host. It needs no ticket, so protect it."""
+    """Tickets, for the program that manages the host. Clients of this service need no ticket, so protect its socket."""
 
-    enable: bool = flag(True, "Without it, only tickets of the command line exist.")
+    enable: bool = flag(True, "Serve tickets. Without this service, only the tickets of the command line exist.")
     transport: str = choice(
         "unix",
         ("unix", "tcp"),
-        "unix: a socket of mode 0660, owned by user_name and group_name. tcp: localhost only, but every user of the "
-        "host can connect.",
+        "unix: a socket of mode 0660, owned by user_name and group_name. tcp: a port of localhost, to which every user "
+        "of the host can connect.",
     )
     socket: str = text(
         "",
         "a path",
-        "The socket, with transport = unix; not an abstract one, which every user could connect to. Empty: `sock` in "
-        "run_dir.",
+        "Path of the socket, with transport = unix. An abstract name is not possible, because every user could connect "
+        "to it. If it is empty, the path is `sock` in run_dir.",
     )
     port: int = number(
         54323,
-        "Port, with transport = tcp. 0 is any free one; -1 is none.",
+        "Port, with transport = tcp. 0 takes a free port. -1 is no port, and is accepted only with transport = unix.",
         "port",
         -1,
         65535,
     )
     remove_timeout: int = number(
         60,
-        "How long the removal of a ticket waits for its requests to end, before it answers 409. 0: it does not wait.",
+        "How long the removal of a ticket waits for its running requests to end, before it answers 409. 0: it does not "
+        "wait.",
         "seconds",
         0,
         3600,
@@ -218,16 +251,16 @@ class BackendFile:
 
     buffer_size: int = size(
         4 * MiB,
-        "How much one read or write moves. With direct I/O, writes of 1M cost up to twice the CPU time of 4M; above "
-        "that little is gained.",
+        "Bytes that one read or write moves. With direct I/O, writes of 1M take up to twice the processor time of "
+        "writes of 4M; larger ones gain little.",
         4 * KiB,
         64 * MiB,
         4 * KiB,
     )
     io_threads: int = number(
         32,
-        "Most storage calls that run at a time. Threads start when they are needed. At most a quarter of them work for "
-        "one file system or device, so that one that hangs does not stop the others.",
+        "Most storage calls that run at the same time. The daemon starts threads when it needs them. At most a quarter "
+        "of them work for one file system or device, so that one that hangs does not stop the others.",
         "threads",
         1,
         1024,
@@ -236,52 +269,62 @@ class BackendFile:
 
 @dataclass(frozen=True)
 class BackendNbd:
-    """Images that an NBD server has, for instance qemu-nbd."""
+    """Images on an NBD server, for instance qemu-nbd."""
 
     connections: int = number(
         4,
-        "Connections to the server for one transfer. Each part of 128 MiB of the image belongs to one of them, so that "
-        "this is safe with every server. One that serves fewer costs 2 seconds when it is first asked.",
+        "Connections to the server for one transfer. Each segment of 128 MiB of the image belongs to one connection, "
+        "which is safe with every server. A server that accepts fewer delays the first request by 2 seconds.",
         "connections",
         1,
         16,
     )
-    timeout: int = number(10, "How long connecting and negotiating may take.", "seconds", 1, 3600)
+    timeout: int = number(
+        10, "Time for connecting to the server and negotiating with it, for each connection.", "seconds", 1, 3600
+    )
     ca_file: str = text(
         "",
         "the path of a PEM file",
-        "CA certificates that servers of nbds: urls are checked with. Empty: ca_file of [tls], or else the system's.",
+        "CA certificates that verify the servers of nbds: urls. If it is empty, the daemon uses ca_file of [tls]; if "
+        "that is empty too, the CA certificates of the system.",
     )
     cert_file: str = text(
-        "", "the path of a PEM file", "Certificate to show to these servers, with those between it and the CA."
+        "",
+        "the path of a PEM file",
+        "Certificate that the daemon presents to these servers, followed by the intermediate certificates.",
     )
-    key_file: str = text("", "the path of a PEM file", "Its private key. Empty: it is in cert_file.")
+    key_file: str = text(
+        "", "the path of a PEM file", "Private key of cert_file. If it is empty, cert_file has the key."
+    )
     allowed_paths: tuple[str, ...] = directories(
         (),
-        "Tickets with a format: directories in which the files may be that an image's header names, its backing file "
-        "above all. By default such images are refused.",
+        "For tickets with a format: directories of the files that the header of an image may name, for instance its "
+        "backing file. By default there is none, and the daemon refuses an image that names another file.",
     )
 
 
 @dataclass(frozen=True)
 class BackendHttp:
-    """Images on another server of this kind."""
+    """Images on another server of the images API."""
 
     ca_file: str = text(
         "",
         "the path of a PEM file",
-        "CA certificates that the other server is checked with. Empty: ca_file of [tls]; if that is "
-        "empty, too, those that the system trusts.",
+        "CA certificates that verify the other server. If it is empty, the daemon uses ca_file of [tls]; if that is "
+        "empty too, the CA certificates of the system.",
     )
 
 
 @dataclass(frozen=True)
 class Log:
-    """What is logged, to standard error."""
+    """The log, which goes to standard error."""
 
     level: str = choice(
         "info",
         ("debug", "info", "warning", "error"),
-        "info: one line for each connection and transfer. debug: one for each request, too.",
+        "Least level of the lines that are logged. info has one line for each connection and each transfer; debug has "
+        "one for each request, too.",
     )
-    format: str = choice("text", ("text", "json"), "text for people; json, an object on each line, for collectors.")
+    format: str = choice(
+        "text", ("text", "json"), "text is for people. json writes one object on each line, for log collectors."
+    )
