@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entity tags (RFC 9110 8.8.3): an interrupted download goes on where it ended if the image has not changed."""
+"""Entity tags (RFC 9110 8.8.3) and conditions on them: a client continues a download if the image has not changed."""
 
 import hashlib
 import secrets
@@ -9,23 +9,27 @@ from ...errors import Changed
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 
-#: The name of this process: a client that was cut off sees whether what it wrote and did not flush can be lost.
+#: The name of this process. A client that connects again and finds another name may have lost writes without a flush.
 INSTANCE = secrets.token_hex(8)
 
 
 class Conditions:
-    """What a request makes dependent on the image's state (RFC 9110 13.1.1, 13.1.5). Made before the image is read.
+    """The conditions If-Match and If-Range of a request (RFC 9110 13.1.1, 13.1.5), checked before the image is read.
 
-    Only tickets that do not write have tags, and only images of which it is certain what was written to them: by other
-    tickets, for other programs that write to a file or device are not seen. Others have no tag, and a condition on one
-    is not met. Raises Changed.
+    fields: of the request, by lower-case name. size: bytes of the image that can be read. Raises Changed if If-Match
+    names another tag.
+
+    An image has a tag only for a ticket that cannot write, and only while the daemon knows all changes of its content.
+    These are the writes of other tickets; the daemon does not see other programs that write to the file or device.
+    Without a tag, If-Match fails unless it is `*`, and If-Range makes the answer the whole image. A ticket that can
+    write ignores both fields.
     """
 
     def __init__(self, fields: Mapping[str, str], transfer: Transfer, size: int) -> None:
         self._tag: str | None = None
-        #: Whether there is a condition: its answer has the tag.
+        #: Whether the request has a condition. Its answer then has the tag.
         self.asked = False
-        #: Whether a Range is to be looked at; if not, the client wants all.
+        #: Whether the Range of the request counts. If not, the answer is the whole image.
         self.range_counts = True
         if transfer.ticket.may(Access.WRITE):
             return
@@ -41,15 +45,16 @@ class Conditions:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the field that has the tag, if there is one."""
+        """Return the field ETag; empty if the image has no tag."""
         return {} if self._tag is None else {"ETag": self._tag}
 
 
 def entity_tag(identity: object, size: int, generation: int) -> str | None:
-    """Return a strong tag of the bytes of an image, of which so many are served; None: nobody is sure of them.
+    """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image; None if changes may go unseen.
 
-    It names the image, its size, and the generation of writes through this server, which no other process knows. A
-    write that begins later is of another generation, so the tag is never given to its bytes again.
+    identity: BackendInfo.identity; None: not known. size: bytes that are served. generation: Backend.generation; 0: not
+    known. The tag is a hash of these and of INSTANCE, because a generation has a meaning in this process only. A later
+    write makes another generation, so the tag never stands for other content.
     """
     if not generation or identity is None:
         return None
@@ -58,5 +63,5 @@ def entity_tag(identity: object, size: int, generation: int) -> str | None:
 
 
 def _members(text: str) -> list[str]:
-    """Return the tags of a list. Ours have no comma; a weak one is equal to none (RFC 9110 8.8.3.2)."""
+    """Return the tags of an If-Match. Tags of this server have no comma; a weak tag matches none (RFC 9110 8.8.3.2)."""
     return [member.strip(" \t") for member in text.split(",")]

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cross-origin requests (the Fetch standard): a page of a management UI uploads from a browser.
+"""Cross-origin requests (the Fetch standard, "CORS protocol"), by which a page of a management UI transfers images.
 
-Any origin may: the ticket in the path is the authority, no cookie is.
+Every origin is allowed: the ticket id in the path is the authority, and cookies have no effect.
 """
 
 from collections.abc import Mapping
 
-#: How long a browser may remember the answer to a preflight, in seconds: a day.
+#: Seconds for which a browser may cache the answer to a preflight request: one day.
 MAX_AGE = "86400"
-#: Fields of answers that a page may read, besides those that the standard allows anyway: what a client of images needs.
+#: Fields that a client of images needs. A page may read them in addition to those that the standard always allows.
 EXPOSED = "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag"
 
 
 def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:
-    """Return what answers a request's CORS headers; nothing when it has none."""
+    """Return the fields that answer the CORS fields of a request; empty if the request has none.
+
+    headers: the fields of the request, by lower-case name. methods: those that a page may use, separated by commas.
+    """
     answer = {}
     if "origin" in headers:
         answer["Access-Control-Allow-Origin"] = "*"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an exception is answered with: the one table of the HTTP frontend, and what goes to the log."""
+"""The one table of the HTTP frontend from exceptions to answers, and the log lines of failed requests."""
 
 import logging
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from .messages import text_response
 
 log = logging.getLogger(__name__)
 
-#: What a peer is told of a fault of the server. The detail is in the log only.
+#: The text of an answer to a fault of the server. Only the log has the details.
 SERVER_FAILED = "The server failed to perform the operation"
 
 
 class _Answer(NamedTuple):
     status: int
     close: bool = False
-    text: str | None = None  # None: the exception's own
+    text: str | None = None  # None: the message of the exception
 
 
-#: The table for NBD is in frontends/nbd/errors.py; _refusal() in storage/http/client.py reads this one backwards.
+#: NBD has its own table in frontends/nbd/errors.py. _refusal() in storage/http/client.py is the inverse of this one.
 _TABLE: dict[type[BaseException], _Answer] = {
     errors.InvalidRequest: _Answer(400),
     errors.Truncated: _Answer(400, close=True),
@@ -43,15 +43,17 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.StorageError: _Answer(500, text=SERVER_FAILED),
     errors.CannotFlush: _Answer(500, text="The server that has the image cannot put it on stable storage"),
     errors.ServerGone: _Answer(502, text="The server that has the image is gone"),
-    # Everything else is a bug.
+    # Any other exception is a bug.
     BaseException: _Answer(500, text=SERVER_FAILED),
 }
 
 
 def answer(exception: Exception, client: str) -> web.Response:
-    """Return the answer to a request that ended with this exception, and log it.
+    """Return the answer to a request that raised this exception, and log the exception.
 
-    client: who asked, for the log. One that is the connection's last is forced to close.
+    client: the address of the client, for the log. The answer closes the connection if the table says so. 405 has the
+    field Allow (RFC 9110 15.5.6). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). An
+    exception that is not an errors.Error is a bug: it is logged with its traceback and answered with 500.
     """
     entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
     _log(exception, entry.status, client)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The framing of requests (RFC 9112), which C parses, and the messages of what is refused.
+"""The framing of requests (RFC 9112). C parses it, and this module has the messages of refusals.
 
-Refused are line ends that are not CRLF, folded lines, white space before a colon, control characters, several
-Content-Length, one that is not digits, Content-Length together with Transfer-Encoding, codings other than chunked,
-chunk lines longer than any real one: two readers that disagree are an attack.
+The parser refuses line ends other than CRLF, folded lines, white space before a colon, control characters, a second
+Content-Length, a Content-Length that is not digits, Content-Length together with Transfer-Encoding, codings other than
+chunked, and chunk lines of more than 256 bytes. Two parsers that read such a message differently make request smuggling
+possible (RFC 9112 11.2).
 """
 
 from functools import cached_property
@@ -13,7 +14,7 @@ from ioutil_ext import ffi, lib
 
 from ...errors import Error, HeadTooLarge, InvalidRequest
 
-#: Largest request head, bytes, and most fields of one.
+#: Largest request head, in bytes, and most fields in a head.
 MAX_HEAD: int = lib.IOU_HEAD_MAX
 MAX_FIELDS: int = lib.IOU_HEAD_MAX_FIELDS
 
@@ -42,7 +43,7 @@ _CHUNK_REFUSALS: dict[int, str] = {
 
 
 class Body(Protocol):
-    """Count a message's body while it passes."""
+    """Find the end of a message's body while its bytes pass."""
 
     @property
     def ended(self) -> bool:
@@ -50,12 +51,12 @@ class Body(Protocol):
         ...
 
     def take(self, data: bytes) -> int:
-        """Return how many of these bytes belong to the body. Raises InvalidRequest."""
+        """Return how many of the bytes, from the first on, belong to the body. Raises InvalidRequest: bad framing."""
         ...
 
 
 class FixedBody:
-    """A body of Content-Length bytes."""
+    """A body of Content-Length bytes (RFC 9112 6.2)."""
 
     def __init__(self, length: int) -> None:
         self.left = length
@@ -73,7 +74,7 @@ class FixedBody:
 
 
 class ChunkedBody:
-    """A body in chunks (RFC 9112 7.1). Only its end is looked for: the chunks themselves pass untouched."""
+    """A body in chunks (RFC 9112 7.1). The parser only finds its end; the chunks pass unchanged."""
 
     def __init__(self) -> None:
         self._chunks = ffi.new("iou_chunks *")
@@ -92,11 +93,11 @@ class ChunkedBody:
 
 
 class Head:
-    """A request's head: what decides where the message ends and who answers it.
+    """The head of a request: the values that decide where the message ends, and whether C or Python serves it.
 
-    data: as it was received, with the empty line that ends it. length: of the body, unless it is chunked. keep_alive:
-    another request may follow the answer; after a body in chunks, or a wish to upgrade, none may. plain: C serves such
-    requests, if the image and the ticket allow that.
+    data: the bytes as they were received, with the empty line at the end. length: bytes of the body, unless it is
+    chunked. keep_alive: another request may follow the answer; false also for a body in chunks and for Upgrade. plain:
+    C can serve the request, if the image and the ticket allow it.
     """
 
     def __init__(self, data: bytes, said: Any) -> None:
@@ -113,20 +114,21 @@ class Head:
 
     @cached_property
     def fields(self) -> dict[str, str]:
-        """Return the values of the fields by lower-case name; of those that came more than once, the last."""
+        """Return the values of the fields by lower-case name. If a field occurs twice, its last value counts."""
         lines = self.data[:-4].decode("utf-8", "surrogateescape").split("\r\n")[1:]
         pairs = [line.partition(":") for line in lines]
         return {name.lower(): value.strip(" \t") for name, _, value in pairs}
 
     def body(self) -> Body:
-        """Return the message's body, before its first byte."""
+        """Return a Body for the message, before its first byte."""
         return ChunkedBody() if self.chunked else FixedBody(self.length)
 
 
 def read_head(data: bytearray, searched: int = 0) -> Head | None:
-    """Return the head that the data begins with; None: there is more of it to come.
+    """Return the head at the beginning of the data; None if its end was not received yet.
 
-    searched: bytes in which no end of a head was found before. Raises HeadTooLarge, InvalidRequest.
+    searched: bytes of the data in which an earlier call found no end. Raises HeadTooLarge: the head has more than
+    MAX_HEAD bytes or MAX_FIELDS fields. Raises InvalidRequest: it is malformed.
     """
     said = ffi.new("iou_head *")
     result = lib.iou_head_read(ffi.from_buffer(data), len(data), searched, said)

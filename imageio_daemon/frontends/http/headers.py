@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse what a request says: numbers, ranges, queries, paths and JSON bodies.
+"""Parse the values of a request: numbers, ranges, queries, paths and JSON bodies.
 
-Everything is refused that two readers could understand differently, because a byte written to the wrong place is a
-corrupt image: signs, white space inside numbers, other scripts' digits, `1_000`, several ranges, a unit that is
-missing, and JSON's `true` for a number.
+The parsers refuse text that two readers could understand differently, because a byte that is written to the wrong place
+corrupts an image. Such text has signs, white space inside numbers, digits of other scripts, `1_000`, several ranges, no
+unit, or JSON's `true` for a number.
 """
 
 import json
@@ -17,36 +17,41 @@ from ...errors import InvalidRequest, OutOfRange
 from ...transfers.ticket import MAX_ID
 from ...units import KiB
 
-#: Digits of a number. The largest offset, 2**63 - 1, has 19; a number with a few more is a range that no image has.
+#: Most digits of a number. The largest offset, 2**63 - 1, has 19. A longer number is valid, and past every image.
 MAX_DIGITS = 39
-#: Largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below 40 KiB.
+#: Bytes of the largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below
+#: 40 KiB.
 MAX_JSON = 64 * KiB
-#: Query parameters looked at. No resource knows more than two.
+#: Most parameters of a query. No resource knows more than two.
 MAX_QUERY = 32
-#: Segments of a path that are taken apart. No resource has more than four.
+#: Most slashes at which a path is split; the rest stays one segment. No resource has more than four segments.
 MAX_SEGMENTS = 8
-#: Longest piece of a path or a query that is decoded: a ticket id, all of it escaped. A longer one names nothing.
+#: Longest segment or parameter that is decoded, in characters: a ticket id with all bytes escaped. A longer one stays
+#: as it is, and names nothing.
 MAX_ESCAPED = 3 * MAX_ID
 
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
-#: Of requests (RFC 9110 14.5). C reads the same in read_content_range(). Answers: _TOTAL in storage/http/client.py.
+#: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). _TOTAL in
+#: storage/http/client.py parses that of an answer.
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER})-({_NUMBER}|\*)/({_NUMBER}|\*)", re.ASCII)
 _RANGES = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(.*)", re.ASCII)
 _RANGE = re.compile(rf"(?:({_NUMBER})-({_NUMBER})?|-({_NUMBER}))", re.ASCII)
 
 
 def parse_number(text: str, what: str) -> int:
-    """Return a number of ASCII digits. Raises InvalidRequest that names `what`."""
+    """Return the number that 1 to MAX_DIGITS ASCII digits stand for. Raises InvalidRequest, which names `what`."""
     if _DIGITS.fullmatch(text) is None:
         raise InvalidRequest(f"Invalid {what}: expected a number of at most {MAX_DIGITS} digits")
     return int(text)
 
 
 def parse_target(target: str) -> tuple[list[str], dict[str, str]]:
-    """Return the decoded segments of a request target's path, and its query, of which the last of a key counts.
+    """Return the decoded path segments and the query parameters of a request target.
 
-    `/images/a%2Fb?flush=n` is `["images", "a/b"]` and `{"flush": "n"}`. Raises InvalidRequest.
+    `/images/a%2Fb?flush=n` is `["images", "a/b"]` and `{"flush": "n"}`. If a key occurs twice, its last value counts.
+    The target is in origin form or absolute form (RFC 9112 3.2). Raises InvalidRequest: it has another form, more than
+    MAX_QUERY parameters, or a path that is not UTF-8.
     """
     if not target.startswith("/"):
         scheme, separator, rest = target.partition("://")
@@ -78,7 +83,7 @@ def _segment(text: str) -> str:
 
 
 def parse_choice(query: Mapping[str, str], key: str, choices: tuple[str, ...]) -> str:
-    """Return a query parameter that has one of a few values; the first is the default. Raises InvalidRequest."""
+    """Return the value of a query parameter, by default the first choice. Raises InvalidRequest for another value."""
     value = query.get(key, choices[0])
     if value not in choices:
         raise InvalidRequest(f"Invalid {key}: expected one of {', '.join(choices)}")
@@ -86,9 +91,10 @@ def parse_choice(query: Mapping[str, str], key: str, choices: tuple[str, ...]) -
 
 
 def parse_content_range(text: str | None) -> int:
-    """Return the offset that a Content-Range names; 0 without one.
+    """Return the offset, in bytes, that a Content-Range names (RFC 9110 14.4); 0 without the field.
 
-    The last byte and the total must make sense, and say nothing: the length is Content-Length. Raises InvalidRequest.
+    The last byte and the total must be consistent with the first byte. They have no other effect, because the framing
+    of the message gives the length. Raises InvalidRequest.
     """
     if text is None:
         return 0
@@ -106,16 +112,17 @@ def parse_content_range(text: str | None) -> int:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The bytes a request asks for; `first` None: the last `last` bytes; `last` None: to the end."""
+    """The bytes that a request asks for. first None: the last `last` bytes. last None: to the end of the image."""
 
     first: int | None
     last: int | None
 
     def resolve(self, size: int, ticket_size: int) -> tuple[int, int]:
-        """Return offset and length inside an image of which `size` bytes can be read. Raises OutOfRange.
+        """Return the offset and the length of the range inside an image, in bytes. Raises OutOfRange.
 
-        What the ticket allows and the image does not have is left out, as RFC 9110 14.1.2 has it; more than the
-        ticket allows is refused.
+        size: bytes of the image that can be read. ticket_size: bytes that the ticket allows. A range that ends past the
+        image and not past the ticket is cut at the end of the image (RFC 9110 14.1.2). A range that begins past the
+        image, or ends past the ticket, raises OutOfRange.
         """
         if self.first is None:
             length = min(self.last or 0, size)
@@ -129,10 +136,10 @@ class ByteRange:
 
 
 def parse_range(text: str | None) -> ByteRange | None:
-    """Return the one range of a Range header; None: no range, or one of an unknown unit (RFC 9110 14.2: ignored).
+    """Return the range of a Range field. None: there is no field, or its unit is unknown (ignored, RFC 9110 14.2).
 
-    Refuses more than one range with OutOfRange: each would need its own part of a multipart body, which no client of
-    images asks for. A malformed one too.
+    Raises OutOfRange if the field is malformed or has several ranges. Several ranges need a multipart body (RFC 9110
+    14.6), which no client of images asks for.
     """
     if text is None:
         return None
@@ -142,7 +149,7 @@ def parse_range(text: str | None) -> ByteRange | None:
     unit, ranges = match.groups()
     if unit.lower() != "bytes":
         return None
-    # RFC 9110 5.6.1: empty elements of a list count for nothing.
+    # A recipient ignores empty elements of a list (RFC 9110 5.6.1.2).
     found = [element for element in (part.strip(" \t") for part in ranges.split(",")) if element]
     if len(found) != 1:
         raise OutOfRange("Invalid Range: exactly one range is served")
@@ -158,21 +165,21 @@ def parse_range(text: str | None) -> ByteRange | None:
 
 
 class Zero(NamedTuple):
-    """Make a range read as zeros."""
+    """A request to make a range read as zeros. offset, size: in bytes."""
 
     offset: int
     size: int
     flush: bool
-    fast: bool  # rather not at all than by writing zeros
+    fast: bool  # fails with NotFast where the storage has to write zeros
 
 
 @dataclass(frozen=True)
 class Flush:
-    """Put all on stable storage."""
+    """A request to put all completed writes on stable storage."""
 
 
 def parse_json(body: bytes) -> object:
-    """Return a JSON document. Raises InvalidRequest."""
+    """Return the JSON document of a body in UTF-8 (RFC 8259). Raises InvalidRequest."""
     try:
         return _DECODER.decode(body.decode())
     except (ValueError, RecursionError):
@@ -183,12 +190,12 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-#: Made once: json.loads() with an option makes one for each document, which takes longer than a PATCH's parsing.
+#: Made once: json.loads() with an option makes a decoder for each document, which takes longer than parsing a PATCH.
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_patch(data: object) -> Zero | Flush:
-    """Return what a PATCH of an image asks for. Raises InvalidRequest."""
+    """Return the operation that the JSON document of a PATCH asks for. Raises InvalidRequest."""
     if not isinstance(data, dict):
         raise InvalidRequest("Invalid request: expected a JSON object")
     op = data.get("op")
@@ -214,7 +221,7 @@ def _switch(data: dict[Any, Any], key: str) -> bool:
 
 
 def _natural(value: object, key: str) -> int:
-    # bool is a subclass of int, but true is no offset.
+    # bool is a subclass of int, but JSON's true is not a number.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 10**MAX_DIGITS:
         raise InvalidRequest(
             f"Invalid request: {key!r} must be an integer of at most {MAX_DIGITS} digits, not negative"

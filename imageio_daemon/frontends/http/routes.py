@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which resource answers a request.
+"""The routes of the HTTP services: which resource answers a request.
 
-aiohttp's router would give other answers: 404 in place of 400 to an empty ticket id, 403 in place of 400 to an escape
-that is no UTF-8. It sorts `Allow`, and never sees a method that its parser does not know, of which we tell `Allow`.
+aiohttp's router gives other answers, so it is not used. It answers an empty ticket id with 404 instead of 400, and an
+escape that is not UTF-8 with 403 instead of 400. It sorts `Allow`. It never sees a method that aiohttp's parser does
+not know, so it cannot send `Allow` for one.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,14 +17,18 @@ from .headers import parse_target
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: In a request's match_info: the ticket id, or other name, in the path; and the path without it, for the log.
+#: Keys of a request's match_info: the name in the path, such as a ticket id; the pattern of the path, for the log.
 NAME = "name"
 PATTERN = "pattern"
 
 
 @dataclass(frozen=True)
 class Resource:
-    """One kind of resource. `cors`: the methods that a page of another origin may use; None: pages may not at all."""
+    """One kind of resource.
+
+    methods: the handler of each method. allow: the methods in the Allow field of its answers. cors: the methods that
+    pages of other origins may use; None: they may use none.
+    """
 
     methods: Mapping[str, Handler]
     allow: tuple[str, ...]
@@ -31,7 +36,7 @@ class Resource:
 
 
 class Match(NamedTuple):
-    """A resource that was found: by which pattern, and the name in the path."""
+    """A resource whose pattern matches a path. name: the segment at `{}`, or ""."""
 
     pattern: str
     resource: Resource
@@ -39,7 +44,7 @@ class Match(NamedTuple):
 
 
 class Routes:
-    """Find resources by path. `{}` in a pattern stands for one segment, the request's name."""
+    """Find resources by path. `{}` in a pattern matches any one segment, which is the name in the request."""
 
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         self._resources = [(pattern, pattern[1:].split("/"), resource) for pattern, resource in resources.items()]
@@ -47,16 +52,17 @@ class Routes:
         self._methods = frozenset(method for resource in resources.values() for method in resource.methods)
 
     def find(self, path: list[str]) -> Match | None:
-        """Return the resource of a path; the name is empty where the path has none."""
+        """Return the first resource whose pattern matches the decoded segments; None if there is none."""
         for pattern, parts, resource in self._resources:
             if len(parts) == len(path) and all(p in ("{}", s) for p, s in zip(parts, path, strict=True)):
                 return Match(pattern, resource, "".join(s for p, s in zip(parts, path, strict=True) if p == "{}"))
         return None
 
     def handler(self, path: list[str], method: str) -> Handler:
-        """Return who answers. Raises NotFound, InvalidRequest, MethodNotAllowed.
+        """Return the handler of a method for a path. Raises NotFound, InvalidRequest, MethodNotAllowed.
 
-        A method that no resource knows is not allowed anywhere below what there is, whatever else is wrong.
+        A method that no resource has raises MethodNotAllowed whenever the first segment is that of a resource, also if
+        the path matches no pattern or has an empty ticket id.
         """
         found = self.find(path)
         known = method in self._methods
@@ -72,7 +78,7 @@ class Routes:
         return handler
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request: the one handler that aiohttp knows."""
+        """Answer a request. This is the only handler in aiohttp's router. Raises what handler() and resources raise."""
         path, _ = parse_target(request.raw_path)
         if found := self.find(path):
             request.match_info[NAME] = found.name
@@ -80,12 +86,12 @@ class Routes:
         return await self.handler(path, request.method)(request)
 
     def cors(self, pattern: str) -> tuple[str, ...] | None:
-        """Return the methods of a resource that a page of another origin may use; None: pages may not use it."""
+        """Return the methods that pages of other origins may use on the resource of a pattern; None: they use none."""
         return next((resource.cors for found, _, resource in self._resources if found == pattern), None)
 
 
 def preflight(methods: tuple[str, ...]) -> Handler:
-    """Return a handler of OPTIONS that tells only which methods there are."""
+    """Return a handler of OPTIONS that answers with the methods in `Allow`, and nothing else."""
 
     async def options(_: web.Request) -> web.Response:
         return web.Response(headers={"Allow": ",".join(methods)})

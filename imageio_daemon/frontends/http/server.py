@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The services, and the server that brings their resources together with connections."""
+"""The HTTP services of one event loop: resources, and the server that answers requests on its connections with them."""
 
 import asyncio
 import logging
@@ -35,25 +35,28 @@ from .services import Services
 
 log = logging.getLogger(__name__)
 
-#: Bytes read from a socket at once; one for all connections of a server. Uploads of 256 MiB through aiohttp took 0.17 s
-#: of processor time on the unix socket, 0.42 over TLS; with 32 KiB 0.28 and 0.49, with 256 KiB, most of which aiohttp
-#: has to keep, 0.44 and 0.74.
+#: Most bytes of one read from a socket. All connections of a server share this memory. Uploads of 256 MiB through
+#: aiohttp took 0.17 s of processor time on the unix socket and 0.42 s over TLS. 32 KiB took 0.28 s and 0.49 s. 256 KiB,
+#: most of which aiohttp has to keep, took 0.44 s and 0.74 s.
 SCRATCH = 64 * KiB
-#: Connections keep their own time: aiohttp's timer would cut a transfer that it does not see.
+#: Seconds. They disable aiohttp's timer, which would cut a transfer that a lane serves. Connections have a timer of
+#: their own.
 YEARS = 10 * 365 * 24 * 3600.0
-#: Methods that parsers know. Whoever answers another one, it is not aiohttp: it would say 400.
+#: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
 METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
-#: The route of all paths, whatever they hold: escaped line feeds, too.
+#: The route in aiohttp that matches every path, also one with an escaped line feed.
 EVERYTHING = r"/{rest:[\s\S]*}"
-#: The path of the target http://HOST, which aiohttp's router does not match with anything.
+#: The segments of the target http://HOST, which matches no route in aiohttp.
 NO_PATH = [""]
 
 
 class HttpServer:
-    """Serve routes on one loop's connections; `connection` makes them for listening sockets.
+    """Serve routes on the connections of one loop.
 
-    inactivity_timeout: seconds for a connection that has not used a ticket. trusts: who may connect may do all.
-    services: what clients of the network, and of the unix socket, are counted for in served.
+    inactivity_timeout: seconds after which an idle connection is closed that has not used a ticket. lanes: starts lanes
+    in C; None: Python serves all requests. limit: the places of connections, which servers of several loops may share.
+    trusts: clients need no ticket to keep their place. served: counts requests and bytes. services: the names in it for
+    clients of the network and of the unix socket.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class HttpServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
-        """Get ready for connections of the running loop."""
+        """Prepare for connections on the running loop. Call it once, before the first connection."""
         app = web.Application()
         app.router.add_route("*", EVERYTHING, self._routes.answer, expect_handler=_continue_later)
         Answering(self._routes).install(app)
@@ -91,7 +94,7 @@ class HttpServer:
             app,
             access_log=None,
             logger=_aiohttp_log(),
-            handler_cancellation=True,  # a request whose client has gone is work for nobody
+            handler_cancellation=True,  # a handler ends when its client is gone
             keepalive_timeout=YEARS,
             lingering_time=0.0,
             max_line_size=MAX_HEAD,
@@ -104,15 +107,18 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Return how many connections are served now. May be asked in any thread."""
+        """Return the number of connections that are served now. Thread-safe."""
         return self._admission.count
 
     def connection(self) -> ServerConnection:
-        """Return the protocol of a new connection, for create_server."""
+        """Return the protocol of a new connection."""
         return ServerConnection(self._services)
 
     async def stop(self, timeout: float) -> None:
-        """Take no more requests, close idle connections, and wait at most timeout seconds for requests that run."""
+        """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests.
+
+        Connections whose requests still run then, or when the wait is cancelled, are cut off.
+        """
         await self._admission.stop(timeout)
         if self._runner is not None:
             await self._runner.cleanup()
@@ -124,7 +130,7 @@ class HttpServer:
         return server()
 
     def _refusal(self, head: Head) -> Exception | None:
-        """Return why aiohttp cannot answer: its parser does not know the method, or its router the path."""
+        """Return the error for a request whose method or path aiohttp does not know; None if aiohttp can answer it."""
         try:
             path, _ = parse_target(head.target)
             if head.method not in METHODS or path == NO_PATH:
@@ -145,7 +151,11 @@ def images_server(
     unix_socket: str | None,
     lanes: Lanes | None,
 ) -> HttpServer:
-    """Return the remote and local services of one loop: images, and what the server is. The loops share the rest."""
+    """Return the server of the remote and local services on one loop: images, and the version of the daemon.
+
+    All loops share the other arguments. unix_socket: the address of the local service; None: it is disabled. lanes:
+    None if buffer_memory is too small for lanes.
+    """
     images = Images(store, buffers, max_connections=config.daemon.max_connections, unix_socket=unix_socket)
     checksums = Checksums(store, buffers, hashing)
     routes = Routes(
@@ -167,7 +177,7 @@ def images_server(
 
 
 def control_server(config: Config, store: TransferStore, served: Served) -> HttpServer:
-    """Return the control service: tickets, and what the daemon did."""
+    """Return the server of the control service: tickets, and counters of served requests."""
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -179,9 +189,9 @@ def control_server(config: Config, store: TransferStore, served: Served) -> Http
     return HttpServer(
         routes,
         inactivity_timeout=config.daemon.inactivity_timeout,
-        # Of its own: clients that use up the other one must not keep the manager out.
+        # A limit of its own: clients that take all places of the other one must not keep out the manager of the host.
         limit=ConnectionLimit(config.daemon.max_total_connections),
-        trusts=True,  # who may connect may do all
+        trusts=True,  # the mode of the socket decides who may use the service
         served=served,
         services=("control", "control"),
     )
@@ -192,11 +202,11 @@ async def _info(_: web.Request) -> web.Response:
 
 
 async def _continue_later(_: web.Request) -> None:
-    """Send no 100 Continue yet: the request is not authorised."""
+    """Send no 100 Continue: Body.readinto() sends it after the request is authorised (RFC 9110 10.1.1)."""
 
 
 class _Quiet(logging.Filter):
-    """Drop the details of requests that aiohttp could not parse: their text holds the ticket id."""
+    """Remove the details of requests that aiohttp cannot parse from the log: their text contains the ticket id."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

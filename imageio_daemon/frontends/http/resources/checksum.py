@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}/checksum`: the digest of an image, computed where the image is."""
+"""`/images/{id}/checksum`: the digest of an image, computed by the server."""
 
 from aiohttp import web
 
@@ -15,7 +15,7 @@ from ..request import attach, query_of
 from ..routes import Resource, preflight
 from .images import READ_METHODS
 
-#: Characters of an unknown name that are repeated in the refusal.
+#: Characters of an unknown algorithm's name that the refusal repeats.
 MAX_SHOWN = 40
 
 
@@ -37,7 +37,11 @@ class Checksums:
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Compute the checksum."""
+        """Answer GET with the checksum of the image.
+
+        The query has the algorithm and the block_size: bytes, a multiple of BLOCK_ALIGNMENT, from MIN_BLOCK to
+        MAX_BLOCK. Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable.
+        """
         query = query_of(request)
         algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
         if algorithm not in self._algorithms:
@@ -49,7 +53,7 @@ class Checksums:
         return json_response({"algorithm": algorithm, "block_size": block_size, "checksum": digest})
 
     async def list_all(self, _: web.Request) -> web.Response:
-        """Tell which algorithms there are."""
+        """Answer GET with the names of the algorithms. It needs no ticket."""
         return json_response({"algorithms": self._algorithms})
 
 

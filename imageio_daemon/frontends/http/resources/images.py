@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images: OPTIONS, GET, HEAD, PUT and PATCH, in four steps: parse, authorise, connect, operate.
+"""`/images/{id}`: OPTIONS, GET, HEAD, PUT and PATCH, in four steps: parse, authorise, connect, operate.
 
-Parsing comes first, so that a request's own text is judged alike whoever sends it.
+Parsing comes first, so that a malformed request gets the same answer with and without a valid ticket.
 """
 
 from aiohttp import web
@@ -26,15 +26,15 @@ CORS_METHODS = READ_METHODS + WRITE_METHODS
 READ_FEATURES = ("checksum", "extents")
 WRITE_FEATURES = ("flush", "zero")
 
-#: The name of no image: what the server can do at all.
+#: The name in `OPTIONS /images/*`, which asks for the features of the server.
 ANY = "*"
 
 
 class Images:
     """Serve the images of a store's tickets.
 
-    max_connections: how many connections a client is told to use for one image; unix_socket: the local service's
-    address, if it runs.
+    max_connections: the number of connections that OPTIONS recommends for one image, unless the storage has another
+    limit. unix_socket: the address of the local service; None: it is disabled.
     """
 
     def __init__(
@@ -57,7 +57,10 @@ class Images:
         return Resource(methods, READ_METHODS + WRITE_METHODS, CORS_METHODS)
 
     async def options(self, request: web.Request) -> web.Response:
-        """Tell what can be done with an image, or what the server can do."""
+        """Answer OPTIONS with the features of an image or, for `*`, of the server.
+
+        `*` needs no ticket. Raises Forbidden, TooManyConnections, Canceled, StorageError.
+        """
         if name_of(request) == ANY:
             return self._capabilities(writable=True, flush=True, image={})
         transfer = attach(self._store, request, Access.READ)
@@ -72,7 +75,11 @@ class Images:
         return self._capabilities(writable=writable, flush=info.can_flush, image=image)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Send the image or a range of it; to HEAD, all but the bytes."""
+        """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
+
+        Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError, Unavailable. An
+        error after the first bytes of the body cuts the connection, so the client gets less than Content-Length.
+        """
         wanted = parse_range(request.headers.get("range"))
         transfer = attach(self._store, request, Access.READ)
         size = await operations.size(transfer, part=request.method != "HEAD")
@@ -97,7 +104,12 @@ class Images:
         return await stream.finish()
 
     async def put(self, request: web.Request) -> web.Response:
-        """Write the body into the image."""
+        """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).
+
+        The answer means stable storage unless the query says `flush=n`. After an error or a cancellation, a part of the
+        body may be written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden,
+        TooManyConnections, Canceled, PeerGone, StorageError, Unavailable.
+        """
         flush = parse_choice(query_of(request), "flush", ("y", "n")) == "y"
         offset = parse_content_range(request.headers.get("content-range"))
         length = request.content_length
@@ -114,7 +126,11 @@ class Images:
         return response
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Zero a range, or flush."""
+        """Zero a range, or flush, as the JSON document in the body says.
+
+        A request with `Expect: 100-continue` is authorised before its body is read. Raises InvalidRequest, TooLarge,
+        NotFast, OutOfRange, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError.
+        """
         if waits_for_continue(request):
             self._store.authorize(name_of(request), Access.WRITE)
         todo = parse_patch(await read_json(request))
@@ -137,12 +153,12 @@ class Images:
 
 
 def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
-    """Tell whether a PATCH with "fast" may succeed: true until one has failed, as only trying shows it."""
+    """Tell whether a PATCH with "fast" may succeed. True until the storage refuses one, which only a request shows."""
     return info.can_fast_zero if ticket.sparse else info.can_fast_allocate
 
 
 def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
-    """Tell whether a client may leave zeros out: a hole is what the ticket wants, and all it covers is there."""
+    """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros."""
     return ticket.sparse and info.reads_zero and info.size >= ticket.size
 
 

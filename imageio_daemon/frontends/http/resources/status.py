@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The control service: what the daemon did."""
+"""`/status` of the control service: counters of served requests and bytes."""
 
 from aiohttp import web
 
@@ -9,7 +9,7 @@ from ..routes import Resource
 
 
 class Status:
-    """Tell what was served, by service and by who served it."""
+    """Serve the counters of each service, for lanes in C and for Python."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
@@ -19,5 +19,5 @@ class Status:
         return Resource({"GET": self.get}, ("GET",))
 
     async def get(self, _: web.Request) -> web.Response:
-        """Show it as it is now."""
+        """Answer GET with the counters at this moment."""
         return json_response({"served": self._served.counts()})

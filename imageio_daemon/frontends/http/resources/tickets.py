@@ -15,8 +15,8 @@ from ..routes import Resource
 class Tickets:
     """Serve the tickets of a store.
 
-    inactivity_timeout: of tickets that name none; remove_timeout: how long a removal waits for running requests. Both
-    in seconds.
+    inactivity_timeout: seconds, for tickets without one of their own. remove_timeout: seconds that a removal waits for
+    running requests; 0: it does not wait.
     """
 
     def __init__(self, store: TransferStore, *, inactivity_timeout: int, remove_timeout: float) -> None:
@@ -35,11 +35,14 @@ class Tickets:
         return Resource({**methods, "PUT": _no_id, "PATCH": _no_id}, tuple(methods))
 
     async def get(self, request: web.Request) -> web.Response:
-        """Show a ticket and its state."""
+        """Answer GET with a ticket and its state. Raises NotFound."""
         return json_response(self._find(request).status())
 
     async def put(self, request: web.Request) -> web.Response:
-        """Add a ticket, or replace one."""
+        """Add a ticket, or replace one, whose requests are cancelled.
+
+        Raises InvalidRequest, TooLarge, TooManyTickets, PeerGone.
+        """
         ticket = Ticket.from_json(await read_json(request), inactivity_timeout=self._inactivity_timeout)
         if ticket.ticket_id != name_of(request):
             raise InvalidRequest("Invalid ticket: 'uuid' is not the id in the path")
@@ -47,18 +50,24 @@ class Tickets:
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Let a ticket live longer, or end sooner."""
+        """Let a ticket expire after the timeout in the body, in seconds from now; 0: now.
+
+        Raises InvalidRequest, TooLarge, NotFound, PeerGone.
+        """
         timeout = timeout_from_json(await read_json(request))
         self._find(request).permission.extend(timeout)
         return web.Response()
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Cancel and remove a ticket."""
+        """Cancel and remove a ticket. The answer is 204 also if there is no such ticket.
+
+        Raises InUse if its operations have not ended after remove_timeout. The ticket then stays, cancelled.
+        """
         await self._store.remove(name_of(request), self._remove_timeout)
         return web.Response(status=204)
 
     async def list_all(self, _: web.Request) -> web.Response:
-        """Show all tickets."""
+        """Answer GET with all tickets and their state."""
         return json_response([transfer.status() for transfer in self._store.all()])
 
     async def clear(self, _: web.Request) -> web.Response:
