@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of byte ranges, kept as the sorted list of its gaps-free pieces."""
+"""A set of bytes, kept as a sorted list of disjoint ranges."""
 
 import heapq
 from bisect import bisect_left, bisect_right
 
 
 class RangeSet:
-    """Collect half-open ranges of bytes and tell the size of their union.
+    """Collect half-open ranges of bytes and compute the size of their union. Not thread-safe.
 
-    A transfer adds a few ranges that mostly touch each other, so the list stays short. `limit` bounds it for a peer
-    that writes every second block of a large disk: past it, the closest neighbours are joined, and the sum becomes an
-    upper bound instead of an exact figure.
+    A transfer adds ranges that mostly touch each other, so the list stays short. `limit` is the largest number of
+    ranges, for a peer that writes every second block of a large disk. Above it, the closest neighbours are joined, and
+    the size becomes an upper bound.
     """
 
-    #: 16 bytes a piece in two lists and their ints: about 1.5 MiB at this limit.
+    #: Ranges. Their two lists and the numbers in them take about 1.5 MiB.
     LIMIT = 16384
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -44,11 +44,11 @@ class RangeSet:
         return start < end and first < len(self._starts) and self._starts[first] < end
 
     def size(self) -> int:
-        """Return the number of bytes in the union."""
+        """Return the number of bytes in the union; an upper bound once neighbours were joined."""
         return self._size
 
     def size_with(self, extra: list[tuple[int, int]]) -> int:
-        """Return the size of the union with these (start, end) ranges, leaving the set as it is."""
+        """Return the size, in bytes, of the union with more (start, end) ranges. The set does not change."""
         size = self._size
         added = RangeSet(limit=max(len(extra), 1))
         for start, end in extra:
@@ -67,7 +67,7 @@ class RangeSet:
         return sum(min(end, self._ends[i]) - max(start, self._starts[i]) for i in range(first, last))
 
     def _join_closest(self) -> None:
-        """Make room for a quarter more, so that joining costs a few µs a range, not a few ms at the limit."""
+        """Join neighbours until a quarter of the limit is free: a few µs for each added range instead of a few ms."""
         keep = self._limit - self._limit // 4
         gaps = ((self._starts[i + 1] - self._ends[i], i) for i in range(len(self._starts) - 1))
         closest = heapq.nsmallest(len(self._starts) - keep, gaps)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One operation that a lane asks of an image that Python has."""
+"""An errand: one operation of a lane on an external image, which a backend in Python serves (ADR 18)."""
 
 import asyncio
 import errno
@@ -11,27 +11,27 @@ from ..errors import Error, Forbidden, NotFast, OutOfRange, StorageError, Unavai
 from .backend import Operation
 from .work import Work
 
-#: The largest number that the kernel uses for an error.
+#: The largest errno of the kernel (include/linux/err.h).
 MAX_ERRNO = 4095
 
 
 class ErrandOwner(Protocol):
-    """Whoever took the errand from C."""
+    """The object that takes errands from C and ends them: an External."""
 
     def errand_failed(self, errand: "Errand", error: BaseException) -> tuple[int, int]:
-        """Keep why it failed; return what C is told: errno and system call."""
+        """Keep the error of an errand. Return errno and system call for C."""
         ...
 
     def errand_ended(self, errand: "Errand") -> None:
-        """Tell C: nobody uses the memory any more."""
+        """End an errand in C. Python does not use its memory any more."""
         ...
 
 
 class Errand:
-    """An operation that C has asked for, and C's memory for it, which is counted like a buffer.
+    """An operation that a thread of a lane waits for, with the memory of the lane. It counts holders like a buffer.
 
-    owner: whom its failure and its end are told. told: the errand as C tells it. Not thread-safe: lives on the loop of
-    the image's backend.
+    owner: is called after a failure and at the end. told: an iou_errand of C (ioutil_ext/api/external.h), with at most
+    4 MiB of memory in two parts. Not thread-safe: used on the home loop of the backend.
     """
 
     __slots__ = ("_holders", "_owner", "count", "error", "flags", "id", "kind", "lane", "method", "op", "views")
@@ -43,14 +43,14 @@ class Errand:
         self.kind: int = told.kind
         self.flags: int = told.flags
         self.lane = address_of(told.control)
-        #: C's memory, in parts.
+        #: The memory of the lane, in parts.
         self.views = [
             memoryview(ffi.buffer(address, length))
             for address, length in zip(told.memory, told.memory_length, strict=True)
             if length
         ]
         self.op = Operation(told.offset, told.length, lambda _: self.release())
-        #: What C is told: errno and system call, how a range was zeroed, how many records were filled.
+        #: The result for C: errno and system call, the method of zeroing, the number of extents in the memory.
         self.error = (0, lib.IOU_SYS_NONE)
         self.method: int = lib.IOU_METHOD_NONE
         self.count = 0
@@ -60,18 +60,18 @@ class Errand:
 
     @property
     def view(self) -> memoryview:
-        """Return the memory, if it is one part."""
+        """Return the memory. Raises ValueError unless it is one part."""
         (view,) = self.views
         return view
 
     @property
     def address(self) -> Any:
-        """Return the same for C."""
+        """Return the address of the memory for C. Raises ValueError unless it is one part."""
         return ffi.cast("char *", ffi.from_buffer(self.view))
 
     @property
     def buffer(self) -> "Errand":
-        """Return whom to retain."""
+        """Return the holder to retain while the memory is used: the errand itself."""
         return self
 
     def retain(self) -> None:
@@ -79,20 +79,20 @@ class Errand:
         self._holders += 1
 
     def release(self) -> None:
-        """Let go. The last one gives the memory back to C."""
+        """Release one count. The last release() ends the errand, and C has its memory again."""
         self._holders -= 1
         if self._holders == 0:
             self._owner.errand_ended(self)
 
     def failed(self, error: BaseException) -> None:
-        """Note why it failed."""
+        """Set the error that C gets."""
         self.error = self._owner.errand_failed(self, error)
 
     def done(self, future: "asyncio.Future[Any] | Work[Any]") -> None:
-        """Note what became of it.
+        """Set the result of the operation, as the callback of its task or Work, and release the operation.
 
-        Tasks are cancelled when their loop ends, by nobody else. Then a transport may still send from the memory, and
-        this errand never ends: better a thread that waits, in a process that ends, than other bytes in the image.
+        Tasks are cancelled only when their loop ends. A transport may then still send from the memory. So the errand
+        does not end, and the lane's thread waits until the process ends: otherwise other bytes could reach the image.
         """
         if future.cancelled():
             return
@@ -107,15 +107,15 @@ class Errand:
 
 
 def address_of(control: Any) -> int:
-    """Return what tells the lanes of one process apart."""
+    """Return the address of a lane's iou_control, which identifies the lane in this process."""
     return int(ffi.cast("uintptr_t", control))
 
 
 def code_of(error: Error) -> tuple[int, int]:
-    """Return what C is told of an error, so that it means the same there: errno and system call.
+    """Return the errno and the system call that stand for an error in C.
 
-    no_fault() in completions.py reads the same codes. HTTP lanes raise the error itself, as External.take_failure() has
-    it; NBD lanes answer by the code, from the table in frontends/nbd/errors.py.
+    no_fault() in completions.py is the inverse. An HTTP request is answered with the error itself, which
+    External.take_failure() returns. An NBD request is answered by errno, with the table in frontends/nbd/errors.py.
     """
     if isinstance(error, Forbidden | Unavailable):
         return errno.ECANCELED, lib.IOU_SYS_NONE

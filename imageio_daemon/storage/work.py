@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coroutines that run without a task."""
+"""Coroutines that run without an asyncio task, for short storage operations."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
@@ -9,11 +9,12 @@ _T = TypeVar("_T")
 
 
 class Work(Generic[_T]):
-    """A coroutine that begins at once, and goes on as soon as what it awaits is done.
+    """Run a coroutine without a task. It starts in the constructor. Used on one loop.
 
-    A task begins, goes on and is seen to end a turn of the loop later each time: for an operation of 4 KiB the turns
-    cost as much as all else. It awaits futures of the running loop and Countdowns. Nobody can cancel it. What needs
-    a task, asyncio.timeout() among them, does not work in it.
+    After a Countdown the coroutine continues in the call that counts the last event, and after a future in the callback
+    of the future. A task needs a further turn of the loop to start, to continue and to report its end. For an operation
+    of 4 KiB, these turns take as long as the rest. The coroutine may await Countdowns and futures of the running loop.
+    It must not use what needs a task, for instance asyncio.timeout(). A Work cannot be cancelled.
     """
 
     __slots__ = ("_callback", "_coroutine", "_done", "_error", "_result")
@@ -27,28 +28,28 @@ class Work(Generic[_T]):
         self._go_on(None)
 
     def add_done_callback(self, callback: Callable[["Work[_T]"], object]) -> None:
-        """Call a function when it has ended: at once, not a turn of the loop later. Only one at a time."""
+        """Call a function in the call that ends the coroutine, or now if it has ended. Only the last one is kept."""
         if self._done:
             callback(self)
         else:
             self._callback = callback
 
     def cancelled(self) -> bool:
-        """Tell whether something that it awaited was cancelled."""
+        """Tell whether the coroutine ended with CancelledError: a future that it awaited was cancelled."""
         return isinstance(self._error, asyncio.CancelledError)
 
     def exception(self) -> BaseException | None:
-        """Return what it failed with. It has ended."""
+        """Return the exception that ended the coroutine; None if it returned. Call it only after the end."""
         return self._error
 
     def result(self) -> _T:
-        """Return what it returned, or raise what it failed with. It has ended."""
+        """Return the result of the coroutine, or raise its exception. Call it only after the end."""
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
     def __await__(self) -> Generator[Any, None, _T]:
-        """Wait in a task, which may be cancelled: the work goes on then."""
+        """Wait for the end, in a task. Cancelling the task does not end the work."""
         if not self._done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -65,10 +66,10 @@ class Work(Generic[_T]):
             awaited = self._coroutine.send(None)
         except StopIteration as e:
             self._end(e.value, None)
-        except (Exception, asyncio.CancelledError) as e:  # noqa: BLE001 - it is told to who waits
+        except (Exception, asyncio.CancelledError) as e:  # noqa: BLE001 - result() raises it
             self._end(None, e)
         else:
-            awaited._asyncio_future_blocking = False  # as a task says that it has seen what was yielded
+            awaited._asyncio_future_blocking = False  # as a task does with a future that it receives
             awaited.add_done_callback(self._go_on)
 
     def _end(self, result: _T | None, error: BaseException | None) -> None:
@@ -79,7 +80,7 @@ class Work(Generic[_T]):
 
 
 class Countdown:
-    """What a Work awaits: that so many things have happened. It goes on in the call that counts the last one."""
+    """Let a Work await a number of events. The Work continues in the call that counts the last one."""
 
     __slots__ = ("_asyncio_future_blocking", "_callback", "_left")
 
@@ -88,16 +89,16 @@ class Countdown:
         self._callback: Callable[[Countdown], object] | None = None
 
     def count(self) -> None:
-        """Count one."""
+        """Count one event."""
         self._left -= 1
         if self._left == 0 and self._callback is not None:
             self._callback(self)
 
     def add_done_callback(self, callback: Callable[["Countdown"], object]) -> None:
-        """Call a function when all have happened."""
+        """Call a function in the call that counts the last event."""
         self._callback = callback
 
     def __await__(self) -> Generator["Countdown", None, None]:
-        """Wait, in a Work."""
+        """Wait for the last event, in a Work; not at all if it was counted."""
         if self._left:
             yield self

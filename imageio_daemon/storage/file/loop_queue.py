@@ -15,7 +15,7 @@ from ..completions import METHODS, SLOW_NS, check, describe, extent_list, no_fau
 
 log = logging.getLogger(__name__)
 
-#: Completions moved in one call. More than one loop turn can have ready; a record is 72 bytes.
+#: Most completions of one call of iou_reap(). The next turn of the loop takes the rest. A record has 72 bytes.
 REAP_BATCH = 64
 
 _ZEROING = (lib.IOU_ZERO, lib.IOU_TRIM)
@@ -42,16 +42,19 @@ class _Pending:
         self.offset = offset
         self.length = length
         self.holders = holders
-        self.records = records  # which C fills
+        self.records = records  # memory that C fills
 
     @property
     def what(self) -> str:
-        """Return what was asked of which image, for the log."""
+        """Return the operation in words, for the log: kind, image, range."""
         return describe(self.kind, self.name, self.offset, self.length)
 
 
 class LoopQueue:
-    """Submit and reap for one loop. All methods run on that loop."""
+    """Submit operations to the engine and reap their completions, on one loop. All methods run on that loop.
+
+    Raises StorageError: no queue can be made.
+    """
 
     def __init__(self, engine: Any, loop: asyncio.AbstractEventLoop) -> None:
         result = ffi.new("iou_queue **")
@@ -65,7 +68,7 @@ class LoopQueue:
         loop.add_reader(lib.iou_queue_fd(self._queue), self._reap)
 
     def submit_open(self, path: str, flags: int, op: Operation | None) -> "asyncio.Future[Any]":
-        """Do what Engine.submit_open() says."""
+        """Start to open an image; see Engine.submit_open(). Raises Unavailable, StorageError."""
         holders = () if op is None else (op,)
         pending = _Pending(self.loop.create_future(), lib.IOU_OPEN, path, flags, 0, 0, holders)
         cookie = next(self._cookies)
@@ -87,25 +90,31 @@ class LoopQueue:
         name: str,
         records: Any = None,
     ) -> "asyncio.Future[Any]":
-        """Do what Engine.submit() says. records: of EXTENTS, the memory, for what it tells."""
+        """Start an operation; see Engine.submit(). records: for EXTENTS, the memory that C fills.
+
+        Raises Unavailable: the engine is stopping. Raises StorageError: the engine does not accept the operation.
+        """
         pending = _Pending(self.loop.create_future(), kind, name, flags, offset, length, holders, records)
         cookie = next(self._cookies)
         code = lib.iou_submit(self._queue, cookie, handle, kind, flags, offset, length, memory, memory_size, control)
         return self._submitted(code, cookie, pending)
 
     async def drain(self) -> None:
-        """Wait until nothing is pending."""
+        """Wait until no operation is pending."""
         while self._pending:
             self._drained = self.loop.create_future()
             await self._drained
 
     def free(self) -> None:
-        """Give the queue back; nothing is pending."""
+        """Free the queue. No operation may be pending. Raises StorageError."""
         self.loop.remove_reader(lib.iou_queue_fd(self._queue))
         check(lib.iou_queue_free(self._queue), "free a completion queue")
 
     def _submitted(self, code: int, cookie: int, pending: _Pending) -> "asyncio.Future[Any]":
-        """Note what C has accepted. It cannot be reaped before this, because this thread does that."""
+        """Note an operation that C has accepted. This thread reaps, so its completion is not reaped before.
+
+        code: the result of the submission. Raises Unavailable, StorageError.
+        """
         if -code == errno.ESHUTDOWN:
             raise Unavailable("The server is shutting down")
         if code:
@@ -116,14 +125,14 @@ class LoopQueue:
         return pending.future
 
     def _reap(self) -> None:
-        # When more than a batch was ready the eventfd stays readable, so the rest has the loop's next turn.
+        # If more than a batch is ready, the eventfd stays readable, and the next turn of the loop reaps the rest.
         count = lib.iou_reap(self._queue, self._completions, REAP_BATCH)
         for i in range(count):
             completion = self._completions[i]
             pending = self._pending.pop(completion.cookie)
             try:
                 self._finish(pending, completion)
-            except Exception as e:  # noqa: BLE001 - a bug in a holder is told and costs nobody else a completion
+            except Exception as e:  # noqa: BLE001 - a bug in a holder is logged, and the other completions are reaped
                 message = f"after the end of {pending.what}"
                 self.loop.call_exception_handler({"message": message, "exception": e})
         if not self._pending and self._drained is not None and not self._drained.done():
@@ -135,7 +144,7 @@ class LoopQueue:
             self._abandon(pending, completion)
         elif completion.error:
             future.set_exception(_failure(pending, completion))
-            # Who awaited may be gone; the error is then the connection's, which is logged where it ended.
+            # The awaiting task may be gone. asyncio must not log the error then: the end of the connection is logged.
             future.exception()
         elif pending.kind == lib.IOU_ZERO:
             future.set_result(METHODS[completion.method])
@@ -147,7 +156,7 @@ class LoopQueue:
             future.set_result(None)
         for holder in pending.holders:
             holder.release()
-        _tell(pending, completion)  # last: whatever goes wrong here, nobody waits for ever
+        _tell(pending, completion)  # last, so that an error here leaves no task waiting
 
     def _abandon(self, pending: _Pending, completion: Any) -> None:
         if completion.error and completion.error != errno.ECANCELED:

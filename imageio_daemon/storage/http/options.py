@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another server of the images API tells about an image in its answer to OPTIONS."""
+"""OPTIONS of an image on another server of the images API (docs/images-api.md)."""
 
 import json
 from typing import NamedTuple
@@ -10,14 +10,17 @@ from ...units import KiB
 from ..backend import Operation
 from .client import HttpClient, unexpected
 
-#: The largest answer, in bytes.
+#: Bytes of the largest answer.
 MAX_OPTIONS = 64 * KiB
-#: Characters of the name of the server's process; ours has 16.
+#: Characters of the longest name of a server's process. The name of this daemon's process has 16.
 MAX_INSTANCE = 256
 
 
 class Options(NamedTuple):
-    """What may be done with an image. instance: the name of the server's process; None: it does not tell one."""
+    """The features of an image.
+
+    max_readers, max_writers: connections, at least 1. instance: the name of the server's process; None: not known.
+    """
 
     features: frozenset[str]
     max_readers: int
@@ -26,9 +29,11 @@ class Options(NamedTuple):
 
 
 async def ask(client: HttpClient, op: Operation, max_connections: int) -> Options:
-    """Ask. max_connections: limits what the server allows, and is what one allows that does not say.
+    """Return the answer of the server to OPTIONS for the image.
 
-    Raises StorageError: the answer makes no sense; and what HttpClient.request() does.
+    max_connections: the upper limit of max_readers and max_writers, and their value if the answer has none. Raises
+    StorageError with EPROTO if the answer is malformed or larger than MAX_OPTIONS, and what HttpClient.request()
+    raises. Cancelling the operation ends the request.
     """
     what = f"OPTIONS {client.address}"
     async with client.request(op, "OPTIONS") as response:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One connection to an NBD server: requests whose data moves between their memory and the socket."""
+"""One connection to an NBD server in its transmission phase (proto.md, "Transmission").
+
+Data moves between the memory of a request and the socket without a buffer in between.
+"""
 
 import asyncio
 import logging
@@ -20,26 +23,26 @@ from .blocks import cut
 
 log = logging.getLogger(__name__)
 
-#: Bytes handed to the transport at once under TLS: it encrypts all of it before it sends any. In the clear it sends
-#: from the memory itself.
+#: Most bytes that the transport gets at once under TLS: it encrypts all of them before it sends any. Without TLS it
+#: sends from the memory of the request.
 MOST_ENCRYPTED = 1 * MiB
-#: Characters of a server's text that are logged.
+#: Characters of a server's error message that are logged.
 MAX_TEXT = 256
-#: Seconds that a server gets to answer what it was sent, when its connection is to be closed: a server that leaves
-#: should, but all requests of the image wait for it. As long as clients wait for theirs.
+#: Seconds for the replies to requests that were sent, before the connection is closed. All requests of the image wait
+#: meanwhile, so it is no longer than clients wait for an answer.
 DRAIN_TIMEOUT = 60.0
-#: Seconds that a connection may take to close in order after that.
+#: Seconds after that in which the connection has to close in order.
 CLOSE_TIMEOUT = 1.0
 _CHANGES = frozenset((Command.WRITE, Command.WRITE_ZEROES, Command.TRIM))
-#: What is received after a failure goes here, of all connections: nobody looks at it.
+#: Memory for bytes that a connection receives after a failure. All connections share it, because nothing reads it.
 _UNSEEN = memoryview(bytearray(16 * KiB))
 
 
 class Call(ClientRequest):
     """A request of an operation.
 
-    payload: what a WRITE sends, in parts. counts: the bytes of the operation that it does. Its end is counted by the
-    Countdown that it was started with: until then the memory is in use.
+    view: memory for the data of a READ. payload: the data of a WRITE, in parts. counts: the bytes by which the request
+    advances the operation. The memory is in use until the request has counted its Countdown.
     """
 
     __slots__ = ("_end", "_failure", "counts", "op", "payload")
@@ -63,11 +66,11 @@ class Call(ClientRequest):
         self._failure: Error | None = None
 
     def begin(self, end: Countdown) -> None:
-        """Note who counts its end."""
+        """Set the Countdown that the end of the request counts."""
         self._end = end
 
     def end(self, failure: Error | None = None) -> None:
-        """Note that it has its reply, or why it gets none. Again is no change."""
+        """Note that the request has its reply, or the failure for which it gets none. Later calls do nothing."""
         end, self._end = self._end, None
         if end is not None:
             self._failure = failure
@@ -75,9 +78,10 @@ class Call(ClientRequest):
 
     @property
     def failure(self) -> Error | None:
-        """Return why it has failed: without a reply, or as the reply says.
+        """Return the error of a request that got no reply or an error reply; None if it succeeded.
 
-        ENOTSUP, which is said of fast zeroing only, too: the server may have changed something before.
+        ENOTSUP in reply to a fast zero is a StorageError and not NotFast, because the server may already have changed a
+        part of the range.
         """
         if self._failure is not None or not self.error:
             return self._failure
@@ -86,22 +90,22 @@ class Call(ClientRequest):
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """The transmission phase of a connection; made by a ClientHandshake, whose transport it takes over.
+    """The transmission phase of a connection. It takes over the transport of the ClientHandshake that makes it.
 
-    paused: the transport holds bytes, and will say when it has sent them.
+    paused: the transport holds unsent bytes, and calls resume_writing() after it has sent them. Used on one loop.
     """
 
     def __init__(self, address: NbdAddress, agreed: Agreed, transport: asyncio.Transport, *, paused: bool) -> None:
         #: What was negotiated.
         self.agreed = agreed
-        #: The connection has ended, and the server may still change what it was asked to, after what it is asked later.
+        #: True after the connection has ended with changes unanswered. The server may still make them at any time.
         self.gave_up_changes = False
         self._address = address
         self._transport = transport
         self._replies = ClientReplies(agreed, self._reply_ended)
         self._queue: deque[Call] = deque()
-        self._sending: Call | None = None  # what the transport has not sent all of yet
-        self._unsent: list[memoryview] = []  # the part of its payload that the transport was not given yet
+        self._sending: Call | None = None  # the request that the transport has not sent completely
+        self._unsent: list[memoryview] = []  # the rest of its payload, which the transport does not have yet
         self._paused = paused
         self._failure: Exception | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -113,7 +117,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     # Requests
 
     def start(self, call: Call, end: Countdown) -> None:
-        """Send a request as soon as those before it are sent. Its buffer is in use until its end is counted."""
+        """Send a request after those that were started before it. Its memory is in use until it has counted `end`.
+
+        The failure of the request is in call.failure: ServerGone if the connection has ended or ends before the reply,
+        Canceled if the operation is cancelled before the request is sent, StorageError for an error reply. A request
+        that was sent is not cancelled: it waits for its reply.
+        """
         call.begin(end)
         if self.lost.done() or self._failure is not None or self._transport.is_closing():
             call.end(self._gone())
@@ -122,7 +131,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._pump()
 
     def drop_canceled(self) -> None:
-        """End cancelled requests that were not sent yet."""
+        """End requests that are cancelled and not sent yet, with Canceled."""
         kept = deque(call for call in self._queue if not call.op.canceled)
         dropped = [call for call in self._queue if call.op.canceled]
         self._queue = kept
@@ -130,9 +139,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             call.end(Canceled())
 
     async def close(self) -> None:
-        """Say goodbye once all replies are there, and wait for the end.
+        """Wait for all replies, send NBD_CMD_DISC, and wait until the connection has ended.
 
-        Replies that do not come in DRAIN_TIMEOUT are given up: their requests fail with ServerGone.
+        Requests without a reply after DRAIN_TIMEOUT fail with ServerGone.
         """
         if not self.lost.done() and not self._transport.is_closing():
             try:
@@ -155,7 +164,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.abort(ServerGone(str(self._address), "it leaves requests unanswered"))
 
     def abort(self, reason: Exception) -> None:
-        """End the connection now: what it is believed to say is of no use any more."""
+        """End the connection now, without NBD_CMD_DISC. Its requests fail with ServerGone, which names the reason."""
         if self._failure is None:
             self._failure = reason
         self._transport.abort()
@@ -170,7 +179,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         return bool(self._replies.waiting or self._queue or self._sending is not None)
 
     def _pump(self) -> None:
-        """Give the transport as much as it takes without holding any of it back."""
+        """Give requests to the transport until it holds bytes that it cannot send at once."""
         while not self._paused:
             self._sending = None
             if self._unsent:
@@ -196,7 +205,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _reply_ended(self, request: ClientRequest) -> None:
         if request is self._sending and self._in_use(request):
-            # The transport may still read its buffer, which is given back with the reply.
+            # The transport may still read from the memory, which the end of the request releases.
             raise Violation("a reply to a request that was not sent yet")
         if self._idle is not None and not self._busy and not self._idle.done():
             self._idle.set_result(None)
@@ -213,13 +222,13 @@ class ClientConnection(asyncio.BufferedProtocol):
     # asyncio
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory for the next bytes."""
+        """Return memory to receive the next bytes into."""
         if self._failure is not None:
             return _UNSEEN
         return self._replies.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes."""
+        """Parse received bytes. A violation of the protocol is logged and ends the connection."""
         if self._failure is not None:
             return
         try:
@@ -229,20 +238,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.abort(e)
 
     def eof_received(self) -> bool:
-        """Close: a server that says no more has left."""
+        """Close the connection: a server that ends its direction sends no more replies."""
         return False
 
     def pause_writing(self) -> None:
-        """Send no more."""
+        """Stop sending: the transport holds unsent bytes."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Go on: nothing is left in the transport."""
+        """Send on: the transport has sent all of its bytes."""
         self._paused = False
         self._pump()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all that waits."""
+        """End all requests with ServerGone."""
         if self._failure is None:
             self._failure = exc
         waiting = self._replies.waiting.values()

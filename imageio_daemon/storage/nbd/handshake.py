@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation phase of a connection to an NBD server, from connecting to the first request."""
+"""A connection to an NBD server until its transmission phase: connect, negotiate, start TLS (proto.md, "Handshake")."""
 
 import asyncio
 import logging
@@ -17,16 +17,20 @@ from .connection import ClientConnection
 
 log = logging.getLogger(__name__)
 
-#: Memory for the server's replies.
+#: Bytes of memory for the server's replies.
 _MEMORY = 16 * KiB
-#: Seconds until a server is given up that does not confirm what was sent, or takes nothing more: by default the kernel
-#: goes on for 15 minutes. Twice the time that clients wait, so storage that hangs for a while is waited for. It holds
-#: for the probes of keep_alive(), too.
+#: Seconds after which the kernel ends a connection whose server does not acknowledge data or keeps its window closed
+#: (tcp(7), TCP_USER_TIMEOUT). The default is 15 minutes. It is twice the time that clients wait, so that a server whose
+#: storage hangs for a while keeps its connection. It also replaces the number of probes of keep_alive().
 STUCK_TIMEOUT = 120.0
 
 
 class Options(NamedTuple):
-    """How to connect. Times in seconds. `greeting_timeout`: from connecting to the first bytes of the server."""
+    """How to connect to a server.
+
+    dirty: negotiate the dirty bitmaps of the export. context: for TLS; None: the address has no TLS. timeout: seconds
+    for connecting and the whole negotiation. greeting_timeout: seconds from connecting to the server's greeting.
+    """
 
     dirty: bool
     context: ssl.SSLContext | None
@@ -35,7 +39,7 @@ class Options(NamedTuple):
 
 
 class ClientHandshake(asyncio.BufferedProtocol):
-    """Connect and negotiate; the transport is the ClientConnection's then."""
+    """Connect and negotiate. After that the transport belongs to the ClientConnection."""
 
     def __init__(self, address: NbdAddress, options: Options) -> None:
         self._address = address
@@ -51,7 +55,11 @@ class ClientHandshake(asyncio.BufferedProtocol):
 
     @classmethod
     async def connect(cls, address: NbdAddress, options: Options) -> ClientConnection:
-        """Return a connection in its transmission phase. Raises ServerGone: with the reason, whatever it is."""
+        """Return a connection in its transmission phase.
+
+        Raises ServerGone, with the reason: the server cannot be reached, refuses the export, violates the protocol or
+        exceeds a timeout. If the task is cancelled, the connection is closed.
+        """
         handshake = cls(address, options)
         try:
             async with asyncio.timeout(options.timeout):
@@ -84,11 +92,11 @@ class ClientHandshake(asyncio.BufferedProtocol):
             else:
                 await self._loop.create_connection(lambda: self, self._address.host, self._address.port)
         except BaseException:
-            self._open_transport = None  # closed already, and uvloop's does not even take a close() any more
+            self._open_transport = None  # it is closed already, and uvloop's raises an error at another close()
             raise
 
     async def _receive(self) -> None:
-        """Wait for bytes; raise what ended the connection."""
+        """Wait until bytes were received. Raises the failure that ended the connection."""
         self._changed.clear()
         if self._failure is None and not self._lost:
             await self._changed.wait()
@@ -120,11 +128,11 @@ class ClientHandshake(asyncio.BufferedProtocol):
 
     def _take_transport(self, transport: asyncio.Transport) -> None:
         self._open_transport = transport
-        # When writing resumes, all that was written has left our memory.
+        # So resume_writing() means that the transport refers to no memory any more.
         pause_when_anything_waits(transport)
 
     def _hang_up(self) -> None:
-        """End a connection that did not come about, with the goodbye that the negotiation may have left."""
+        """Close a connection whose negotiation failed, after the negotiation's last output (NBD_OPT_ABORT)."""
         transport = self._open_transport
         if transport is not None and not transport.is_closing():
             transport.write(self._negotiation.take_output())
@@ -133,23 +141,23 @@ class ClientHandshake(asyncio.BufferedProtocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        # uvloop's transports are not below asyncio's classes.
+        """Take the transport, and set the options of its socket."""
+        # uvloop's transports do not derive from asyncio's classes.
         self._take_transport(cast(asyncio.Transport, transport))
         sock = transport.get_extra_info("socket")
-        # A unix socket keeps its 208 KiB: with 4 MiB an upload on one connection took 1.35 instead of 1.14 s. Memory of
-        # the kernel that is used again at once is still in the processor's cache.
+        # A unix socket keeps its buffer of 208 KiB. With 4 MiB, an upload on one connection took 1.35 s instead of
+        # 1.14 s: the kernel's memory left the processor's cache before it was used again.
         if sock is not None and not self._address.socket:
             keep_alive(sock)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STUCK_TIMEOUT * 1000))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory for the next bytes."""
+        """Return memory to receive the next bytes into."""
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes."""
+        """Parse received bytes. A violation of the protocol is logged and ends the connection."""
         if self._failure is not None:
             return
         try:
@@ -163,19 +171,19 @@ class ClientHandshake(asyncio.BufferedProtocol):
         self._changed.set()
 
     def eof_received(self) -> bool:
-        """Close: a server that says no more has left."""
+        """Close the connection: a server that ends its direction sends no more replies."""
         return False
 
     def pause_writing(self) -> None:
-        """Note it for the connection."""
+        """Note, for the ClientConnection, that the transport holds unsent bytes."""
         self._paused = True
 
     def resume_writing(self) -> None:
-        """Note it for the connection."""
+        """Note, for the ClientConnection, that the transport has sent all of its bytes."""
         self._paused = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake who waits for bytes."""
+        """End the wait for bytes with the reason of the loss."""
         if self._failure is None:
             self._failure = exc
         self._lost = True

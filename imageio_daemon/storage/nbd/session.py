@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one transfer to an NBD server, and which of them has which part of the image."""
+"""The connections of one transfer to an NBD server, and the segments of the image that belong to each of them."""
 
 import asyncio
 import errno
@@ -23,33 +23,33 @@ from .handshake import ClientHandshake, Options
 
 log = logging.getLogger(__name__)
 
-#: All reads and writes of a segment of the image go through one connection: then no server can show one connection
-#: old data because another one's are still in a cache of its own, whether it says CAN_MULTI_CONN or not.
+#: Bytes of a segment. All reads and writes of a segment use one connection. So no server returns old data because the
+#: new data is in the cache of another connection, whether or not it says NBD_FLAG_CAN_MULTI_CONN (proto.md).
 SEGMENT = 128 * MiB
-#: How long the connections after the first may take to their greeting, in seconds. Servers that serve one only
-#: (qemu-nbd by default) let the others wait for ever.
+#: Seconds for the greeting of each connection after the first. A server that serves one connection (the default of
+#: qemu-nbd) never greets the others.
 GREETING_TIMEOUT = 2.0
-#: The most that a request without data is long with a 32-bit length, in bytes; whole blocks of any size.
+#: Most bytes of a request without data if lengths have 32 bits: a multiple of each block size up to 64 KiB.
 MAX_COMPACT_LENGTH = 2**32 - 64 * KiB
-#: The most that is asked about at once with a 32-bit length: some servers count in signed numbers.
+#: Most bytes of a request for block status if lengths have 32 bits: some servers use signed numbers.
 MAX_COMPACT_STATUS = 2**31 - 64 * KiB
 
 
 class Piece(NamedTuple):
-    """A part of a range that fits into one request."""
+    """A part of a range that fits into one request. offset, length: in bytes."""
 
     offset: int
     length: int
 
 
 class ClientSession:
-    """Some connections to one export, which agree on everything. What ends one of them ends all."""
+    """Connections to one export that have negotiated the same. The end of one connection ends all of them."""
 
     def __init__(self, address: NbdAddress, connections: list[ClientConnection]) -> None:
         self._address = address
         self._connections = connections
         self.agreed = connections[0].agreed
-        #: Changes that were answered, and those of them that a flush has covered: the others may die with the server.
+        #: Number of answered changes, and of those that a flush has covered. The others may be lost with the server.
         self._changed = 0
         self._flushed = 0
         self._leaving = False
@@ -58,7 +58,11 @@ class ClientSession:
 
     @classmethod
     async def open(cls, address: NbdAddress, options: Options, wanted: int) -> "ClientSession":
-        """Make at most `wanted` connections; at least one. Raises ServerGone."""
+        """Open a session of 1 to `wanted` connections. Raises ServerGone if the first connection fails.
+
+        It leaves out further connections that fail, get no greeting in GREETING_TIMEOUT, or negotiate something else.
+        If the task is cancelled, all connections are aborted.
+        """
         first = await ClientHandshake.connect(address, options)
         opened = [first]
         later = options._replace(greeting_timeout=min(GREETING_TIMEOUT, options.greeting_timeout))
@@ -94,7 +98,7 @@ class ClientSession:
 
     @property
     def alive(self) -> bool:
-        """Tell whether requests can be made."""
+        """Tell whether the session takes requests: no connection has ended, and the server is not shutting down."""
         if self._leaving:
             return False
         for connection in self._connections:  # noqa: SIM110 - asked for each request, and any() takes twice as long
@@ -104,28 +108,28 @@ class ClientSession:
 
     @property
     def lost_changes(self) -> bool:
-        """Tell whether no flush has covered all changes that were answered, or some were not answered."""
+        """Tell whether changes are lost if the server is gone: some are answered and not flushed, or not answered."""
         return self._changed > self._flushed or any(connection.gave_up_changes for connection in self._connections)
 
     def data_pieces(self, offset: int, length: int, most: int) -> Iterator[Piece]:
-        """Cut a range for requests with data."""
+        """Cut a range into requests with data, each of at most `most` bytes, inside one segment."""
         if 0 < length <= most and length <= self.agreed.sizes.maximum and offset % SEGMENT + length <= SEGMENT:
             return iter((Piece(offset, length),))
         return self._pieces(offset, length, min(most, self.agreed.sizes.maximum), borders=True)
 
     def bare_pieces(self, offset: int, length: int) -> Iterator[Piece]:
-        """Cut a range for requests without data: as long as the server takes."""
+        """Cut a range into requests without data, each as long as the server accepts."""
         most = length if self.agreed.extended else MAX_COMPACT_LENGTH
         return self._pieces(offset, length, most, borders=not self._may_mix)
 
     def _status_piece(self, offset: int, length: int) -> Piece:
-        """Return the beginning of a range that can be asked about at once."""
+        """Return the first part of a range, as long as one request for block status may be."""
         most = length if self.agreed.extended else MAX_COMPACT_STATUS
         return next(self._pieces(offset, length, most, borders=not self._may_mix))
 
     @property
     def _may_mix(self) -> bool:
-        """Tell whether a request may touch segments of several connections."""
+        """Tell whether a request may span segments of several connections (proto.md, NBD_FLAG_CAN_MULTI_CONN)."""
         return len(self._connections) == 1 or self.agreed.can(ExportFlag.CAN_MULTI_CONN)
 
     @staticmethod
@@ -139,9 +143,10 @@ class ClientSession:
             offset += count
 
     async def run(self, calls: Sequence[Call]) -> None:
-        """Send requests, each through the connection that has its segment, and wait until all have ended.
+        """Send requests, each on the connection of its segment, and wait until all have ended.
 
-        Whatever becomes of one, the others' memory is in use. Raises the first failure.
+        If one fails, the others are still waited for, because their memory is in use. Raises the first failure:
+        StorageError, ServerGone, or Canceled for a request that was not sent.
         """
         end = Countdown(len(calls))
         for call in calls:
@@ -150,12 +155,15 @@ class ClientSession:
         self._finish(calls)
 
     async def change(self, calls: Sequence[Call]) -> None:
-        """Do the same with requests that change the image."""
+        """Send requests that change the image, as run() does, and count the change unless all of them have FUA."""
         await self.run(calls)
         self._changed += any(not call.flags & CommandFlag.FUA for call in calls)
 
     async def flush(self, op: Operation) -> None:
-        """Put all changes that were answered on stable storage, through every connection. Raises CannotFlush."""
+        """Put all answered changes on stable storage, with a flush on each connection.
+
+        Raises CannotFlush if the server does not offer it, and what run() raises.
+        """
         if not self.agreed.can(ExportFlag.SEND_FLUSH):
             raise CannotFlush(f"NBD server {self._address}")
         changed = self._changed
@@ -168,7 +176,12 @@ class ClientSession:
         self._flushed = max(self._flushed, changed)
 
     async def status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
-        """Return what the server tells of the beginning of a range of the image, which is not empty."""
+        """Return the extents from the beginning of a range as far as the server reports them; at least one.
+
+        offset, length: bytes of the image, length above 0. The request is for whole blocks (proto.md, "Block size
+        constraints"). Without a context for it, the range is one extent of data. Raises StorageError with EPROTO if the
+        reply is not consistent, and what run() raises.
+        """
         agreed = self.agreed
         contexts = nbd_extents.wanted_contexts(agreed, context)
         if not contexts:
@@ -204,22 +217,22 @@ class ClientSession:
             raise failure
 
     def drop_canceled(self) -> None:
-        """End cancelled requests that were not sent yet."""
+        """End requests that are cancelled and not sent yet, with Canceled."""
         for connection in self._connections:
             connection.drop_canceled()
 
     async def close(self) -> None:
-        """Say goodbye on every connection and wait for the end."""
+        """Close every connection in order and wait until all have ended; see ClientConnection.close()."""
         self._leaving = True
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     def _connection_lost(self, _: object) -> None:
-        if not self._leaving:  # else each ends as it can
-            # One state for all: the next operation negotiates anew.
+        if not self._leaving:  # otherwise each connection ends by itself
+            # The connections share one state, so the next operation needs a new session.
             self.abort("another connection of the transfer has ended")
 
     def abort(self, reason: str) -> None:
-        """End every connection now, without a goodbye."""
+        """End every connection now, without NBD_CMD_DISC. Requests fail with ServerGone, which names the reason."""
         gone = ServerGone(str(self._address), reason)
         for connection in self._connections:
             if not connection.lost.done():
@@ -227,8 +240,8 @@ class ClientSession:
 
 
 def same_image(before: Agreed, now: Agreed) -> bool:
-    """Tell whether a server that was connected to again has what it had."""
-    # Without a bitmap that was there, what has changed would be told as if it had not.
+    """Tell whether the export is the same after a reconnection: size, block size, read-only flag and dirty bitmaps."""
+    # Without a bitmap that was there before, changed ranges would be reported as unchanged.
     return _identity(before) == _identity(now)
 
 
