@@ -36,7 +36,7 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 check: lint ## Check style and types, and run the first cases of chosen tests: a minute, before each commit
 	$(PYTEST) -q --first-cases $(CHECKED)
 
-test: setup ## Run all tests in three processes (ARGS="-k name": some of them)
+test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 	$(PYTEST) $(ARGS)
 
 coverage: setup ## Run all tests and show what they reach of Python and C, half an hour (ARGS=path: some of them)
@@ -101,3 +101,4 @@ bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=i
 
 clean: ## Remove everything that was built
 	rm -rf .venv .venv-oldest .cache build dist *.egg-info ioutil_ext/_ioutil.c ioutil_ext/_ioutil.*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
