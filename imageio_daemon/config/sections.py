@@ -174,7 +174,7 @@ class Nbd:
     )
     port: int = number(
         10809,
-        "TCP port to listen on. NBD clients use the default unless told otherwise. 0 takes a free port; -1 opens none.",
+        "TCP port to listen on. NBD clients assume the default. 0 takes a free port; -1 opens none.",
         "port",
         -1,
         65535,
