@@ -191,7 +191,7 @@ def control_server(config: Config, store: TransferStore, served: Served) -> Http
         inactivity_timeout=config.daemon.inactivity_timeout,
         # A limit of its own: clients that take all places of the other one must not keep out the manager of the host.
         limit=ConnectionLimit(config.daemon.max_total_connections),
-        trusts=True,  # the mode of the socket decides who may use the service
+        trusts=True,  # clients of the control service have no ticket
         served=served,
         services=("control", "control"),
     )

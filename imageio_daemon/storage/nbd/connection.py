@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection to an NBD server in its transmission phase (proto.md, "Transmission").
 
-Data moves between the memory of a request and the socket without a buffer in between.
+Data of a READ is received into the memory of its request, and data of a WRITE is sent from there.
 """
 
 import asyncio
