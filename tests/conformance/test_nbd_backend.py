@@ -867,6 +867,34 @@ async def test_the_goodbye_is_the_last_word_and_waits_for_all_replies(
     assert not server.after_goodbye
 
 
+async def test_nothing_is_begun_on_a_connection_that_is_being_left(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool
+) -> None:
+    """Its answer would come after the goodbye: it would be done, and told as failed, and each flush would fail."""
+    server.sizes = BlockSizes(4096, 4096, MiB)
+
+    async def answer(asked: Asked) -> bytes | None:
+        return server.failure(asked, ErrorNumber.ESHUTDOWN) if asked.header.offset else None
+
+    server.answer = answer
+    backend = await open_nbd(server)
+    writing = asyncio.ensure_future(write(backend, pool, 0, b"x"))
+    await eventually_async(lambda: server.asked)
+    with pytest.raises(ServerGone, match="shutting down"):
+        await read(backend, pool, 4096, 4096)
+    (leaving,) = backend._reconnecting._session._connections
+    server.answer = None
+    reading = asyncio.ensure_future(read(backend, pool, 4096, 4096))
+    await eventually_async(lambda: leaving._idle)
+    server.reply(server.asked[0])  # the block of which the write has a part
+    with pytest.raises(ServerGone, match="shutting down"):
+        await writing
+    await reading
+    await backend.flush(Operation())
+    commands = [asked.header.command for asked in server.asked]
+    assert commands == [Command.READ, Command.READ, Command.DISC, Command.READ, Command.FLUSH]
+
+
 async def test_a_server_that_breaks_the_protocol_is_left_at_once(
     server: FakeNbd, open_nbd: Open, pool: BufferPool
 ) -> None:

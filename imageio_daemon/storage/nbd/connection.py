@@ -108,6 +108,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._unsent: list[memoryview] = []  # the rest of its payload, which the transport does not have yet
         self._paused = paused
         self._failure: Exception | None = None
+        self._closing = False
         self._idle: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
         #: Done when the connection has ended.
@@ -119,12 +120,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     def start(self, call: Call, end: Countdown) -> None:
         """Send a request after those that were started before it. Its memory is in use until it has counted `end`.
 
-        The failure of the request is in call.failure: ServerGone if the connection has ended or ends before the reply,
-        Canceled if the operation is cancelled before the request is sent, StorageError for an error reply. A request
-        that was sent is not cancelled: it waits for its reply.
+        The failure of the request is in call.failure: ServerGone if the connection is being closed or ends before the
+        reply, Canceled if the operation is cancelled before the request is sent, StorageError for an error reply. A
+        request that was sent is not cancelled: it waits for its reply.
         """
         call.begin(end)
-        if self.lost.done() or self._failure is not None or self._transport.is_closing():
+        if self._closing or self.lost.done() or self._failure is not None or self._transport.is_closing():
             call.end(self._gone())
             return
         self._queue.append(call)
@@ -141,8 +142,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Wait for all replies, send NBD_CMD_DISC, and wait until the connection has ended.
 
-        Requests without a reply after DRAIN_TIMEOUT fail with ServerGone.
+        Requests without a reply after DRAIN_TIMEOUT fail with ServerGone, as do requests that are started during it.
         """
+        self._closing = True
         if not self.lost.done() and not self._transport.is_closing():
             try:
                 async with asyncio.timeout(DRAIN_TIMEOUT):
