@@ -148,13 +148,13 @@ class External:
         if kind == lib.IOU_FLUSH:
             return backend.flush(op)
         if kind == lib.IOU_TRIM:
-            return self._trim(op, fua=fua)
+            trim = backend.trim(op, op.offset, op.length)  # in this call: a task starts after later changes
+            return self._flushed(trim, op) if fua else trim
         return self._extents(op, errand)
 
-    async def _trim(self, op: Operation, *, fua: bool) -> None:
-        await self._backend.trim(op, op.offset, op.length)
-        if fua:
-            await self._backend.flush(op)
+    async def _flushed(self, change: Awaitable[object], op: Operation) -> None:
+        await change
+        await self._backend.flush(op)
 
     async def _extents(self, op: Operation, errand: "Errand") -> int:
         """Fill the memory with records; return how many."""

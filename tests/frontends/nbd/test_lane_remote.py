@@ -27,7 +27,8 @@ from tests.support.backends import ExternalBackend
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.images import pattern
 
-READ, WRITE, FLUSH, ZERO = Command.READ, Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES
+READ, WRITE, FLUSH = Command.READ, Command.WRITE, Command.FLUSH
+TRIM, ZERO = Command.TRIM, Command.WRITE_ZEROES
 FAILED = "the server failed to perform the operation"
 OUTSIDE = "the range is not inside the image"
 
@@ -119,6 +120,29 @@ async def test_bug_is_logged_with_its_traceback(world: World, caplog: pytest.Log
     await client.request(READ, 0, 4096)
     assert "read memory offset=0 length=4096 failed" in caplog.text
     assert "RuntimeError: a bug" in caplog.text
+
+
+# Order
+
+
+@pytest.mark.parametrize("flags", [0, CommandFlag.FUA])
+async def test_write_does_not_overtake_a_trim(world: World, monkeypatch: pytest.MonkeyPatch, flags: int) -> None:
+    world.disk = world.add("disk", sparse=True)  # the ticket that lets a trim do something
+    async with nbd_world(world, monkeypatch) as server:
+        clients = [await world.go(), await world.go()]
+        await clients[0].request(READ, 0, 4096)  # opens the image
+        external = cast(NbdBackend, world.disk.opened)._external
+        loop, descriptor = asyncio.get_running_loop(), lib.iou_external_fd(external._handle)
+        loop.remove_reader(descriptor)
+        clients[0].send(TRIM, 0, 4096, flags)
+        await world.until(lambda: len(world.engine.running()) == 1)
+        clients[1].send(WRITE, 0, data=b"x" * 4096)
+        await world.until(lambda: len(world.engine.running()) == 2)
+        server.asked.clear()
+        loop.add_reader(descriptor, external._look)  # which finds both
+        for client in clients:
+            assert {result.error for result in (await client.receive_all()).values()} == {0}
+        assert [asked.header.command for asked in server.asked][:2] == [TRIM, WRITE]
 
 
 # Who has the memory
