@@ -2,6 +2,7 @@
 """Work that belongs to one event loop, asked for on any."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -22,13 +23,16 @@ class HomeLoop:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
+        #: Starts of works that other loops have asked for, in order of arrival.
+        self._arrived: deque[Callable[[], None]] = deque()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T] | Work[_T]":
-        """Start the work. Cancelling the future does not end it."""
+        """Start the work, after all that any loop has asked for before. Cancelling the future does not end it."""
         asking = asyncio.get_running_loop()
         for holder in holders:
             holder.retain()
         if asking is self._loop:
+            self._begin_arrived()
             return Work(_holding(coroutine, holders))
         future: asyncio.Future[_T] = asking.create_future()
 
@@ -37,7 +41,8 @@ class HomeLoop:
                 lambda work: asking.call_soon_threadsafe(_hand_back, work, future, holders)
             )
 
-        self._loop.call_soon_threadsafe(start)
+        self._arrived.append(start)
+        self._loop.call_soon_threadsafe(self._begin_arrived)
         return future
 
     def run_here(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T]":
@@ -55,6 +60,10 @@ class HomeLoop:
         self._tasks.add(task)
         task.add_done_callback(ended)
         return future
+
+    def _begin_arrived(self) -> None:
+        while self._arrived:
+            self._arrived.popleft()()
 
     def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a function on the loop. Thread-safe."""
