@@ -28,9 +28,12 @@ class Work(Generic[_T]):
         self._go_on(None)
 
     def add_done_callback(self, callback: Callable[["Work[_T]"], object]) -> None:
-        """Call a function in the call that ends the coroutine, or now if it has ended. Only the last one is kept."""
+        """Call a function in the call that ends the coroutine, or now if it has ended. Only the last one is kept.
+
+        The loop's exception handler gets what the function raises, as with a future.
+        """
         if self._done:
-            callback(self)
+            self._call(callback)
         else:
             self._callback = callback
 
@@ -76,7 +79,14 @@ class Work(Generic[_T]):
         self._result, self._error, self._done = result, error, True
         callback, self._callback = self._callback, None
         if callback is not None:
+            self._call(callback)
+
+    def _call(self, callback: Callable[["Work[_T]"], object]) -> None:
+        try:
             callback(self)
+        except Exception as e:  # noqa: BLE001 - whoever ends this work may have other works to end
+            context = {"message": f"Exception in callback {callback!r}", "exception": e}
+            asyncio.get_running_loop().call_exception_handler(context)
 
 
 class Countdown:
