@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ways
+from tests.support import alone, ways
 from tests.support.daemon import PROGRAM, Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
@@ -48,6 +48,13 @@ def _test_and_way(item: pytest.Item) -> tuple[object, ...]:
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no other test run beside one that measures time. First: its time limit begins when it runs."""
+    with alone.running(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -85,6 +85,24 @@ def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: I
     eventually(lambda: own.status(image.ticket)["storage_wait"] == 0, "the wait is over")
 
 
+def test_removal_without_waiting_answers_409_while_something_runs(
+    make_daemon: MakeDaemon, filesystem: Path, service_name: str
+) -> None:
+    own = make_daemon(control={"remove_timeout": 0})
+    image = make_image(own, filesystem)()
+    with own.connect(service_name) as connection:
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "a write waits")
+            answer = own.control("DELETE", f"/tickets/{image.ticket}")
+            assert answer.status == 409
+            assert image.ticket not in answer.text
+        # The caller tries again.
+        eventually(lambda: own.control("DELETE", f"/tickets/{image.ticket}").status == 204, "the ticket is removed")
+        assert own.control("GET", f"/tickets/{image.ticket}").status == 404
+    own.stop()
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_a_long_zero_ends_when_its_client_vanishes(
     make_daemon: MakeDaemon, tmp_path: Path, service_name: str, lane: str

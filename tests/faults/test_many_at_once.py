@@ -18,8 +18,9 @@ from tests.support.images import Image, MiB, make_image
 EACH = 64
 SIZE = 16 * MiB
 TICKETS = 4
-#: Seconds until the slowest first answer.
+#: Seconds until the slowest first answer, or this part of what all take together on a slow machine.
 SOON = 1.0
+SOON_PART = 1 / 3
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -82,6 +83,7 @@ def requests(image: Image, at: int) -> Iterator[tuple[bool, bytes]]:
     yield True, encode_request("PUT", image.url, head)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_many_that_begin_at_once_are_all_answered_soon(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     daemon = make_daemon(program=EAGER_PROGRAM)
@@ -101,4 +103,5 @@ def test_many_that_begin_at_once_are_all_answered_soon(make_daemon: MakeDaemon, 
         for transfer, request in zip(transfers, begins, strict=True):
             transfer.sock.sendall(request)
         move(transfers)
-        assert max(transfer.first for transfer in transfers) - began <= SOON
+        soon = max(SOON, SOON_PART * (time.monotonic() - began))
+        assert max(transfer.first for transfer in transfers) - began <= soon

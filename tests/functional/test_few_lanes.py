@@ -54,6 +54,7 @@ def held(image: Image, few: Daemon, new: MakeImage) -> Iterator[list[Connection]
         yield connections
 
 
+@pytest.mark.alone
 def test_idle_connection_gives_its_place_at_once(few: Daemon, new: MakeImage) -> None:
     images = [opened(few, new) for _ in range(3)]
     with ExitStack() as cleanup:

@@ -292,21 +292,6 @@ def test_removal_of_all_ends_running_requests(make_daemon: MakeDaemon, tmp_path:
         eventually(lambda: not daemon.has_open(image.path), "the image is closed")
 
 
-def test_removal_without_waiting_answers_409_while_something_runs(
-    make_daemon: MakeDaemon, tmp_path: Path, service_name: str
-) -> None:
-    daemon = make_daemon(control={"remove_timeout": 0})
-    image = make_image(daemon, tmp_path)()
-    with daemon.connect(service_name) as connection, slow_upload(connection, image.url):
-        wait_active(daemon, image.ticket)
-        answer = daemon.control("DELETE", f"/tickets/{image.ticket}")
-        assert answer.status == 409
-        assert image.ticket not in answer.text
-    # The caller tries again.
-    eventually(lambda: daemon.control("DELETE", f"/tickets/{image.ticket}").status == 204, "the ticket is removed")
-    assert daemon.control("GET", f"/tickets/{image.ticket}").status == 404
-
-
 def test_removal_without_waiting_of_an_idle_ticket_succeeds_in_the_end(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     daemon = make_daemon(control={"remove_timeout": 0})
     image = make_image(daemon, tmp_path)()

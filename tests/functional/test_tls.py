@@ -199,6 +199,7 @@ def seconds_of_control(daemon: Daemon, requests: int) -> list[float]:
     return sorted(taken)
 
 
+@pytest.mark.alone
 def test_control_service_answers_while_sixteen_connections_flood(quiet: Daemon) -> None:
     with flooding(quiet.port, 16):
         taken = seconds_of_control(quiet, 300)

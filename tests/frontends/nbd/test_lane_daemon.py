@@ -62,6 +62,7 @@ async def test_daemon_stops_with_clients_that_are_idle(make_nbd_daemon: MakeNbdD
 
 
 @pytest.mark.parametrize("state", ["greeted", "in TLS", "in transmission"])
+@pytest.mark.alone
 async def test_idle_client_of_tls_does_not_delay_the_end(
     make_nbd_daemon: MakeNbdDaemon, image: Path, certificates: Certificates, state: str
 ) -> None:
