@@ -82,10 +82,6 @@ static void free_long(struct memory *memory) {
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
-bool memory_is_cut(const struct claimant *claimant) {
-    return claimant->patience == MEMORY_FINISH ? lane_canceled(claimant->lane) : lane_cuts(claimant->lane);
-}
-
 static bool is_long(size_t size) {
     return size > LANE_PIECE;
 }
@@ -144,7 +140,7 @@ static void release_cut(struct share *share, struct link *served) {
     for (struct link *node = share->waiters.next, *next; node != &share->waiters; node = next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
         next = node->next;
-        if (memory_is_cut(claimant))
+        if (lane_cuts(claimant->lane))
             leave(claimant, -ECANCELED, served);
     }
     if (link_empty(&share->waiters))
@@ -167,7 +163,7 @@ void memory_wake(struct iou_lanes *lanes) {
 /* Those before it may not keep it from anything. -EAGAIN: it waits. The lock is held. */
 static int begin_to_wait(struct claimant *claimant, struct link *served) {
     struct share *share = claimant->lane->memory.share;
-    if (memory_is_cut(claimant)) /* whoever cuts it wakes those who wait, under this lock */
+    if (lane_cuts(claimant->lane)) /* whoever cuts it wakes those who wait, under this lock */
         return -ECANCELED;
     if (link_empty(&share->waiters))
         link_append(&claimant->lane->lanes->waiting, &share->turn);
@@ -202,7 +198,7 @@ int memory_ask(struct claimant *claimant) {
     link_init(&served);
     if (is_long(claimant->size) && claimant->size > lanes->long_limit)
         return -EOVERFLOW;
-    if (memory_is_cut(claimant))
+    if (lane_cuts(lane))
         return -ECANCELED;
     pthread_mutex_lock(&lanes->lock);
     int error =

@@ -33,8 +33,8 @@ static inline uint64_t room_for(uint64_t offset, uint64_t length) {
     return offset % PAGE_UNIT + length;
 }
 
-/* Whether more is waited for: not at all; as long as the request may begin, or until it is cancelled. */
-enum memory_patience { MEMORY_NOW, MEMORY_WAIT, MEMORY_FINISH };
+/* Whether more is waited for: not at all, or as long as the request may go on. */
+enum memory_patience { MEMORY_NOW, MEMORY_WAIT };
 
 /*
  * Get at least size bytes; or wait until there is so much, for the lane, its ticket and its device, but no longer than
@@ -61,9 +61,6 @@ struct claimant {
 
 /* Take the memory, or begin to wait, if it waits at all: -EAGAIN. Errors as memory_get(). */
 int memory_ask(struct claimant *claimant);
-
-/* Whether the request ends. */
-bool memory_is_cut(const struct claimant *claimant);
 
 /* Wait no more, because of error, unless it was served meanwhile: then it is about to be woken. */
 void memory_give_up(struct claimant *claimant, int error);

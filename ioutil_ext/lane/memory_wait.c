@@ -16,7 +16,7 @@
 static uint64_t next_look(const struct claimant *claimant, uint64_t deadline) {
     const struct iou_lane *lane = claimant->lane;
     uint64_t look = min_u64(now_ns() + LOOK_NS, deadline);
-    if (lane->kind->finishes || claimant->patience == MEMORY_FINISH)
+    if (lane->kind->finishes)
         return look;
     return min_u64(look, __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED));
 }
@@ -27,7 +27,7 @@ static int await_memory(struct claimant *claimant) {
     uint64_t deadline = now_ns() + (uint64_t)lane->timeout_ms * 1000000;
     while (!waiter_sleep(&claimant->waiter, next_look(claimant, deadline))) {
         lane_look(lane);
-        if (memory_is_cut(claimant))
+        if (lane_cuts(lane))
             memory_give_up(claimant, -ECANCELED);
         else if (now_ns() >= deadline)
             memory_give_up(claimant, -ENOMEM);

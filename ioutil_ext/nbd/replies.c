@@ -3,6 +3,7 @@
 /* How requests are answered, in each of the three forms that can be negotiated. */
 
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "nbd/nbd.h"
@@ -79,24 +80,32 @@ static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool 
 /* What is read again at once for a client that pauses. */
 #define SLOW_PIECE (64 * KIB)
 
+/*
+ * Read a piece again, when the client reads, and send what it takes. The memory is the thread's own, not the ticket's:
+ * who has the turn must not wait for those that have memory and wait for their turn. A connection has one at most.
+ */
+static int send_piece_again(struct lane_thread *thread, uint64_t offset, uint64_t size, uint64_t *sent) {
+    struct iou_lane *lane = thread->lane;
+    lane_await_reader(lane);
+    char *memory = aligned_alloc(PAGE_UNIT, SLOW_PIECE + PAGE_UNIT);
+    if (!memory)
+        return ENOMEM;
+    struct iovec part = {.iov_base = memory + offset % PAGE_UNIT, .iov_len = size};
+    int error = answer_fill(thread, part.iov_base, offset, size).error ? EIO : 0;
+    if (!error)
+        *sent = lane_send_until_pause(lane, &part, 1);
+    free(memory);
+    return error;
+}
+
 /* Read data again and send it: its head has gone, so that an error ends the connection. */
 static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t length) {
     struct iou_lane *lane = thread->lane;
     while (length && !lane->state.broken) {
-        uint64_t size = min_u64(length, SLOW_PIECE), sent = 0;
-        struct memory *memory;
-        lane_await_reader(lane);
-        int error = memory_get(lane, room_for(offset, size), MEMORY_FINISH, &memory);
-        if (!error) {
-            struct iovec part = {.iov_base = place_in(memory, offset), .iov_len = size};
-            if (answer_fill(thread, part.iov_base, offset, size).error)
-                error = -EIO;
-            else
-                sent = lane_send_until_pause(lane, &part, 1);
-            memory_put(lane, memory);
-        }
+        uint64_t sent = 0;
+        int error = send_piece_again(thread, offset, min_u64(length, SLOW_PIECE), &sent);
         if (error)
-            lane_break(lane, -error);
+            lane_break(lane, error);
         offset += sent;
         length -= sent;
     }
