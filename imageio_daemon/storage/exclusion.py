@@ -19,15 +19,18 @@ class Exclusion:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: list[tuple[int, int]] = []
-        self._waiting: dict[_Turn, None] = {}  # in order of arrival
+        self._waiting: dict[Turn, None] = {}  # in order of arrival
 
-    def hold(self, op: Operation, start: int, end: int) -> "_Turn":
+    def hold(self, op: Operation, start: int, end: int) -> "Turn":
         """Hold a range of bytes for the time of an async with block, after all that began before and overlap it.
 
-        A task that is cancelled while it waits has never held it. An empty range excludes nobody. Raises Canceled: the
-        operation was cancelled, and drop_canceled() called, before it came to its turn.
+        This call takes the place in the order; the block, on the same loop, waits for its turn and must follow. A task
+        that is cancelled while it waits has never held it. An empty range excludes nobody. The block raises Canceled:
+        the operation was cancelled, and drop_canceled() called, before it came to its turn.
         """
-        return _Turn(self, op, start, end)
+        turn = Turn(self, op, start, end)
+        self._join(turn)
+        return turn
 
     def drop_canceled(self) -> None:
         """Let go of those that wait and whose operation was cancelled: they must not pile up behind one that hangs."""
@@ -39,7 +42,7 @@ class Exclusion:
             if dropped:
                 self._admit_waiting(min(turn.start for turn in dropped), max(turn.end for turn in dropped))
 
-    def join(self, turn: "_Turn") -> None:
+    def _join(self, turn: "Turn") -> None:
         """Let a turn come, now or later."""
         start, end = turn.start, turn.end
         with self._lock:
@@ -50,7 +53,7 @@ class Exclusion:
                 turn.wait()
                 self._waiting[turn] = None
 
-    def leave(self, turn: "_Turn") -> None:
+    def leave(self, turn: "Turn") -> None:
         """Let others have what it has."""
         with self._lock:
             if turn.held:
@@ -76,7 +79,7 @@ class Exclusion:
             if turn.start <= start and end <= turn.end:
                 return  # nothing is left of the range for those after it
 
-    def _hold(self, turn: "_Turn") -> None:
+    def _hold(self, turn: "Turn") -> None:
         if turn.start < turn.end:
             insort(self._held, (turn.start, turn.end))
             turn.held = True
@@ -86,7 +89,7 @@ class Exclusion:
         return start >= end or place == 0 or self._held[place - 1][1] <= start
 
 
-class _Turn:
+class Turn:
     """One that holds a range or waits for it, on the running loop."""
 
     __slots__ = ("_come", "_exclusion", "end", "held", "op", "start")
@@ -101,7 +104,6 @@ class _Turn:
         self._come: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> None:
-        self._exclusion.join(self)
         try:
             if self._come is not None and not self.op.canceled:  # else drop_canceled() may have come before the turn
                 await self._come

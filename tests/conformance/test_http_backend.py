@@ -714,6 +714,32 @@ async def test_each_loop_has_its_connections_and_all_are_closed(
     await other
 
 
+async def test_changes_that_overlap_are_made_in_the_order_in_which_loops_have_asked(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
+    zero_began, write_began, stop = threading.Event(), threading.Event(), threading.Event()
+
+    async def zero_and_wait() -> None:
+        zeroing = backend.zero(Operation(), 0, PAGE, allocate=False)
+        zero_began.set()
+        write_began.wait()  # the loop runs no task meanwhile
+        await zeroing
+        await asyncio.to_thread(stop.wait)
+
+    other = asyncio.create_task(asyncio.to_thread(asyncio.run, zero_and_wait()))
+    await asyncio.to_thread(zero_began.wait)
+    writing = asyncio.create_task(write(backend, pool, 0, b"new"))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    write_began.set()
+    await writing
+    assert asked(server) == ["PATCH", "PUT"]
+    await backend.close()
+    stop.set()
+    await other
+
+
 async def test_after_the_end_nothing_is_asked(open_scripted: OpenScripted) -> None:
     backend = await open_scripted(options(), first_byte())
     await backend.close()

@@ -18,7 +18,7 @@ from ...image.extents_json import ExtentReader
 from ...units import GiB, MiB
 from ...urls.http import HttpAddress
 from ..backend import BackendInfo, Context, Memory, Operation, ZeroMethod
-from ..exclusion import Exclusion
+from ..exclusion import Exclusion, Turn
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
 from . import options as http_options
@@ -128,13 +128,18 @@ class HttpBackend(RemoteImage):
 
     def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
         """Write the piece at offset."""
-        return self._home_loop.run_here(self._write(op, piece.view, offset, fua=fua), op, piece.buffer)
+        view = piece.view
+        turn = self._exclusion.hold(op, offset, offset + len(view))  # in this call: the task starts later
+        return self._home_loop.run_here(self._write(op, turn, view, offset, fua=fua), op, piece.buffer)
 
     def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
     ) -> Awaitable[ZeroMethod]:
         """Make the range read as zeros. Whether it stays provisioned is for the other server's ticket to say."""
-        return self._home_loop.run_here(self._zero(op, offset, length, fast_only=fast_only, fua=fua), op)
+        if fast_only:
+            raise NotFast("The other server does not tell what is fast")
+        turn = self._exclusion.hold(op, offset, offset + length)
+        return self._home_loop.run_here(self._zero(op, turn, offset, length, fua=fua), op)
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:
         """Do nothing: there is no such request."""
@@ -205,9 +210,9 @@ class HttpBackend(RemoteImage):
 
     # Changes: once begun they are not cancelled
 
-    async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
+    async def _write(self, op: Operation, turn: Turn, view: memoryview, offset: int, *, fua: bool) -> None:
         end = offset + len(view)
-        async with self._exclusion.hold(op, offset, end):
+        async with turn:
             if offset == end:
                 return
             instance = None if fua else await self._unflushed.instance(op)
@@ -223,11 +228,9 @@ class HttpBackend(RemoteImage):
         self._written(end)
         op.advance(len(view))
 
-    async def _zero(self, op: Operation, offset: int, length: int, *, fast_only: bool, fua: bool) -> ZeroMethod:
-        if fast_only:
-            raise NotFast("The other server does not tell what is fast")
+    async def _zero(self, op: Operation, turn: Turn, offset: int, length: int, *, fua: bool) -> ZeroMethod:
         end, most = offset + length, ZERO_STEP
-        async with self._exclusion.hold(op, offset, end):
+        async with turn:
             while offset < end:
                 step = min(most, end - offset)
                 instance = await self._unflushed.instance(op)
