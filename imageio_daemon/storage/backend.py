@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract between operations and storage."""
+"""The interface between operations and storage: Backend, and the objects that both sides use."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +13,7 @@ from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
 from .buffers import MAX_BUFFER
 
-#: 73 years: a ticket that is renewed for so long lives for ever, and twice that is still a number of C.
+#: The limit of times in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
 MAX_NANOSECONDS = 2**61
 
 
@@ -27,49 +27,49 @@ class ZeroMethod(StrEnum):
     PUNCH_AND_ALLOCATE = "punch_and_allocate"
     BLKZEROOUT = "blkzeroout"
     WRITE = "write"
-    REMOTE = "remote"  # another server did it, in its way
+    REMOTE = "remote"  # another server zeroed the range, by its own method
 
 
 class Context(StrEnum):
-    """The property that extents are asked for."""
+    """The property that extents report."""
 
     ZERO = "zero"
     DIRTY = "dirty"
 
 
 class Holder(Protocol):
-    """An object that must live until an operation has ended: a buffer, an operation, plain memory."""
+    """An object that must live until an operation has ended: a buffer, an operation, an errand."""
 
     def retain(self) -> None:
-        """Count one more user."""
+        """Add one to the count of users."""
 
     def release(self) -> None:
-        """Count one less."""
+        """Subtract one from the count of users."""
 
 
 class Memory(Protocol):
-    """Name the bytes in memory of one storage operation: a Slice of a buffer, or what C lends.
+    """The memory of one storage operation: a Slice of a buffer, or an Errand with memory of a lane.
 
-    The caller of the operation keeps them until it has ended. Code that uses them longer retains `buffer`.
+    The caller of an operation keeps the memory until the operation has ended. Code that uses it longer retains buffer.
     """
 
     def __len__(self) -> int:
-        """Return how many."""
+        """Return the size in bytes."""
         ...
 
     @property
     def views(self) -> Sequence[memoryview]:
-        """Return the memory, in parts."""
+        """Return the memory as one part or more."""
         ...
 
     @property
     def view(self) -> memoryview:
-        """Return the memory. For one part only."""
+        """Return the memory, which must be one part."""
         ...
 
     @property
     def address(self) -> Any:
-        """Return the same for C."""
+        """Return the address of the memory for C. The memory must be one part."""
         ...
 
     @property
@@ -79,11 +79,12 @@ class Memory(Protocol):
 
 
 class Operation:
-    """Follow one request through storage: bytes done, and whether it is cancelled.
+    """Hold the progress of one request in storage: the bytes that are done, and whether the request is cancelled.
 
-    Counted like a buffer: each storage operation retains it until its completion, so that the request ends for its
-    transfer only when storage has let go of it, whatever became of the task that awaited. `control` is what C reads and
-    writes; other backends use `done` and `canceled`. Lives on one loop; `cancel` may be called from any thread.
+    Each storage operation retains this object until its completion. So the request ends for its transfer only when
+    storage has released it, even if the task that awaited was cancelled. C reads and writes `control`; other backends
+    use `done` and `canceled`. offset, length: the range, in bytes. on_end: called by the last release(). Not
+    thread-safe: used on one loop, but cancel() may be called in any thread.
     """
 
     __slots__ = ("_answered", "_holders", "_on_end", "control", "length", "offset", "on_cancel")
@@ -92,33 +93,33 @@ class Operation:
         self.control = ffi.new("iou_control *")
         self.offset = offset
         self.length = length
-        #: Called, in any thread, when the operation is cancelled; ends a wait for the client.
+        #: Called in any thread when the operation is cancelled. It ends a wait for the client.
         self.on_cancel: Callable[[], None] | None = None
         self._on_end = on_end
         self._holders = 1
-        self._answered = 0.0  # when storage was last asked or last answered
+        self._answered = 0.0  # time.monotonic() of the last retain() or release()
 
     @property
     def done(self) -> int:
-        """Return the bytes finished so far."""
+        """Return the number of bytes that are done."""
         return int(self.control.done)
 
     def advance(self, count: int) -> None:
-        """Add count bytes, for backends that are not C."""
+        """Add count bytes to `done`, for backends in Python."""
         self.control.done += count
 
     @property
     def canceled(self) -> bool:
-        """Tell whether the operation must end at its next step."""
+        """Tell whether the operation is cancelled and must end at its next step."""
         return bool(self.control.canceled)
 
     def require_running(self) -> None:
-        """Raise Canceled when it must end."""
+        """Raise Canceled if the operation is cancelled."""
         if self.canceled:
             raise Canceled
 
     def cancel(self) -> None:
-        """Ask the operation to end at its next step."""
+        """Make the operation end at its next step. May be called in any thread."""
         self.control.canceled = 1
         callback = self.on_cancel
         if callback is not None:
@@ -126,36 +127,36 @@ class Operation:
 
     @property
     def in_storage(self) -> bool:
-        """Tell whether storage owes an answer."""
+        """Tell whether an operation of storage has not completed yet."""
         return self._holders > 1
 
     @property
     def storage_wait(self) -> float:
-        """Return for how many seconds storage has owed an answer; 0 when nothing was asked."""
+        """Return the seconds since storage last began or completed an operation; 0 if none is under way."""
         return time.monotonic() - self._answered if self.in_storage else 0.0
 
     def retain(self) -> None:
-        """Keep the operation running until one more release()."""
-        self._answered = time.monotonic()  # first: storage_wait in another thread must not see an old start
+        """Keep the operation alive until one more release()."""
+        self._answered = time.monotonic()  # first: another thread that reads storage_wait must not see an old time
         self._holders += 1
 
     def release(self) -> None:
-        """Let go. The last one ends the operation."""
+        """Release one count. The last release() ends the operation."""
         self._holders -= 1
         self._answered = time.monotonic()
         if self._holders == 0 and self._on_end is not None:
             self._on_end(self)
 
     def ended(self, _: object) -> None:
-        """Let go, as the callback of a future."""
+        """Release one count, as the callback of a future."""
         self.release()
 
 
 class Lease:
-    """Hold until when a ticket lives, and when it was used last: for C, too, which renews it while it serves requests.
+    """Hold the expiry of a ticket and the time of its last use, in memory that Python and C share.
 
-    Seconds, on the clock of C where that is used: time.monotonic(). `shared` is what C reads and writes. What Python
-    changes it changes under the transfer's lock; C renews at any time.
+    Times are seconds of time.monotonic(), which is the clock of C (CLOCK_MONOTONIC). `shared` is the iou_lease of C.
+    Python changes it only under the transfer's lock. C renews it at any time, while it serves requests.
     """
 
     __slots__ = ("shared",)
@@ -168,7 +169,7 @@ class Lease:
 
     @property
     def expires(self) -> float:
-        """Return when the ticket expires."""
+        """Return the time at which the ticket expires."""
         return float(self.shared.expires / 1e9)
 
     @expires.setter
@@ -176,18 +177,18 @@ class Lease:
         self.shared.expires = _nanoseconds(when) & ~lib.IOU_LEASE_ENDED
 
     def end(self, now: float) -> None:
-        """Let the ticket expire now. No request that ends later renews it, whenever it began."""
+        """Let the ticket expire now. Requests that end later do not renew it, even if they began before."""
         self.shared.expires = _nanoseconds(now) | lib.IOU_LEASE_ENDED
 
     def renew(self, now: float) -> None:
-        """Note that a request has ended: the ticket lives on from now, unless it was ended or lives longer anyway."""
+        """Let the ticket live for its timeout from now at least, as a request has ended; not if end() has ended it."""
         self.active = now
         if not self.shared.expires & lib.IOU_LEASE_ENDED:
             self.expires = max(self.expires, now + self.shared.timeout / 1e9)
 
     @property
     def active(self) -> float:
-        """Return when the last request ended."""
+        """Return the time at which the last request ended."""
         return float(self.shared.active / 1e9)
 
     @active.setter
@@ -201,96 +202,99 @@ def _nanoseconds(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What a backend is and can do. Sizes in bytes."""
+    """The properties and abilities of an open image. Sizes in bytes."""
 
     size: int
     block_size: int
     can_grow: bool  # a write past the end makes the image larger
-    can_fast_zero: bool  # nothing has shown yet that zeroing a range needs data I/O
-    has_dirty: bool
+    can_fast_zero: bool  # as far as is known, zeroing a range needs no data I/O
+    has_dirty: bool  # extents() has Context.DIRTY
     max_readers: int | None = None  # None: as many as the configuration allows
     max_writers: int | None = None
-    can_fast_allocate: bool = False  # can_fast_zero, where the range stays provisioned
-    unflushed: bool = True  # maybe no flush has covered all changes, or one has failed
-    identity: object = None  # which image it is: equal for two backends of one; None: nobody knows
-    reads_zero: bool = False  # all of it reads as zeros, and nothing was written since it was opened
-    #: For a long write beside which no other runs: its pieces end at multiples of this; so many under way at a time.
+    can_fast_allocate: bool = False  # as can_fast_zero, with a range that stays provisioned
+    unflushed: bool = True  # there may be changes that no flush has covered, or a flush has failed
+    identity: object = None  # equal for two backends of the same image; None: unknown
+    reads_zero: bool = False  # the whole image reads as zeros, and nothing was written since it was opened
+    #: The pieces of a long write that runs alone end at multiples of write_piece bytes, and so many run at a time.
     write_piece: int = MAX_BUFFER
     writes: int = 1
-    can_flush: bool = True  # there is a way to put what was written on stable storage
+    can_flush: bool = True  # the storage can put changes on stable storage
 
 
 class Backend(Protocol):
-    """Move bytes between buffers and an image.
+    """Move bytes between memory and an image.
 
-    Offsets are bytes from the start of the image; any alignment works, whole blocks from page-aligned memory are the
-    fast way. Each method moves everything or raises: StorageError, Canceled, NotFast, OutOfRange. A method that
-    returns an awaitable has started when it returns, so that the caller can do other work before it awaits. The
-    awaiting task may be cancelled at any time: buffer and operation are held until the storage has let go of them.
+    Offsets are bytes from the start of the image. Any alignment works; whole blocks in page-aligned memory are fastest.
+    Each method does all of its work or raises: StorageError, Canceled, NotFast, OutOfRange. A method that returns an
+    awaitable has started its work when it returns, so the caller can do other work before it awaits. The awaiting task
+    may be cancelled at any time: memory and operation are retained until storage does not use them any more.
     """
 
     @property
     def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody. Raises Canceled when the image was closed: connections see it late."""
+        """Return what is known now, without I/O. Raises Canceled if the image was closed; connections see it late."""
         ...
 
     @property
     def generation(self) -> int:
-        """Return a number that is another one after any change of the content through this server.
+        """Return a number that changes with every change of the content through this daemon.
 
-        0: it changes just now, or nobody knows.
+        0: a change is under way, or the generation is unknown.
         """
         ...
 
     def refresh(self, op: Operation) -> Awaitable[object]:
-        """Ask storage for the size again: other programs may have changed the image."""
+        """Ask storage for the size again, because other programs may have changed the image."""
         ...
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> Awaitable[object]:
-        """Fill the piece with the bytes at offset."""
+        """Fill the memory of the piece with the bytes of the image at offset."""
         ...
 
     def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
-        """Write the piece at offset. fua: on stable storage at the end."""
+        """Write the piece at offset. fua: the piece is on stable storage when the awaitable is done."""
         ...
 
     def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
     ) -> Awaitable[ZeroMethod]:
-        """Make the range read as zeros. allocate: it stays provisioned. fast_only: NotFast rather than data I/O."""
+        """Make the range read as zeros, and return the method. fua: as in pwrite().
+
+        allocate: the range stays provisioned. fast_only: raise NotFast if zeroing needs data I/O.
+        """
         ...
 
     def trim(self, op: Operation, offset: int, length: int) -> Awaitable[object]:
-        """Free whole blocks inside the range where the storage can; no promise on what they read as."""
+        """Free whole blocks inside the range where the storage can. Their content is undefined afterwards."""
         ...
 
     def flush(self, op: Operation) -> Awaitable[object]:
-        """Put everything that completed before on stable storage. Raises CannotFlush: the storage has no flush.
+        """Put all changes that completed before on stable storage. Raises CannotFlush if the storage has no flush.
 
-        Once it has failed it fails for ever: the next flush may succeed although data was lost (measured, see
+        After a failure every flush fails: the storage may report success although data was lost (measured, see
         ioutil_ext/README.md). Each kind of storage remembers the failure itself: files in C, in io_flush_failed(); NBD
         in ReconnectingSession.failed(); HTTP in HttpBackend.flush(). TransferImage remembers it beyond a close.
         """
         ...
 
     def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
-        """Tell what is in the range as far as the image goes, each list from where the one before ends.
+        """Return the extents of the range up to the end of the image. Each list starts where the one before it ends.
 
-        The size is looked at again. NotFound: the context is not to be had.
+        Storage is asked for the size again. Raises NotFound if the image does not have the context.
         """
         ...
 
     def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
-        """Return the extent at offset, of Context.ZERO, and maybe those after it. Empty: the image ends before.
+        """Return the extent of Context.ZERO at offset, and possibly those after it. Empty: offset is past the end.
 
-        For clients that ask for one extent after the other: only what is needed for one is looked up.
+        For clients that ask for one extent after the other: the backend looks up no more than one extent needs.
         """
         ...
 
     def interrupt(self) -> None:
-        """End operations that were cancelled and wait for a thread or a connection. Thread-safe."""
+        """End cancelled operations that wait for a thread or a connection. Thread-safe."""
         ...
 
     def close(self) -> Awaitable[None]:
-        """Close the image, after its operations have ended. No other method may be called after it."""
+        """Close the image. Its operations have ended, and no other method is called afterwards."""
         ...

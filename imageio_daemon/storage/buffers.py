@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Page-aligned buffers under one budget for the whole process.
 
-A buffer counts its holders. It is retained before a thread or a transport gets it and released when they have finished
-with it, so that the memory is used again only when nothing can read or write it any more.
+A buffer counts its holders. It is retained before a thread or a transport gets it, and released when they have finished
+with it. So its memory is lent again only when nothing can read or write it any more.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from ..units import KiB, MiB
 
 PAGE = mmap.PAGESIZE
 
-#: The smallest buffer. Small requests are many; one class for all below it keeps the pool simple.
+#: The smallest buffer, in bytes. Most requests are small, and one size for all of them keeps the pool simple.
 MIN_BUFFER = 64 * KiB
-#: The largest buffer that can be asked for.
+#: The largest buffer, in bytes.
 MAX_BUFFER = 64 * MiB
-#: Bytes that a request which had to wait for memory moves at once. Without this limit, of 64 downloads that nobody
-#: reads, with 80 MiB for all, 10 were answered at once, and 20 more each time that those before them had timed out,
-#: every 70 s. With it all are answered after the first time.
+#: Bytes that a request moves at a time if it had to wait for memory. Measured with 64 downloads that no client reads,
+#: and a budget of 80 MiB: without this limit, 10 were answered at once, and 20 more every 70 s, when those before them
+#: had timed out. With this limit, all are answered after the first timeout.
 SCARCE = 1 * MiB
 
 
 class Buffer:
     """Hold `size` bytes of page-aligned memory until the last holder releases it.
 
-    `view`: the memory. `address`: the same for C. Not thread-safe: retained and released on one loop.
+    view: the memory. address: its address, for C. Not thread-safe: retained and released on one loop.
     """
 
     __slots__ = ("_holders", "_pool", "address", "memory", "owner", "size", "view")
@@ -44,7 +44,7 @@ class Buffer:
         self.size = size
         self.view = memoryview(self.memory)
         self.address = ffi.cast("char *", ffi.from_buffer(self.memory))
-        #: Whose quota it counts against; None: nobody's.
+        #: The owner in whose quota the buffer counts; None: in no quota.
         self.owner: Hashable = None
         self._pool = pool
         self._holders = 0
@@ -54,7 +54,7 @@ class Buffer:
         self._holders += 1
 
     def release(self) -> None:
-        """Let go. The last one gives the memory back to the pool."""
+        """Release one count. The last release() gives the memory back to the pool."""
         if self._holders <= 0:
             raise RuntimeError("buffer released more often than retained")
         self._holders -= 1
@@ -62,12 +62,12 @@ class Buffer:
             self._pool.give_back(self)
 
     def slice(self, start: int, stop: int) -> "Slice":
-        """Return the bytes from start up to, not including, stop. Does not retain."""
+        """Return the bytes from start up to, not including, stop. Does not retain the buffer."""
         return Slice(self, start, stop)
 
 
 class Slice:
-    """Name a part of a buffer, for one storage operation."""
+    """A range of a buffer, as the memory of one storage operation. Raises ValueError if it is not in the buffer."""
 
     __slots__ = ("buffer", "start", "stop")
 
@@ -83,27 +83,27 @@ class Slice:
 
     @property
     def view(self) -> memoryview:
-        """Return the memory."""
+        """Return the memory of the range."""
         return self.buffer.view[self.start : self.stop]
 
     @property
     def views(self) -> list[memoryview]:
-        """Return it as a list of parts."""
+        """Return the memory as a list of one part."""
         return [self.view]
 
     @property
     def address(self) -> Any:
-        """Return the same for C."""
+        """Return the address of the memory, for C."""
         return self.buffer.address + self.start
 
     def is_zero(self) -> bool:
-        """Tell whether all bytes are zero: at memory speed, and at once when the first ones are not."""
+        """Tell whether all bytes are zero, at memory speed. The check ends at once if the first bytes are not."""
         return bool(lib.iou_is_zero(self.buffer.address + self.start, self.stop - self.start))
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A request that waits for a buffer."""
+    """A request that waits for a buffer of `size` bytes. future: of its loop, for the buffer."""
 
     size: int
     owner: Hashable
@@ -112,15 +112,15 @@ class _Claim:
 
 
 class BufferPool:
-    """Lend buffers, never more than `limit` bytes in all.
+    """Lend buffers, never more than `limit` bytes in all. Thread-safe.
 
-    A request waits in a queue for its first buffer (back-pressure on the client, not growth). More buffers, for reading
-    ahead, are taken only if they are free, so that no two requests can wait for each other. Thread-safe.
+    A request waits in a queue for its first buffer: the client has to wait, and memory does not grow. It takes more
+    buffers, for reading ahead, only if they are free. So two requests never wait for each other.
 
-    An owner is the transfer that a buffer is for. Its quota, beyond the first buffer, is twice what is left: so there
-    is always something left for another one. A single owner has two thirds of all at most, and n of them have 2 n
-    parts of 2 n + 1. Owners that wait take turns. None has no quota and may have all. The same rule stands in C for the
-    memory of lanes (ioutil_ext/lane/memory.c), and in lanes/places.py for connections.
+    An owner is the transfer that a buffer is for. An owner without a buffer may take any. With another buffer, an owner
+    may have at most twice as many bytes as are left then, so some are always left for others. One owner has at most
+    two thirds of all, and n owners together at most 2n parts of 2n + 1. Owners that wait take turns. The owner None has
+    no quota. C has the same rule for the memory of lanes (ioutil_ext/lane/memory.c), lanes/places.py for connections.
     """
 
     def __init__(self, limit: int) -> None:
@@ -129,8 +129,8 @@ class BufferPool:
         self._free: dict[int, list[Buffer]] = {}
         self._allocated = 0
         self._lent = 0
-        self._lent_to: Counter[Hashable] = Counter()  # bytes, of the owners that have some
-        self._waiting: dict[Hashable, deque[_Claim]] = {}  # the owner whose turn is next first; no empty ones
+        self._lent_to: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
+        self._waiting: dict[Hashable, deque[_Claim]] = {}  # in the order of turns; no empty queues
 
     @property
     def lent(self) -> int:
@@ -139,13 +139,13 @@ class BufferPool:
 
     @property
     def allocated(self) -> int:
-        """Return the bytes that exist, lent or free."""
+        """Return the bytes of all buffers, lent or free."""
         return self._allocated
 
     async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
-        """Return a buffer of at least size bytes, retained once; waits while the budget or the quota is used up.
+        """Return a buffer of at least size bytes, retained once. Wait while the budget or the owner's quota is used up.
 
-        Raises Unavailable when the whole budget could not hold it, or the system has no memory.
+        Raises Unavailable if the buffer is larger than the budget or MAX_BUFFER, or the system has no memory.
         """
         rounded = self._rounded(size)
         with self._lock:
@@ -165,14 +165,14 @@ class BufferPool:
             raise
 
     def try_acquire(self, size: int, owner: Hashable = None) -> Buffer | None:
-        """Return a buffer of at least size bytes, retained once, or None when one would have to wait."""
+        """Return a buffer of at least size bytes, retained once, or None if there is none now. Raises Unavailable."""
         rounded = self._rounded(size)
         with self._lock, contextlib.suppress(Unavailable):
             return self._take_at_once(rounded, owner)
         return None
 
     def give_back(self, buffer: Buffer) -> None:
-        """Take back a buffer that has no holder any more."""
+        """Take back a buffer whose last holder has released it."""
         with self._lock:
             self._lent -= buffer.size
             self._lent_to[buffer.owner] -= buffer.size
@@ -195,7 +195,7 @@ class BufferPool:
         return owner is None or not lent or lent + size <= 2 * (self._limit - self._lent - size)
 
     def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
-        """Take a buffer if no other claim is first."""
+        """Take a buffer, unless a claim that waits comes first."""
         if self._next_claim() is not None or not self._may_have(owner, size):
             return None
         return self._take(size, owner)
@@ -228,7 +228,7 @@ class BufferPool:
         return self._allocated + size <= self._limit
 
     def _next_claim(self) -> _Claim | None:
-        """Return the first claim of the owner whose turn it is, and whose quota allows for it."""
+        """Return the next claim: the oldest of the first owner, in the order of turns, whose quota allows it."""
         for owner, claims in list(self._waiting.items()):
             while claims and claims[0].future.cancelled():
                 claims.popleft()
@@ -243,20 +243,20 @@ class BufferPool:
             while (claim := self._next_claim()) is not None:
                 try:
                     buffer = self._take(claim.size, claim.owner)
-                except Unavailable as e:  # for the claim, not for the caller, who has only given a buffer back
+                except Unavailable as e:  # an error of the claim; our caller has only given a buffer back
                     claim.loop.call_soon_threadsafe(_refuse, claim.future, e)
                 else:
                     if buffer is None:
-                        return  # later claims do not overtake
+                        return  # later claims do not overtake this one
                     claim.loop.call_soon_threadsafe(_hand_over, claim.future, buffer)
                 claims = self._waiting.pop(claim.owner)
                 claims.popleft()
                 if claims:
-                    self._waiting[claim.owner] = claims  # behind the others
+                    self._waiting[claim.owner] = claims  # the owner's next turn comes after those of the others
 
 
 class Buffers:
-    """Buffers for the requests of all transfers. `size`: bytes moved at once, at most."""
+    """Lend buffers to the requests of all transfers. size: most bytes that a request moves at a time."""
 
     def __init__(self, pool: BufferPool, size: int) -> None:
         self.pool = pool
@@ -266,10 +266,10 @@ class Buffers:
     async def lease(
         self, owner: Hashable, length: int | None, most: int = 2, piece: int = MAX_BUFFER
     ) -> AsyncIterator[list[Buffer]]:
-        """Lend one buffer, and more for requests that can use them, if they are there without waiting.
+        """Lend one buffer, and up to `most` for a request that can use them and need not wait for the others.
 
-        A request that has to wait for the first one gets SCARCE bytes at most. most: buffers. piece: bytes moved at
-        once, at most, where that is less than `size`. Raises Unavailable.
+        length: of the request, in bytes; None: unknown. piece: most bytes of a buffer, if less than `size`. A request
+        that has to wait for its first buffer gets at most SCARCE bytes. Raises Unavailable.
         """
         size = min(self.size, piece)
         wanted = size if length is None else min(size, length + PAGE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images that Python has, for lanes: what C asks for is done on the loop where the image's backend lives (ADR 18)."""
+"""External images: a backend in Python serves operations of lanes, on the loop of the backend (ADR 18)."""
 
 import asyncio
 import errno
@@ -20,17 +20,18 @@ from .work import Work
 
 log = logging.getLogger(__name__)
 
-#: Errands that are taken at once; the others have the loop's next turn.
+#: Most errands that are taken in one turn of the loop. The next turn takes the others.
 BATCH = 64
-#: Bit of the numbers that devices of servers have, which no device of the kernel has.
+#: The bit that tells the device numbers of servers from those of the kernel, which never have it.
 _NO_DEVICE = 1 << 63
 
 
 class Pieces(NamedTuple):
-    """How a long request is cut: bytes of a piece, the same beside other requests, and pieces under way at a time.
+    """How C cuts a long request of a lane into pieces.
 
-    Pieces end at multiples of their size, a power of two of at most 4 MiB. For the requests that Python serves,
-    BackendInfo.write_piece and writes say the same of writes, and the number of buffers of reads.
+    size: bytes of a piece; beside_others: the same while other requests run; ahead: pieces under way at a time. Pieces
+    end at multiples of their size, which is a power of two from 64 KiB to 4 MiB. For requests that Python serves,
+    BackendInfo.write_piece and BackendInfo.writes have these numbers for writes, and the number of buffers for reads.
     """
 
     size: int
@@ -39,14 +40,14 @@ class Pieces(NamedTuple):
 
 
 class External:
-    """Do what lanes ask of a backend, on the running loop; made and closed there. The rest is thread-safe.
+    """Serve the operations of lanes on a backend. Made and closed on its home loop; other methods are thread-safe.
 
-    Each errand of C is an operation of the backend with C's memory. It ends for C, whose thread waits, when nobody uses
-    that memory any more: neither the backend nor a transport that it was given to.
+    Each errand of C is an operation of the backend, with memory of C. A thread of the lane waits for it. The errand
+    ends when neither the backend nor a transport uses the memory any more.
 
-    name: the image's, for logs, without secrets. server: who has it; images of one server share what lanes have, as
-    those of a device do. size: of the image, in bytes; see resized(). grows: a write past its end may make it larger.
-    Raises StorageError: no descriptor is left.
+    name: of the image, for logs, without secrets. server: identifies the server that has the image. Images of one
+    server share threads and memory of lanes, as images of one device do. size: of the image, in bytes; see resized().
+    grows: a write past the end may make the image larger. Raises StorageError if no descriptor or memory is left.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class External:
         self._errands: dict[int, Errand] = {}
         self._batch = ffi.new("iou_errand[]", BATCH)
         self._completion = ffi.new("iou_completion *")
-        #: By the control of the lane, why an errand of it failed: one failure for each lane, the first since somebody
-        #: asked. That is enough: an HTTP lane serves one request at a time, and of an NBD lane it is only logged.
+        #: Errors of errands, by the address of the lane's control: for each lane the first since take_failure(). One is
+        #: enough: an HTTP lane serves one request at a time, and the error of an NBD lane is only logged.
         self._failures: dict[int, Error] = {}
         self._drained: asyncio.Future[None] | None = None
         result = ffi.new("iou_handle **")
@@ -72,30 +73,30 @@ class External:
 
     @contextmanager
     def lane_handle(self) -> Iterator[Any]:
-        """Keep C's handle of the image open for the block. Raises Canceled when the image was closed."""
+        """Keep C's handle of the image open for the block. Raises Canceled if the image was closed."""
         with self._lock:
             if self._closed:
                 raise Canceled("The image was closed")
             yield self._handle
 
     def resized(self, size: int) -> None:
-        """Note how large the image is now."""
+        """Set the size of the image, in bytes, after it has changed."""
         with self._lock:
             if not self._closed:
                 lib.iou_external_resize(self._handle, size)
 
     def take_failure(self, control: Any) -> Error | None:
-        """Return why an errand of the lane with this control failed, once; None: none did."""
+        """Return and forget the error of an errand of the lane with this control; None if no errand failed."""
         return self._failures.pop(address_of(control), None)
 
     async def close(self) -> None:
-        """Refuse errands; returns when none is left, and the handle is C's only. Again is no change.
+        """Cancel all errands, refuse new ones, wait until none is left, and release the handle.
 
-        Raises StorageError in a forked child, where errands of the parent never end.
+        Later calls do nothing. Raises StorageError in a forked child, where errands of the parent never end.
         """
         with self._lock:
             if self._closed:
-                return  # C may have freed it
+                return  # C may have freed the handle
             self._closed = True
         while left := lib.iou_external_close(self._handle):
             if left < 0:
@@ -128,7 +129,7 @@ class External:
         self._errands[errand.id] = errand
         try:
             work = self._run(errand)
-        except Exception as e:  # noqa: BLE001 - a thread waits, and is told; a bug is logged by who tells it
+        except Exception as e:  # noqa: BLE001 - a thread of C waits for the errand; errand_failed() logs a bug
             errand.failed(e)
             errand.op.release()
             return
@@ -148,7 +149,7 @@ class External:
         if kind == lib.IOU_FLUSH:
             return backend.flush(op)
         if kind == lib.IOU_TRIM:
-            trim = backend.trim(op, op.offset, op.length)  # in this call: a task starts after later changes
+            trim = backend.trim(op, op.offset, op.length)  # not in the task, which would start after later changes
             return self._flushed(trim, op) if fua else trim
         return self._extents(op, errand)
 
@@ -157,7 +158,7 @@ class External:
         await self._backend.flush(op)
 
     async def _extents(self, op: Operation, errand: "Errand") -> int:
-        """Fill the memory with records; return how many."""
+        """Fill the memory with records of extents; return how many."""
         most = len(errand) // RECORD_SIZE
         if most == 1:
             found = await self._backend.extent_at(op, op.offset, op.length)
@@ -173,14 +174,14 @@ class External:
                     found.extend(more)
                     if len(found) >= most:
                         break
-        except NotFound:  # nobody knows: data
+        except NotFound:  # the image does not have the context: report all as data
             return ExtentList.of((Extent(op.offset, op.length),), op.offset)
         return found
 
-    # For errands; see ErrandOwner
+    # Called by errands; see ErrandOwner
 
     def errand_failed(self, errand: "Errand", error: BaseException) -> tuple[int, int]:
-        """Keep why an errand failed, for its lane; return what C is told: errno and system call."""
+        """Keep the error of an errand, for take_failure(). Return errno and system call for C."""
         if not isinstance(error, Error):
             what = describe(errand.kind, self.name, errand.op.offset, errand.op.length)
             log.error("%s failed", what, exc_info=error)
@@ -189,7 +190,7 @@ class External:
         return code_of(error)
 
     def errand_ended(self, errand: "Errand") -> None:
-        """Tell C: nobody uses the memory any more."""
+        """End an errand in C. Python does not use its memory any more."""
         completion = self._completion
         completion.cookie = errand.id
         completion.done = min(errand.op.done, errand.op.length)
@@ -203,13 +204,13 @@ class External:
 
 
 class RemoteImage:
-    """What lanes need of a backend that uses an External, which it makes when it is open."""
+    """The methods of LaneImage, for a backend that makes an External when it has opened its image."""
 
     _external: External
 
     @property
     def name(self) -> str:
-        """Return what the image is called in logs."""
+        """Return the name of the image for logs."""
         return self._external.name
 
     def lane_handle(self) -> AbstractContextManager[Any]:
@@ -217,12 +218,12 @@ class RemoteImage:
         return self._external.lane_handle()
 
     def take_failure(self, control: Any) -> Error | None:
-        """Return why something that the lane with this control asked for failed; see External."""
+        """Return and forget the error of an errand of the lane with this control; see External."""
         return self._external.take_failure(control)
 
 
 def _options(name: str, server: object, pieces: Pieces, size: int, *, grows: bool) -> tuple[Any, Any]:
-    """Return the options, and what must live as long as they are used."""
+    """Return the options, and the memory to which they point, which must live as long as they do."""
     options = ffi.new("iou_external_options *")
     options.name = kept = ffi.new("char[]", name.encode(errors="replace"))
     options.device = _NO_DEVICE | hash(server) % _NO_DEVICE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that belongs to one event loop, asked for on any."""
+"""The home loop of a backend: other loops start work on it."""
 
 import asyncio
 from collections import deque
@@ -13,21 +13,25 @@ _T = TypeVar("_T")
 
 
 class HomeLoop:
-    """Run the work of a backend on the loop that made it.
+    """Run the work of a backend on the loop that made it, its home loop.
 
-    A backend that talks to a server has connections, which live on one loop; its transfer is served by all. Work is
-    handed over here, and its result is handed back. What the asking side holds (operations, buffers) is retained and
-    released on its own loop, until the work has ended, whatever became of the task that asked.
+    The connections of a backend to its server live on one loop, but all loops serve requests of its transfer. Another
+    loop starts work here and gets the result back. Its holders (operations, buffers) are retained and released on the
+    loop that starts the work. They are released after the work has ended, even if the task that started it was
+    cancelled.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Starts of works that other loops have asked for, in order of arrival.
+        #: Functions that start the work of other loops, in order of arrival.
         self._arrived: deque[Callable[[], None]] = deque()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T] | Work[_T]":
-        """Start the work, after all that any loop has asked for before. Cancelling the future does not end it."""
+        """Start work on the home loop, after all work that any loop has started before. Call it on any loop.
+
+        Cancelling the future does not end the work. holders: released, on the calling loop, when the work has ended.
+        """
         asking = asyncio.get_running_loop()
         for holder in holders:
             holder.retain()
@@ -46,7 +50,7 @@ class HomeLoop:
         return future
 
     def run_here(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T]":
-        """Do the same on the running loop, in a task."""
+        """Start work in a task of the running loop, with holders as in run(). Cancelling the future does not end it."""
         asking = asyncio.get_running_loop()
         future: asyncio.Future[_T] = asking.create_future()
         for holder in holders:
@@ -66,7 +70,7 @@ class HomeLoop:
             self._arrived.popleft()()
 
     def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Call a function on the loop. Thread-safe."""
+        """Call a function on the home loop. Thread-safe."""
         self._loop.call_soon_threadsafe(callback, *arguments)
 
 
@@ -89,6 +93,6 @@ def _hand_back(work: "asyncio.Task[_T] | Work[_T]", future: "asyncio.Future[_T]"
             future.set_result(work.result())
         else:
             future.set_exception(error)
-            future.exception()  # who awaited may be gone
+            future.exception()  # mark it as retrieved: the task that awaited may have been cancelled
     for holder in holders:
         holder.release()
