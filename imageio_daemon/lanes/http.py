@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes of HTTP: C serves plain requests for one image until another one comes."""
+"""Lanes of HTTP: C serves the plain requests of a connection for one image, until a request is not plain."""
 
 import errno
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..storage.completions import describe, no_fault, syscall_name
 from .lane import Lane
 from .terms import Terms
 
-#: Characters that stand in a template for what C fills in.
+#: Characters of a template that C replaces with a value.
 FIRST, LAST, LENGTH, DATE, ORIGIN = map(
     chr, (lib.IOU_HTTP_FIRST, lib.IOU_HTTP_LAST, lib.IOU_HTTP_LENGTH, lib.IOU_HTTP_DATE, lib.IOU_HTTP_ORIGIN)
 )
@@ -23,11 +23,12 @@ _METHODS = {lib.IOU_READ: "GET", lib.IOU_WRITE: "PUT", lib.IOU_ZERO: "PATCH", li
 
 @dataclass(frozen=True)
 class HttpTerms(Terms):
-    """The path of the image, and the answers to requests that succeed.
+    """The path of the image, and templates of the answers to requests that succeed.
 
-    target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the
-    image, with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, of this
-    generation; 0: of any generation. origin: the lines that replace ORIGIN in each of them if the request has Origin.
+    target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the image,
+    with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, with LENGTH and
+    DATE. generation: the one that `whole` is for; 0: any. origin: the lines that replace ORIGIN in each template if the
+    request has an Origin field.
     """
 
     target: bytes
@@ -49,7 +50,7 @@ class HttpTerms(Terms):
             "whole": self.whole,
             "origin": self.origin,
         }
-        kept = []  # until C has copied them
+        kept = []  # keeps the memory alive until C has copied it
         for name, text in texts.items():
             kept.append(ffi.from_buffer(text))
             setattr(options, name, kept[-1])
@@ -57,16 +58,16 @@ class HttpTerms(Terms):
         return int(lib.iou_http_start(lanes, handle, options, result))
 
 
-#: Memory for bytes that were not taken, mostly none: clearing it would be all of its cost.
+#: Allocates memory for the rest of the client's bytes. There are seldom any, and clearing the memory would cost most.
 _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class HttpEnd(NamedTuple):
-    """Why a lane gave its connection back.
+    """The reason why a lane gave its connection back.
 
-    other: a request came that C does not serve. error: why a request failed; unread: how many bytes of its body were
-    not taken; cut: its answer had begun. broken: the errno with which the connection failed; a request may have failed
-    besides. rest: the client's bytes that were not taken.
+    other: the next request is not for a lane. error: the error of a request that failed. unread: bytes of its body that
+    the lane did not take. cut: its answer had begun. broken: the errno of a connection that broke; a request may have
+    failed, too. rest: the bytes that the lane received and did not take.
     """
 
     other: bool
@@ -78,16 +79,16 @@ class HttpEnd(NamedTuple):
 
 
 class HttpLane(Lane):
-    """A lane of HTTP."""
+    """A connection whose plain HTTP requests C serves."""
 
     def cancel(self) -> None:
-        """Cancel the request that runs: it ends at its next step, and the lane with it."""
+        """Cancel the request that runs. It ends at its next step, and the lane ends with it."""
         super().cancel()
         self.refuse()
 
     @staticmethod
     def describe(record: Any) -> dict[str, object]:
-        """Return the fields of a request's log line. One that failed has no status: Python answers it."""
+        """Return the fields of a request's log line. A failed request has no status, because Python answers it."""
         failed = {"error": errno.errorcode.get(record.error, "truncated")}
         return {
             "method": _METHODS[record.kind],
@@ -99,7 +100,7 @@ class HttpLane(Lane):
         }
 
     def end(self) -> HttpEnd:
-        """Return why the lane has ended. Call it in on_end of watch()."""
+        """Return why the lane has ended. Call it in the on_end callback of watch()."""
         end = ffi.new("iou_http_end *")
         rest = _new_memory("char[]", lib.IOU_LANE_MAX_STAGED)
         length = lib.iou_http_ended(self._lane, end, rest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane needs of an image."""
+"""The interface of backends whose images lanes can serve."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
@@ -9,17 +9,17 @@ from ..errors import Error
 
 @runtime_checkable
 class LaneImage(Protocol):
-    """A backend whose operations C performs or passes on."""
+    """A backend with a C handle: C does the operations of lanes itself, or passes them to the backend as errands."""
 
     @property
     def name(self) -> str:
-        """Return what the image is called in logs."""
+        """Return the name of the image for logs."""
         ...
 
     def lane_handle(self) -> AbstractContextManager[Any]:
-        """Keep C's handle of the image open for the block. Raises Canceled when the image was closed."""
+        """Keep C's handle of the image open for the block. Raises Canceled if the image was closed."""
         ...
 
     def take_failure(self, control: Any) -> Error | None:
-        """Return, once, why something that the lane with this control asked for failed; None: C tells."""
+        """Return and forget the error of an operation of the lane with this control; None: C has the error."""
         ...

@@ -19,9 +19,11 @@ _COMMANDS = {command.value: command.name for command in Command}
 
 @dataclass(frozen=True)
 class NbdTerms(Terms):
-    """What was negotiated.
+    """The results of the negotiation.
 
-    context_id: of base:allocation. errors: NBD's error by errno; all others are EIO. reply: bytes that are sent first.
+    context_id: of base:allocation. errors: the NBD error for each errno; EIO for all others. structured, extended: the
+    kinds of replies. allocation: base:allocation was selected. can_flush: FLUSH and FUA are offered. reply: bytes that
+    the lane sends first.
     """
 
     context_id: int
@@ -34,7 +36,7 @@ class NbdTerms(Terms):
 
     @property
     def flags(self) -> int:
-        """Return the flags of C that are set."""
+        """Return the iou_lane_flag bits of these terms."""
         flags = {
             lib.IOU_LANE_STRUCTURED: self.structured,
             lib.IOU_LANE_EXTENDED: self.extended,
@@ -53,17 +55,17 @@ class NbdTerms(Terms):
         options.context = self.context_id
         options.errors = errors
         options.errors_count = len(errors)
-        options.reply = opening = ffi.from_buffer(self.reply)  # kept until C has copied it
+        options.reply = opening = ffi.from_buffer(self.reply)  # kept alive until C has copied it
         options.reply_length = len(opening)
         return int(lib.iou_nbd_start(lanes, handle, options, result))
 
 
 class NbdLane(Lane):
-    """A lane of NBD."""
+    """A connection whose NBD requests C serves."""
 
     @staticmethod
     def describe(record: Any) -> dict[str, object]:
-        """Return the fields of a request's log line, with numbers as the client sent them."""
+        """Return the fields of a request's log line, with the numbers that the client sent."""
         return {
             "command": _COMMANDS.get(record.kind, record.kind),
             "offset": record.offset,

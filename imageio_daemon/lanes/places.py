@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places of lanes: how many connections C serves at a time, and who waits for one."""
+"""The limit on the connections that lanes serve at a time, and the queue of those that wait for a place."""
 
 import threading
 from collections import Counter, OrderedDict, deque
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 
 class Waiting:
-    """A connection that waits for a place. granted: called once, in any thread, when it has one."""
+    """A connection that waits for a place. granted: called once, in any thread, when the connection has the place."""
 
     def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
         self.owner = owner
@@ -17,10 +17,10 @@ class Waiting:
 class Places:
     """Give out places, never more than `most`. Thread-safe.
 
-    An owner is the transfer that a connection is for. One that has places gets another only if it then has at most
-    twice as many as are left, so that some are always left for other owners; the memory of lanes has the same rule.
-    Owners that wait take turns. recall: called, under the lock, with 1 when one more waits and with 0 when nobody waits
-    any more; it must not call back.
+    An owner is the transfer that a connection is for. An owner without a place may take any. With another place, an
+    owner may have at most twice as many as are left then, so some are always left for others. The memory of lanes has
+    the same rule. Owners that wait take turns. recall: called under the lock, with 1 when one more connection waits and
+    with 0 when the queue is empty again. It must not call a method of this object.
     """
 
     def __init__(self, most: int, recall: Callable[[int], object]) -> None:
@@ -29,10 +29,10 @@ class Places:
         self._lock = threading.Lock()
         self._taken = 0
         self._shares: Counter[Hashable] = Counter()
-        self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # whose turn is next first; no empty ones
+        self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # in the order of turns; no empty queues
 
     def enter(self, owner: Hashable) -> bool:
-        """Take a place, if one is free and nobody waits for it."""
+        """Take a place if the owner may have one and no connection waits. Return whether it was taken."""
         with self._lock:
             free = not self._waiting and self._may_have(owner)
             if free:
@@ -40,7 +40,7 @@ class Places:
             return free
 
     def wait(self, owner: Hashable, granted: Callable[[], object]) -> Waiting:
-        """Wait for a place, until it is granted or abandon()."""
+        """Put a connection into the queue, until its place is granted or abandon() is called."""
         waiting = Waiting(owner, granted)
         with self._lock:
             self._waiting.setdefault(owner, deque()).append(waiting)
@@ -49,7 +49,7 @@ class Places:
         return waiting
 
     def abandon(self, waiting: Waiting) -> bool:
-        """Wait no more. False: the place was granted, and is to be left."""
+        """Remove a connection from the queue. False: its place was granted, and the caller must leave() it."""
         with self._lock:
             others = self._waiting.get(waiting.owner, ())
             if waiting not in others:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request log of lanes: C keeps a record of each request while the log wants them.
+"""The request log of lanes. C keeps a record of each request while the level of the log includes requests.
 
-Records are read at intervals, so that a lane wakes no thread of Python. Those that find no room are counted.
+Python reads the records at intervals, so a lane does not wake a thread of Python. C counts the records that find no
+room.
 """
 
 import asyncio
@@ -16,50 +17,50 @@ from ioutil_ext import ffi, lib
 
 from ..service import request_log
 
-#: Seconds between two readings: 4,096 records in so long are 200,000 requests a second.
+#: Seconds between two reads. C has room for 4,096 records, so for 200,000 requests a second.
 PERIOD = 0.02
-#: Seconds between two looks at the level of the log while it does not want requests.
+#: Seconds between two checks of the log's level while it does not include requests.
 LOOK = 1.0
-#: Most seconds of one reading on its loop, and of the pause before the next one while there is more.
+#: Most seconds that one read keeps its loop busy, and seconds of the pause before the next read if records are left.
 MOST = 0.01
-#: Records that are read at once. A line takes 45 us, on a busy machine.
+#: Records that one call of C returns at most. Logging a line takes 45 us on a busy machine.
 BATCH = 64
 
 Describe = Callable[[Any], dict[str, object]]
 
 
 class _Known(NamedTuple):
-    """A lane. names: the first fields of its log lines; describe: returns the others of a record."""
+    """A lane. names: the first fields of its log lines; describe: returns the other fields for a record."""
 
     names: Mapping[str, object]
     describe: Describe
 
 
 class Records:
-    """Log what lanes serve. run() and tell() belong to one loop; begin() and end() may be called on any."""
+    """Log the requests of lanes. run() and tell() are for one loop; begin() and end() may be called on any."""
 
     def __init__(self, lanes: Any) -> None:
         self._lanes = lanes
         self._numbers = itertools.count(1)
         self._known: dict[int, _Known] = {}
-        # Lanes that have ended, each with the number of records that there were then.
+        # Lanes that have ended, each with the number of records that C had written by then.
         self._ended: deque[tuple[int, int]] = deque()
         self._batch = ffi.new("iou_record[]", BATCH)
         self._lost = 0
         self.follow()
 
     def begin(self, names: Mapping[str, object], describe: Describe) -> int:
-        """Return the number by which the records of a new lane name it."""
+        """Return the number of a new lane for its records."""
         number = next(self._numbers)
         self._known[number] = _Known(names, describe)
         return number
 
     def end(self, number: int) -> None:
-        """Forget a lane that has ended, once its records are logged."""
+        """Forget a lane that has ended, as soon as its records are logged."""
         self._ended.append((number, self._stats().written))
 
     async def run(self) -> None:
-        """Log what C records, until it is cancelled."""
+        """Log the records of C, until the task is cancelled."""
         told_all = True
         while True:
             pause = PERIOD if self.follow() else LOOK
@@ -67,7 +68,7 @@ class Records:
             told_all = self.tell(MOST)
 
     def tell(self, seconds: float = math.inf) -> bool:
-        """Log the records that there are, for at most so many seconds; return whether that was all."""
+        """Log the records that C has, for at most so many seconds. Return whether all were logged."""
         until = time.monotonic() + seconds
         count = BATCH
         while count == BATCH:
@@ -81,7 +82,7 @@ class Records:
         return bool(count < BATCH)
 
     def follow(self) -> bool:
-        """Have C record requests if the log wants them now; return whether it does."""
+        """Make C record requests if the level of the log includes them. Return whether it does."""
         wanted = request_log.wanted()
         lib.iou_records_want(self._lanes, wanted)
         return wanted

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane is told before it begins: what its ticket allows, and what its protocol needs besides."""
+"""The terms of a lane: what its ticket allows, and the options of its protocol."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,13 +9,17 @@ from ioutil_ext import lib
 
 
 def bits(flags: Mapping[int, bool]) -> int:
-    """Return the flags that are wanted, in one number."""
+    """Return the sum of the flags whose value is true."""
     return sum(bit for bit, wanted in flags.items() if wanted)
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a ticket allows. size: bytes of the image; timeout: seconds that the client may make no progress."""
+    """What a ticket allows.
+
+    size: bytes of the ticket. timeout: seconds after which a client without progress is disconnected. sparse: zeroing
+    may deallocate. count_reads, count_writes: these bytes are progress of the transfer.
+    """
 
     size: int
     timeout: float
@@ -26,7 +30,7 @@ class Terms:
 
     @property
     def flags(self) -> int:
-        """Return the flags of C that are set."""
+        """Return the iou_lane_flag bits of these terms."""
         flags = {
             lib.IOU_LANE_READ_ONLY: self.read_only,
             lib.IOU_LANE_SPARSE: self.sparse,
@@ -41,5 +45,5 @@ class Terms:
         return min(max(1, int(self.timeout * 1000)), int(lib.IOU_LANE_MAX_TIMEOUT_MS))
 
     def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
-        """Start the lane; return 0 or a negative errno. common: the options that all lanes have; result: the lane."""
+        """Start a lane of C; return 0 or a negative errno. common: the options of all protocols; result: the lane."""
         raise NotImplementedError
