@@ -80,7 +80,7 @@ void request_end(struct iou_lane *lane);
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
 
-/* Note in the answer that the transfer has ended, if it has. */
+/* If the transfer has ended, refuse the request, of any command, or the piece of a payload: note it in the answer. */
 void write_check(struct iou_lane *lane, struct payload *payload);
 
 /* Make it the operation that writes the piece. */

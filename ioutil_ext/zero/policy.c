@@ -16,6 +16,7 @@
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
+/* One more than the longest row has, for NONE. */
 #define MAX_METHODS 5
 
 /* Methods in the order in which they are tried; the rows end with NONE. fast: those that never move data. */
