@@ -525,6 +525,24 @@ async def test_a_cancelled_operation_that_waits_for_the_answer_is_interrupted(
         await waiting
 
 
+async def test_an_operation_may_be_interrupted_again_while_it_ends(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    backend = await open_scripted(options(), first_byte(), stay_silent)
+    server.asked.clear()
+    op = Operation()
+    waiting = asyncio.create_task(backend.flush(op))
+    await server.asked.wait()
+    op.cancel()
+    while not waiting.done():
+        backend.interrupt()
+        await asyncio.sleep(0)
+    assert isinstance(waiting.exception(), Canceled)
+    assert not reported
+
+
 async def test_a_write_whose_client_is_gone_keeps_its_buffer_until_the_answer(
     open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool
 ) -> None:

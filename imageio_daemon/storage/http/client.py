@@ -168,7 +168,7 @@ class HttpClient:
                     self._running.discard(running)
 
     def _expire(self, running: "_Running") -> None:
-        if running in self._running:
+        if running in self._running and not running.deadline.expired():
             running.deadline.reschedule(running.loop.time())
 
 
