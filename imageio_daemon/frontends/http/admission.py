@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one server: whether there is a place for another one, and how they end with it."""
+"""The connections of one HTTP server: their places in the limit, and their end when the server stops."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ log = logging.getLogger(__name__)
 
 
 class AdmittedConnection(Protocol):
-    """A connection."""
+    """A connection, as the admission uses it."""
 
     def close_when_idle(self) -> None:
-        """Serve the request that runs, and no other."""
+        """Finish the request that runs, then close."""
         ...
 
     def cut_off(self) -> None:
-        """Cut it, as the server ends, even if a lane does not let go of it."""
+        """Cut the connection because the server ends. Does not wait for a lane."""
         ...
 
 
 class Admission:
-    """Give places to connections, on one loop. trusts: every client is trusted, as on the control socket."""
+    """Give places to connections, on one loop. trusts: no client needs a ticket to keep its place (control socket)."""
 
     def __init__(self, limit: ConnectionLimit, *, trusts: bool) -> None:
         self._limit = limit
@@ -36,11 +36,14 @@ class Admission:
 
     @property
     def count(self) -> int:
-        """Return how many connections are served now. May be asked in any thread."""
+        """Return how many connections are open. May be called in any thread."""
         return len(self._connections)
 
     def admit(self, connection: AdmittedConnection, address: str, drop: Callable[[], object]) -> Place:
-        """Return the place of a connection. Raises TooManyConnections, Unavailable."""
+        """Return a place for a connection. Raises TooManyConnections, or Unavailable while the server stops.
+
+        address: of the client. drop: closes the connection, in any thread, when another one needs its place.
+        """
         if self._stopping:
             raise Unavailable("The server is shutting down")
         place = self._limit.enter(Stage.STRANGER, address, drop)
@@ -51,7 +54,7 @@ class Admission:
         return place
 
     def refuse(self, address: str, drop: Callable[[], object]) -> Place:
-        """Return the place of a connection that is refused, until the answer was sent."""
+        """Return a place for a refused connection, until its answer is sent. Raises TooManyConnections."""
         return self._limit.enter(Stage.REFUSED, address, drop)
 
     def forget(self, connection: AdmittedConnection) -> None:
@@ -62,7 +65,10 @@ class Admission:
                 self._empty.set()
 
     async def stop(self, timeout: float) -> None:
-        """Take no more requests, close idle connections, and wait at most timeout seconds for requests that run."""
+        """Close idle connections, wait at most timeout seconds for requests that run, then cut what is left.
+
+        If the task is cancelled, all connections are cut at once.
+        """
         self._stopping = True
         for connection in list(self._connections):
             connection.close_when_idle()

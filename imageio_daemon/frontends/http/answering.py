@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done around each handler of aiohttp: errors become answers, and common header fields are added."""
+"""The middleware around the handlers of aiohttp: it answers errors and adds the common header fields."""
 
 import asyncio
 import time
@@ -24,20 +24,20 @@ class Answering:
         self._routes = routes
 
     def install(self, app: web.Application) -> None:
-        """Add this to an application."""
+        """Install the middleware and the signal handler in an application."""
         app.middlewares.append(self.answer)
         app.on_response_prepare.append(self.finish_head)
 
     @web.middleware
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer one request, completely: aiohttp has nothing left to send. Errors become answers.
+        """Answer one request completely, so that aiohttp has nothing left to send. An error becomes an answer.
 
         Runs in aiohttp's task, which is cancelled when the connection is lost.
         """
         try:
             connection = connection_of(request)
         except PeerGone:
-            return web.Response()  # there is nowhere to send it
+            return web.Response()  # nothing is sent: the connection is lost
         started = time.perf_counter()
         connection.exchange.begin(request.content.set_exception)
         response = await _response(request, handler, connection)
@@ -46,7 +46,7 @@ class Answering:
             await response.write_eof()
             connection.answered(close=not response.keep_alive)
         except (ConnectionError, PeerGone):
-            pass  # the client has gone, or was cut off; the connection logs that
+            pass  # the connection is lost or was cut, and logs the reason itself
         request_log.tell(
             time.perf_counter() - started,
             client=connection.exchange.peer,
@@ -57,7 +57,7 @@ class Answering:
         return response
 
     async def finish_head(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the fields that all heads have; aiohttp calls this before it sends one."""
+        """Add the common fields to a head. aiohttp calls this before it sends one."""
         headers = response.headers
         if response.status == 204:  # aiohttp leaves it out (RFC 9110 8.6); clients of the control service wait for it
             headers["Content-Length"] = "0"
@@ -66,7 +66,7 @@ class Answering:
             headers.update(cors_headers(request.headers, ",".join(methods)))
         headers["Server"] = SERVER
         for name in [name for name in ("Content-Length", "Date", "Server") if name in headers]:
-            headers[name] = headers.pop(name)  # behind those of the resource, as in other ways to answer
+            headers[name] = headers.pop(name)  # after the fields of the resource, as in the answers of lanes
         headers.update(SAFE)
         if _is_last(request, response):
             response.force_close()
@@ -74,7 +74,11 @@ class Answering:
 
 
 def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
-    """Tell whether the connection ends with the answer: the server stops, or the body was not read, or has no end."""
+    """Tell whether the connection closes after the answer.
+
+    It does if it must close, if the request's body was not read, or if only the close marks the end of the answer:
+    HTTP/1.0 has no chunks.
+    """
     endless = response.content_length is None and request.version < HttpVersion11
     return endless or connection_of(request).must_close or not request.content.at_eof()
 
@@ -85,13 +89,13 @@ async def _response(request: web.Request, handler: Handler, connection: Connecti
     except asyncio.CancelledError:
         _cut_if_begun(request, connection)
         raise
-    except Exception as e:  # noqa: BLE001 - the table of errors tells a bug from an error and logs it
+    except Exception as e:  # noqa: BLE001 - the table of errors answers it, and logs a bug
         response = errors.answer(e, connection.exchange.peer)
         _cut_if_begun(request, connection)
         return response
 
 
 def _cut_if_begun(request: web.Request, connection: ConnectionControl) -> None:
-    """Cut an answer of which bytes were sent: it must not look complete."""
+    """Cut the connection if bytes of the answer were sent, so that the answer does not look complete."""
     if request.writer.output_size:
         connection.abort("cut")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a connection ends: in order, after what the client still sends was discarded, or at once."""
+"""The end of a connection: in order, after the bytes that the client still sends were discarded, or at once."""
 
 from ...net.watchdog import Watchdog
 from .discard import Discard
@@ -10,7 +10,7 @@ from .transport import ClientTransport
 
 
 class Ending:
-    """End one connection. reason: why, for the log; `client` until somebody else decides."""
+    """End one connection. reason: for the log; `client` unless the server ends the connection."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Ending:
         self._discard: Discard | None = None
 
     def abort(self, reason: str) -> None:
-        """Cut the connection: the answer cannot be completed. A lane lets go of it first."""
+        """Cut the connection. If a lane has it, the lane ends first."""
         self.reason = reason
         if self._handover.active:
             self._handover.abort()
@@ -37,12 +37,12 @@ class Ending:
             self._cut()
 
     def cut_off(self) -> None:
-        """Cut it because the server ends, even if a lane does not let go of it: storage may hang."""
+        """Cut the connection because the server ends. Does not wait for a lane, whose storage may hang."""
         self.abort("shutdown")
         self._cut()
 
     def close(self, reason: str) -> None:
-        """Send what was written, discard what the client still sends, and close."""
+        """Send all written bytes, discard what the client still sends, and close."""
         if self._phase.ends:
             return
         self.reason = reason
@@ -52,27 +52,27 @@ class Ending:
             self.finish()
 
     def refuse(self, reason: str, answer: bytes) -> None:
-        """Answer a connection for which there is no place, and close."""
+        """Send an answer to a connection for which there is no place, and close."""
         self.reason = reason
         self._transport.write(answer)
         self._begin_discard()
 
     def finish(self) -> None:
-        """Close when all that was written was sent."""
+        """Close as soon as all written bytes are sent."""
         self._stop_discarding()
         self._phase.state = State.CLOSED
         self._watchdog.progress()
         self._transport.close()
 
     def discard(self, data: bytes) -> bool:
-        """Discard bytes that the socket brought. False: they may be wanted."""
+        """Discard received bytes if the connection is discarding. Return whether it is."""
         if self._discard is None:
             return False
         self._discard.feed(data)
         return True
 
     def lost(self) -> None:
-        """Note that the connection is lost."""
+        """End the phases of the connection, because it is lost."""
         self._phase.state = State.CLOSED
         self._stop_discarding()
 
@@ -87,7 +87,7 @@ class Ending:
 
     def _give_up(self) -> None:
         self._stop_discarding()
-        # Not finish(): under TLS that goes on reading, up to 30 s, for the peer's farewell.
+        # Not finish(): under TLS it reads for up to 30 s more, until the client's close_notify (RFC 8446 6.1).
         self.abort(self.reason)
 
     def _stop_discarding(self) -> None:

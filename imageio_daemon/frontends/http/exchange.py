@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the one who serves a request, a handler of aiohttp or a lane, tells its connection and asks of it."""
+"""The interface of a connection for the code that serves a request: a handler of aiohttp, or the start of a lane."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from .usage import Usage
 
 
 class Exchange:
-    """The requests of one connection and their answers. service: the name of the service that the client came by."""
+    """Connect the code that serves a request with its connection. service: the name of the service, for counts."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Exchange:
         self._place = place
 
     def begin(self, on_body_error: Callable[[Exception], None]) -> None:
-        """Note that a request is being handled; the callback ends its wait for a body that will not come."""
+        """Count a request. on_body_error: called if the body will not arrive; it ends the handler's wait for it."""
         self._usage.requests += 1
         self._incoming.on_error(on_body_error)
 
     def use(self, transfer: Transfer) -> None:
-        """Count the connection as one of the transfer's, and apply its timeout.
+        """Count the connection as one of the transfer's, and apply the inactivity timeout of the ticket.
 
         Raises TooManyConnections, Forbidden.
         """
@@ -48,15 +48,15 @@ class Exchange:
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
     def require_alive(self) -> None:
-        """Raise PeerGone if the client can receive no answer: what it asked for is not begun any more.
+        """Raise PeerGone if the client cannot receive an answer, so that no change begins for it.
 
-        While the socket is not read, its end is noticed here only.
+        While the socket is not read, only this check finds out that the client has closed it.
         """
         if self._transport.is_closing or self._transport.hung_up:
             raise PeerGone("the connection was lost inside a request")
 
     def waiting_for_body(self, *, waiting: bool) -> None:
-        """Note whether a handler waits for the client's next bytes: only then does the client's timeout run."""
+        """Set whether a handler waits for the client's next bytes. The client's timeout runs only while it does."""
         self._watchdog.wait_for_body(waiting=waiting)
 
     def send_continue(self) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handover of a connection to a lane, which serves it while all that comes is plain requests for one image.
+"""The handover of a connection to a lane, which serves it as long as all requests are plain and for one image.
 
-A lane serves what is plain, from the first request on. It gives the connection back with the first other request, of
-which nothing was taken, and the handlers answer that. A request that fails in a lane is answered here: each refusal and
+A lane serves plain requests, from the first one of the connection on. It gives the connection back before the first
+other request, and a handler answers that. Python also answers a request that fails in a lane, so that each refusal and
 error is written in one place.
 """
 
@@ -31,10 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Returned(NamedTuple):
-    """What became of a connection that was handed over.
+    """The result of a handover.
 
-    served: what the lane did. rest: the client's bytes that were not taken. error: why a request failed, to be
-    answered, and unread: how many bytes of its body were not taken. cut: why the connection must be cut.
+    served: the requests and bytes of the lane. rest: received bytes that the lane did not take. error: of a request
+    that failed and is still to be answered. unread: bytes of its body that the lane did not take. cut: the reason if
+    the connection must be cut.
     """
 
     served: Count
@@ -45,16 +46,16 @@ class Returned(NamedTuple):
 
 
 def _untouched(received: bytes) -> Returned:
-    """Return that nothing was done."""
+    """Return the result of a handover in which no lane took a byte."""
     return Returned(Count(), received, None, 0, None)
 
 
 class LaneHandover:
-    """Hand one connection over, again and again. service: None: there are no lanes.
+    """Hand one connection over to lanes, one after the other. service: None: there are no lanes.
 
-    Lanes open no images. The first plain request for one waits here until it is open; if that fails, the handlers
-    find the reason once more, and answer it. So they do with a request that a lane gives back. A request also waits
-    here for a place, but no longer than the inactivity timeout of its ticket: then it is answered with 503.
+    Lanes do not open images. The first plain request for an image waits here until the image is open. If that fails, a
+    handler serves the request, and gets and answers the same error. Handlers also serve the requests that lanes give
+    back. A request also waits here for a place, at most for the inactivity timeout of its ticket; then it gets 503.
     """
 
     def __init__(self, service: LaneService | None, exchange: Exchange, transport: ClientTransport) -> None:
@@ -63,10 +64,10 @@ class LaneHandover:
         self._transport = transport
         self._place = None if service is None else LanePlace(service.places)
         self._returned: Callable[[Returned], None] | None = None
-        self._given_back = False  # the next request is not for a lane
+        self._given_back = False  # the next request is for a handler
         self._lost = False
         self._opening: asyncio.Task[None] | None = None
-        self._waits = b""  # what was received of a request that waits for a place, and after it
+        self._waits = b""  # the received bytes, from the head of a request that waits for a place
         self._lane: HttpLane | None = None
 
     @property
@@ -75,9 +76,9 @@ class LaneHandover:
         return self._lane is not None
 
     def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
-        """Hand the connection over; received: what is there of the client's bytes, from this head on.
+        """Hand the connection over if the request is for a lane. received: the client's bytes, from this head on.
 
-        True: returned will be called, unless the connection is lost before. False: the request is not for a lane.
+        True: `returned` will be called, unless the connection is lost before. False: the request is for a handler.
         """
         given_back, self._given_back = self._given_back, False
         service, place, transport = self._service, self._place, self._transport
@@ -106,21 +107,21 @@ class LaneHandover:
         return lane is not None
 
     def refuse(self) -> None:
-        """Have the connection back when no request runs."""
+        """Make the lane give the connection back as soon as no request runs, and do not wait for a place."""
         if self._lane is not None:
             self._lane.refuse()
         if self._place is not None and self._place.abandon():
             self._give_back(_untouched(self._waits))
 
     def abort(self) -> None:
-        """Have the connection cut."""
+        """Make the lane close the connection now."""
         if self._lane is not None:
             self._lane.abort()
 
     def lost(self) -> Count:
-        """Let go of the connection: it is closed. Return what the lane has served, if it has the connection still."""
+        """End what waits or runs, because the connection is lost. Return the counts of the lane that has it, if any."""
         self._lost = True
-        self._returned = None  # it refers to us
+        self._returned = None  # breaks a reference cycle
         if self._opening is not None:
             self._opening.cancel()
         if self._place is not None:
@@ -136,7 +137,7 @@ class LaneHandover:
     # Before the lane
 
     def _open(self, transfer: Transfer, received: bytes) -> None:
-        """Have the image opened, then give the connection back: it is handed over at once if that went well."""
+        """Open the image, then give the connection back. It is handed over at once if the image is open."""
         self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer))
         self._opening.add_done_callback(lambda task: self._opened(task, received))
 
@@ -146,7 +147,7 @@ class LaneHandover:
         self._give_back(_untouched(received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:
-        """Wait for a place, then give the connection back: it is handed over at once."""
+        """Wait for a place, then give the connection back. It is handed over at once if it has the place."""
         error = Unavailable("Too many requests are served now")
         late = Returned(Count(), received[len(head.data) :], error, head.length, None)
         self._waits = received
@@ -155,7 +156,7 @@ class LaneHandover:
 
     def _granted(self, place: LanePlace) -> None:
         self._give_back(_untouched(self._waits))
-        if self._lane is None:  # it is not handed over after all
+        if self._lane is None:  # the connection was not handed over: it does not need the place
             place.leave()
 
     # While a lane has it
@@ -163,19 +164,20 @@ class LaneHandover:
     def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = lane
         lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
-        if transfer.permission.canceled:  # by another thread, before the lane was there
+        if transfer.permission.canceled:  # by another thread, before the lane had started
             lane.cancel()
 
     def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = None
         end = lane.end()
-        self._given_back = end.other or (bool(end.rest) and end.error is None)  # a part of one, which may stay so
+        # A rest without an error is a part of a head, which may never become complete: Python waits for the other part.
+        self._given_back = end.other or (bool(end.rest) and end.error is None)
         transfer.remove_lane(lane)
         if self._place is not None:
             self._place.leave()
         cut = _reason_to_cut(end)
         if end.error is not None and (cut is not None or self._lost):
-            errors.answer(end.error, self._exchange.peer)  # nobody hears it, but it is logged
+            errors.answer(end.error, self._exchange.peer)  # not sent, but it logs the error
         self._give_back(Returned(lane.served(), end.rest, None if cut is not None else end.error, end.unread, cut))
 
 

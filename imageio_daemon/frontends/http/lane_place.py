@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of one connection among those that lanes serve."""
+"""The place of one connection within the limit on connections that lanes serve."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,22 +15,22 @@ class _Wait(NamedTuple):
 
 
 class LanePlace:
-    """Take a place for one transfer at a time, or wait for one. Lives on one loop."""
+    """Take a place for one transfer at a time, or wait for one. Used on one loop."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._transfer: Transfer | None = None  # the owner of the place that is taken
+        self._transfer: Transfer | None = None  # the owner of the place; None: no place is taken
         self._wait: _Wait | None = None
 
     def enter(self, transfer: Transfer) -> bool:
-        """Take a place, unless it has one. False: wait for it."""
+        """Take a place for the transfer, unless it has one. Return whether it has one; if not, wait() for it."""
         if self._transfer is not transfer:
             self.leave()
             self._transfer = transfer if self._places.enter(transfer) else None
         return self._transfer is not None
 
     def leave(self) -> None:
-        """Give the place back, if it has one."""
+        """Give the place back, if one is taken."""
         if self._transfer is not None:
             self._places.leave(self._transfer)
         self._transfer = None
@@ -38,14 +38,14 @@ class LanePlace:
     def wait(
         self, transfer: Transfer, seconds: float, granted: Callable[[], None], expired: Callable[[], None]
     ) -> None:
-        """Wait for a place, at most so many seconds. granted or expired is called, unless abandon() comes first."""
+        """Wait for a place, at most so many seconds. Either granted or expired is called, unless abandon() is."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._expire, expired)
         waiting = self._places.wait(transfer, lambda: loop.call_soon_threadsafe(self._grant, transfer, granted))
         self._wait = _Wait(waiting, timer)
 
     def abandon(self) -> bool:
-        """Wait no more. False: it did not wait, or the place is about to be granted."""
+        """Stop waiting. False: the connection did not wait, or `granted` is about to be called."""
         wait = self._wait
         if wait is None or not self._places.abandon(wait.waiting):
             return False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lanes of one HTTP server: which connections get one, and how it is started."""
+"""The lanes of one HTTP server: the conditions for a lane, and its start."""
 
 import os
 
@@ -25,13 +25,13 @@ class LaneService:
 
     @property
     def places(self) -> Places:
-        """Return the places of all connections that lanes of HTTP serve."""
+        """Return the places for the connections of HTTP lanes."""
         return self._lanes.places
 
     def find(self, exchange: Exchange, name: str, access: Access) -> Transfer:
-        """Return the transfer of a request, of which the connection is one from now on.
+        """Return the transfer of a request, and count the connection as one of the transfer's.
 
-        Raises Forbidden, TooManyConnections.
+        name: the ticket id. Raises Forbidden, TooManyConnections.
         """
         transfer = self._store.authorize(name, access)
         exchange.use(transfer)
@@ -46,18 +46,18 @@ class LaneService:
         *,
         reads: bool,
     ) -> HttpLane | None:
-        """Start a lane on a connection, for the image of a transfer, which is open. None: no lane can serve it.
+        """Start a lane on a connection, for the open image of a transfer. None: no lane can serve it.
 
-        received: bytes that the lane takes first. reads: the request is a GET. Raises Error, OSError.
+        received: the client's bytes, which the lane takes first. reads: the request is a GET. Raises Error, OSError.
         """
         backend = transfer.opened
         if backend is None or not self._lanes.takes(backend, received):
             return None
-        # The lane would give it back: what is known of an image that is smaller than the ticket may be old.
+        # A lane gives back each GET of an image smaller than the ticket, because the size that it knows may be outdated.
         if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
             return None
         lane = self._lanes.make(transfer.permission.lease, HttpLane, exchange.service, client=exchange.peer)
-        transfer.add_lane(lane, backend)  # first: a transfer that is cancelled now ends what the lane begins
+        transfer.add_lane(lane, backend)  # before the start, so that a cancel of the transfer reaches the lane
         try:
             _start_lane(lane, transport, backend, received, terms_of(transfer.ticket, backend))
         except BaseException:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection does now: its parts share it."""
+"""The phase of a connection, which its parts share."""
 
 import enum
 from dataclasses import dataclass
 
 
 class State(enum.Enum):
-    """What the connection does."""
+    """What a connection does now."""
 
     IDLE = "between requests"
     SERVING = "in a request"
@@ -23,5 +23,5 @@ class Phase:
 
     @property
     def ends(self) -> bool:
-        """Tell whether no other answer can be sent."""
+        """Tell whether no further answer can be sent."""
         return self.state in (State.DISCARDING, State.CLOSED)

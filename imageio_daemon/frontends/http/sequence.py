@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a connection's requests: one at a time goes to aiohttp or to a lane, those behind it wait."""
+"""The order of a connection's requests: one at a time goes to aiohttp or to a lane, and the next ones wait."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ from .usage import Usage
 
 
 class RequestSequence:
-    """Hand on the requests of one connection. What aiohttp sees of the connection, with its exchange."""
+    """Pass the requests of one connection to aiohttp or to a lane. Handlers of aiohttp use it with its exchange."""
 
     def __init__(
         self,
@@ -45,22 +45,22 @@ class RequestSequence:
         self._ending = ending
         self._handler: asyncio.Protocol | None = None
         self._closing = False
-        self._is_last = False  # the request that runs
+        self._is_last = False  # the connection closes after the request that runs
 
     # For the handlers of aiohttp
 
     @property
     def must_close(self) -> bool:
-        """Tell whether the answer that is given now is the connection's last."""
+        """Tell whether the connection closes after the answer to the request that runs."""
         return self._closing or self._is_last
 
     @property
     def closed(self) -> bool:
-        """Tell whether nothing more can be sent."""
+        """Tell whether no more bytes can be sent."""
         return self._phase.ends or self._transport.is_closing
 
     def answered(self, *, close: bool) -> None:
-        """Note that the answer is complete; go on to the next request, or close."""
+        """Go on to the next request, or close, because the answer is complete."""
         if self._phase.state is not State.SERVING:
             return
         self._incoming.end()
@@ -70,24 +70,24 @@ class RequestSequence:
         self._phase.state = State.IDLE
         self._watchdog.progress()
         if self._incoming.ahead:
-            self._transport.hold("ahead")  # until it was looked at: a refusal is answered before the rest was read
-            # Not here: the handler that calls is still on the stack.
+            self._transport.hold("ahead")  # so that a refusal of the next request is sent before its body is read
+            # Not in this call: the handler that makes it is still on the stack.
             asyncio.get_running_loop().call_soon(self.next)
         else:
             self._when_idle()
 
     def abort(self, reason: str) -> None:
-        """Cut the connection: the answer cannot be completed."""
+        """Cut the connection, because the answer cannot be completed."""
         self._ending.abort(reason)
 
     def close(self, reason: str) -> None:
-        """Send what was written, discard what the client still sends, and close."""
+        """Send all written bytes, discard what the client still sends, and close."""
         self._ending.close(reason)
 
     # For the connection
 
     def next(self) -> None:
-        """Hand on the request that begins what was received, if its head is complete."""
+        """Start the next request of the bytes that were received, if its head is complete."""
         if self._phase.state is not State.IDLE or self._transport.writing_paused:
             return
         try:
@@ -101,14 +101,14 @@ class RequestSequence:
             self._refuse(e, close=True)
 
     def close_when_idle(self) -> None:
-        """Serve the request that runs, and no other."""
+        """Finish the request that runs, then close."""
         self._closing = True
         self._handover.refuse()
         if self._phase.state is State.IDLE:
             self._ending.close("shutdown")
 
     def writing_paused(self, *, paused: bool) -> None:
-        """Tell the handler whether the client reads slower than it writes; go on when the client has caught up."""
+        """Pause or resume the handler's writes, as the client reads; start the next request after a pause."""
         if self._handler is not None:
             if paused:
                 self._handler.pause_writing()
@@ -118,7 +118,7 @@ class RequestSequence:
             self.next()
 
     def lost(self, exc: Exception | None) -> None:
-        """Let go of the handler: the connection is lost."""
+        """End the handler of aiohttp, because the connection is lost."""
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.connection_lost(exc)
@@ -146,7 +146,7 @@ class RequestSequence:
             self._transport.release("ahead")
 
     def _hand_on(self, head: Head) -> None:
-        """Let aiohttp serve a request."""
+        """Pass a request to aiohttp."""
         if self._handler is None:
             self._handler = self._services.make_handler()
             self._handler.connection_made(AiohttpTransport(self, self._transport))
@@ -155,10 +155,10 @@ class RequestSequence:
         self._incoming.feed_ahead()
 
     def _returned(self, end: Returned) -> None:
-        """Go on with the connection, which a lane has served."""
+        """Go on with the connection after a lane has given it back."""
         self._usage.add(end.served)
         if self._phase.state is not State.HANDED_OVER:
-            return  # it is lost
+            return  # the connection is lost
         self._phase.state = State.IDLE
         self._watchdog.progress()
         if end.cut is not None:
@@ -174,7 +174,7 @@ class RequestSequence:
             self.next()
 
     def _refuse(self, error: Exception, *, close: bool, to: str = "") -> None:
-        """Answer a request that is not handed on. to: its method: an answer to HEAD ends with its head."""
+        """Answer a request with an error, without aiohttp. to: its method; an answer to HEAD has no body."""
         self._usage.requests += 1
         self._phase.state = State.SERVING
         response = errors.answer(error, self.exchange.peer)
@@ -183,7 +183,7 @@ class RequestSequence:
         self.answered(close=close)
 
     def _when_idle(self) -> None:
-        """Read on, or end: nothing more was received."""
+        """Read the socket again, or close: no received bytes are left."""
         self._transport.release("ahead")
         if self._closing:
             self._ending.close("shutdown")

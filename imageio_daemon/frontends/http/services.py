@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the connections of one HTTP server share."""
+"""The objects that the connections of one HTTP server share."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from .lane_service import LaneService
 
 @dataclass(frozen=True)
 class Services:
-    """What the connections of one server share.
+    """The objects that the connections of one server share.
 
-    inactivity_timeout: seconds for a connection that has used no ticket. make_handler: makes a handler of aiohttp.
-    refusal: returns why aiohttp cannot answer a request. lanes: starts lanes for them; None: C serves none. served:
-    counts what is served; names: of the services there, of clients of the network and of the unix socket. scratch:
-    memory that sockets are read into, used only until the read was looked at.
+    inactivity_timeout: of a connection that has used no ticket, in seconds. make_handler: makes a handler of aiohttp.
+    refusal: returns the error if aiohttp cannot answer a request. lanes: starts lanes; None: there are none. served:
+    counts requests and bytes by service. names: of the services, for clients of the network and of the unix socket.
+    scratch: memory into which all sockets are read; its content is used before the next read.
     """
 
     inactivity_timeout: float
@@ -32,5 +32,5 @@ class Services:
     scratch: memoryview
 
     def service_of(self, address: str) -> str:
-        """Return the name of the service that a client of this address came by."""
+        """Return the name of the service for a client of this address."""
         return self.names[address == LOCAL]

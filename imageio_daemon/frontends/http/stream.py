@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are sent while they are read from storage."""
+"""Answers whose body is sent while it is read from storage."""
 
 from collections.abc import Awaitable
 
@@ -8,15 +8,16 @@ from aiohttp import web
 from ...errors import PeerGone
 from ...units import KiB
 
-#: Most bytes of one write: a copy of them exists beside the operation's buffers until they are sent. 64 TLS downloads
-#: at once: 1 MiB pieces peaked at 425 MiB RSS, these at 363, as fast.
+#: Most bytes of one write. The transport has a copy of them, beside the operation's buffers, until they are sent. 64
+#: TLS downloads at a time: pieces of 1 MiB had a peak of 425 MiB RSS, these have 363, and are as fast.
 WRITE_PIECE = 256 * KiB
 
 
 class Stream:
-    """Send the body of an answer whose head goes out with its first bytes: what fails before them is an error's answer.
+    """Send an answer piece by piece. Its head is sent with the first piece, so an earlier error gets its own answer.
 
-    When nobody knows the length of the body, the first piece waits for the second: one piece has a length.
+    If the length of the body is unknown, the first piece is kept until the second or the end: a body of one piece gets
+    a Content-Length.
     """
 
     def __init__(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -25,7 +26,7 @@ class Stream:
         self._first: bytes | None = None
 
     async def write(self, view: memoryview) -> None:
-        """Send the bytes. Raises PeerGone. They are copied: a transport keeps references to what it has not sent."""
+        """Send a copy of the bytes, because a transport refers to bytes that it has not sent. Raises PeerGone."""
         if self._first is None and self._response.content_length is None:
             self._first = bytes(view)
             return
@@ -33,7 +34,7 @@ class Stream:
         await self._send(view)
 
     async def finish(self) -> web.StreamResponse:
-        """Return the answer, of which only the end is still to be sent. Raises PeerGone."""
+        """Send the rest of the body, and return the answer, whose end the caller sends. Raises PeerGone."""
         if not self._response.prepared and self._response.content_length is None:
             self._response.content_length = len(self._first or b"")
         await self._begin()

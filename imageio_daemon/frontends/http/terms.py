@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lane of HTTP is told of a ticket: what is allowed, and the heads of answers to what goes well."""
+"""The terms of an HTTP lane for a ticket: what it allows, and templates of the answers to successful requests."""
 
 from functools import lru_cache
 
@@ -11,11 +11,11 @@ from .cors import cors_headers
 from .framing import Head
 from .messages import head_template, range_headers, whole_headers
 
-#: Terms of so many tickets are kept: to make them takes 12 us, of 150 for a connection that comes and goes.
+#: The terms of so many tickets are cached. Making them takes 12 us, of 150 us for a connection with one request.
 KNOWN_TERMS = 64
-#: What the path of an image begins with.
+#: The prefix of an image's path.
 IMAGES = "/images/"
-#: The lines of an answer to a request with Origin that is no preflight (the Fetch standard).
+#: The fields of an answer to a request with Origin that is no preflight request (the Fetch standard, CORS protocol).
 _ORIGIN_ANSWERED = "".join(f"{name}: {value}\r\n" for name, value in cors_headers({"origin": ""}, "").items()).encode()
 
 

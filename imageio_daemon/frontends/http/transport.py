@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket of a connection: when it is read, what it still has to send, and how it is closed."""
+"""The transport of a connection: reasons to pause reading, bytes that are not sent yet, and the close."""
 
 import asyncio
 import select
@@ -13,7 +13,8 @@ from .usage import Usage
 class _Gone(asyncio.Transport):
     """The transport of a connection that is lost.
 
-    A reference to asyncio's transport, which refers to the connection, would keep both until the collector runs.
+    It replaces asyncio's transport, which refers to the connection: the reference cycle would keep both until the
+    garbage collector runs.
     """
 
     def get_extra_info(self, name: str, default: object = None) -> object:
@@ -21,7 +22,7 @@ class _Gone(asyncio.Transport):
         return default
 
     def is_closing(self) -> bool:
-        """Return that it is closing."""
+        """Return True."""
         return True
 
     def abort(self) -> None:
@@ -35,12 +36,12 @@ _GONE = _Gone()
 
 
 class ClientTransport:
-    """The transport of one client: reading has reasons to pause, and writing counts bytes."""
+    """The transport of one client. It pauses reading while there is a reason to, and counts the bytes it sends."""
 
     def __init__(self, transport: asyncio.Transport, usage: Usage) -> None:
         self.asyncio_transport = transport
         self.tls = transport.get_extra_info("sslcontext") is not None
-        #: asyncio's transport still holds bytes that were written.
+        #: Whether asyncio's transport holds bytes that the socket did not take.
         self.writing_paused = False
         self._usage = usage
         self._holds: set[str] = set()
@@ -80,39 +81,39 @@ class ClientTransport:
 
     @property
     def is_closing(self) -> bool:
-        """Tell whether nothing more can be sent."""
+        """Tell whether no more bytes can be sent."""
         return self.asyncio_transport.is_closing()
 
     # Reading
 
     @property
     def held(self) -> bool:
-        """Tell whether there is a reason not to read."""
+        """Tell whether reading is paused."""
         return bool(self._holds)
 
     def hold(self, why: str) -> None:
-        """Read no more until every reason to hold is gone."""
+        """Pause reading until this and all other reasons are released. Repeating a reason has no effect."""
         if not self._holds and not self.asyncio_transport.is_closing():
             self.asyncio_transport.pause_reading()
         self._holds.add(why)
 
     def release(self, why: str) -> None:
-        """Drop one reason; read on if it was the last."""
+        """Remove one reason, and resume reading if it was the last."""
         if why in self._holds:
             self._holds.discard(why)
             if not self._holds and not self.asyncio_transport.is_closing():
                 self.asyncio_transport.resume_reading()
 
     def release_all(self) -> None:
-        """Drop all reasons, and read on."""
+        """Remove all reasons, and resume reading."""
         for why in list(self._holds):
             self.release(why)
 
     @property
     def hung_up(self) -> bool:
-        """Tell whether the client can receive no more: a reset, or its end of a unix socket closed (POLLHUP, poll(2)).
+        """Tell whether the client cannot receive: a reset, or its end of a unix socket is closed (POLLHUP, poll(2)).
 
-        Over TCP, a client that has closed in order is noticed by the next write only.
+        Over TCP, the next write is the first to find out that a client has closed in order.
         """
         poller = select.poll()
         poller.register(self.fileno, 0)
@@ -121,14 +122,14 @@ class ClientTransport:
     # Writing
 
     def watch_writing(self) -> None:
-        """Have writing paused while the transport holds anything, so that at most one piece waits in it.
+        """Pause writing while the transport holds any bytes, so that at most one piece waits in it.
 
-        It is paused at once if the handshake of TLS has left bytes.
+        Writing is paused at once if the TLS handshake has left bytes.
         """
         pause_when_anything_waits(self.asyncio_transport)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes, unless it is closing; the transport may keep a reference to them."""
+        """Send bytes, unless the transport is closing. The transport may keep a reference to them."""
         if not self.is_closing:
             self._usage.sent += len(data)
             self.asyncio_transport.write(data)
@@ -136,18 +137,18 @@ class ClientTransport:
     # The end
 
     def end_sending(self) -> None:
-        """Close the writing side, where that is possible (RFC 9112 9.6): not under TLS."""
+        """Close the writing side of the socket (RFC 9112 9.6). Under TLS this does nothing."""
         if self.asyncio_transport.can_write_eof():
             self.asyncio_transport.write_eof()
 
     def close(self) -> None:
-        """Close when all that was written was sent."""
+        """Close as soon as all written bytes are sent."""
         self.asyncio_transport.close()
 
     def abort(self) -> None:
-        """Cut the connection."""
+        """Close the connection now, without sending what is left."""
         self.asyncio_transport.abort()
 
     def lost(self) -> None:
-        """Drop the reference to asyncio's transport: the connection is lost."""
+        """Drop the reference to asyncio's transport, because the connection is lost."""
         self.asyncio_transport = _GONE

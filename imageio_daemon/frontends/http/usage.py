@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The usage of a connection: its transfers, requests and bytes, which the log has when it ends."""
+"""The usage of a connection: its transfers, requests and bytes, which are logged at its end."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ class Usage:
         self._transfers: list[Transfer] = []
 
     def use(self, transfer: Transfer) -> None:
-        """Count the connection as one of the transfer's, and no longer for transfers that were cancelled.
+        """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
 
         Raises TooManyConnections, Forbidden.
         """
@@ -34,27 +34,27 @@ class Usage:
 
     @property
     def has_ticket(self) -> bool:
-        """Tell whether a transfer that the connection has used is in force. May be asked in any thread."""
+        """Tell whether a transfer that the connection has used is in force. May be called in any thread."""
         return any(transfer.in_force for transfer in tuple(self._transfers))
 
     def add(self, by_lane: Count) -> None:
-        """Add what a lane has served."""
+        """Add the requests and bytes of a lane."""
         self._by_lanes = self._by_lanes.plus(by_lane)
         self.requests += by_lane.requests
         self.received += by_lane.received
         self.sent += by_lane.sent
 
     def served(self) -> Count:
-        """Return what Python has served, without what lanes have."""
+        """Return the requests and bytes that Python has served, without those of lanes."""
         return Count(self.requests, self.received, self.sent).minus(self._by_lanes)
 
     def close(self) -> None:
-        """Count the connection for no transfer any more: it is lost. fields() may still be called."""
+        """Remove the connection from its transfers, because it is lost. fields() may still be called."""
         for transfer in self._transfers:
             transfer.connections.remove(self)
 
     def fields(self) -> dict[str, object]:
-        """Return the fields of the log line at the end of the connection. seconds: since it began."""
+        """Return the fields of the log line at the end of the connection. seconds: since its start."""
         return {
             "requests": self.requests,
             "received": self.received,
