@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images over NBD: each ticket is an export, and its id the export's name."""
+"""Images over NBD: each ticket is an export, and the ticket id is the export's name."""

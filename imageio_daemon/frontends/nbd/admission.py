@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one NBD server: whether there is a place for another one, and how they end with it."""
+"""The connections of one NBD server: their places in the limit, and their end when the server stops."""
 
 import asyncio
 import logging
@@ -10,7 +10,8 @@ from ...net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a stopping server gives clients in the negotiation, so that they are told why. All wait for it.
+#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option says why.
+#: The stop of the daemon waits for it.
 GRACE = 0.25
 
 
@@ -19,15 +20,15 @@ class AdmittedConnection(Protocol):
 
     @property
     def negotiates(self) -> bool:
-        """Tell whether no export was entered yet."""
+        """Tell whether the connection is still in the negotiation phase."""
         ...
 
     def shut_down(self) -> None:
-        """Finish what runs, refuse what comes meanwhile, and close."""
+        """Finish the requests that run, refuse new ones, and close."""
         ...
 
     def abort(self, reason: str) -> None:
-        """Close now."""
+        """Close now. reason: for the log."""
         ...
 
 
@@ -42,11 +43,11 @@ class Admission:
 
     @property
     def count(self) -> int:
-        """Return how many connections are served now. May be asked in any thread."""
+        """Return how many connections are open. May be called in any thread."""
         return len(self._connections)
 
     def admit(self, connection: AdmittedConnection, address: str) -> Place | None:
-        """Return the place of a connection; None: the server stops."""
+        """Return a place for a connection; None while the server stops. address: of the client."""
         if self._stopping:
             log.info("connection refused: the server stops")
             return None
@@ -56,7 +57,7 @@ class Admission:
         return place
 
     def replace(self, connection: AdmittedConnection, session: AdmittedConnection) -> None:
-        """Count the session in the place of the connection whose negotiation has ended."""
+        """Give the place of a connection whose negotiation has ended to its session."""
         place = self._connections.pop(connection)
         place.drop = _dropper(session)
         self._connections[session] = place
@@ -64,7 +65,7 @@ class Admission:
             session.shut_down()
 
     def forget(self, connection: AdmittedConnection) -> None:
-        """Give the place of a connection back, if it has one."""
+        """Give the place of a connection back, if it has one. Later calls do nothing."""
         place = self._connections.pop(connection, None)
         if place is not None:
             place.leave()
@@ -72,7 +73,10 @@ class Admission:
                 self._empty.set()
 
     async def stop(self, timeout: float) -> None:
-        """Take no more requests, wait at most timeout seconds for those that run, and close all connections."""
+        """Refuse new requests, wait at most timeout seconds for those that run, and close all connections.
+
+        Connections in the negotiation are closed after GRACE seconds.
+        """
         self._stopping = True
         for connection in list(self._connections):
             connection.shut_down()
@@ -96,6 +100,6 @@ class Admission:
 
 
 def _dropper(connection: AdmittedConnection) -> Callable[[], object]:
-    """Return what ends a connection of this loop, from any thread: another one needs its place."""
+    """Return a function that aborts a connection of this loop when another one needs its place. Thread-safe."""
     loop = asyncio.get_running_loop()
     return lambda: loop.call_soon_threadsafe(connection.abort, "limit")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors of NBD by errno, from which lanes answer requests that fail."""
+"""The NBD error for each errno, with which lanes answer requests that fail."""
 
 import errno
 
 from ...nbdproto.constants import ErrorNumber
 
-#: The error of each errno that storage fails with; that of all others is EIO (proto.md, "Error values"). The table for
-#: HTTP is in frontends/http/errors.py. As a client, storage/nbd passes on the number that its server sent.
+#: The NBD error for an errno of storage. All others get EIO (proto.md, "Error values"). The table for HTTP is in
+#: frontends/http/errors.py. The NBD client in storage/nbd keeps the number that its server has sent.
 ERRORS = {
     errno.EPERM: ErrorNumber.EPERM,
     errno.EACCES: ErrorNumber.EPERM,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports: tickets as clients of NBD see them."""
+"""Exports: the tickets as NBD clients see them."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ from ...transfers.transfer import Transfer
 
 
 class Attachment:
-    """The use of a transfer by a connection: it is counted, and called when the transfer is cancelled.
+    """Count a connection as one of its transfer's, and call it back when the transfer is cancelled.
 
-    Lives on one loop. Raises TooManyConnections, Forbidden.
+    Used on one loop. Raises TooManyConnections, Forbidden.
     """
 
     def __init__(self, transfer: Transfer) -> None:
@@ -28,18 +28,21 @@ class Attachment:
         transfer.connections.add(self, lambda: _call(self._loop, self._cancel))
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Call back, once, on this loop, when the transfer is cancelled, or has been."""
+        """Set the callback. It is called on this loop when the transfer is cancelled; now, if it was cancelled before.
+
+        The transfer may call more than once.
+        """
         self._callback = callback
         if self._canceled:
             callback()
 
     def detach(self) -> None:
-        """Count the connection no more, and drop the callback."""
+        """Remove the connection from the transfer, and drop the callback."""
         self._callback = None
         self.transfer.connections.remove(self)
 
     def fields(self, **more: object) -> dict[str, dict[str, object]]:
-        """Return the fields of a log line of the connection, without those that are None."""
+        """Return the fields for a log line of the connection, without those that are None."""
         more = {name: value for name, value in more.items() if value is not None}
         return logs.fields(transfer=self.transfer.ticket.log_name, **more)
 
@@ -54,16 +57,16 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None
 
 
 async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
-    """Return the transfer of a ticket and its export; open the image once access was granted.
+    """Return the transfer of a ticket and its export. Opens the image after the ticket was checked.
 
-    Raises Forbidden, StorageError.
+    name: of the export, which is the ticket id. Raises Forbidden, StorageError, Canceled.
     """
     transfer = store.authorize(name, Access.READ)
     info = await operations.info(transfer)
     ticket = transfer.ticket
     read_only = not ticket.may(Access.WRITE)
-    # A file that may grow is exported in the size of the ticket: what lies behind its end reads as zeros. A ticket
-    # without a size does not tell how large that is.
+    # The export of a file that may grow has the size of the ticket, and reads as zeros past the end of the file. A
+    # ticket without a limit (declared_size) gives no size for that.
     grows = info.can_grow and not read_only and ticket.declared_size is None
     size = ticket.size if grows else min(ticket.size, info.size)
     description = ticket.filename or ""
@@ -71,7 +74,7 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
 
 
 def names(store: TransferStore) -> list[str]:
-    """Return the names of all exports that can be used now."""
+    """Return the names of all exports that a client could enter now."""
     found = []
     for transfer in store.all():
         with contextlib.suppress(Forbidden):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handover of a connection to a lane, with its TLS, after the negotiation."""
+"""The handover of a connection, with its TLS, to a lane after the negotiation."""
 
 import logging
 import os
@@ -23,8 +23,9 @@ log = logging.getLogger(__name__)
 class LaneSession:
     """Own a connection in its transmission phase, until the client leaves, the transfer ends or the server stops.
 
-    connection: its socket, and its TLS. poller: watches the socket after the last reply. client: its address, for the
-    log. timeout: seconds that the client may make no progress. on_lost: called once, when nothing of it is left.
+    connection: the socket and its TLS. poller: watches the socket after the last reply. service: name for the counts.
+    client: its address, for the log. timeout: seconds after which a client without progress is disconnected. on_lost:
+    called once, when the session has released everything.
     """
 
     def __init__(
@@ -55,24 +56,24 @@ class LaneSession:
 
     @property
     def negotiates(self) -> bool:
-        """Tell that an export was entered."""
+        """Return False: the negotiation has ended."""
         return False
 
     def start(self, rest: bytes, reply: bytes) -> None:
-        """Start the lane. rest: bytes received after the last option; reply: to that option, sent first."""
+        """Start the lane. rest: bytes received after the last option; reply: to that option, which the lane sends."""
         if self._hand_over(rest, reply):
             self._attachment.on_cancel(self.shut_down)
-            if self._refusing:  # since before the lane was there
+            if self._refusing:  # shut_down() was called before the lane had started
                 self._lane.refuse()
         else:
             self._lost()
 
     def _hand_over(self, rest: bytes, reply: bytes) -> bool:
-        """Start the lane. False: it failed, which was logged."""
+        """Start the lane. Return whether it has started; a failure is logged."""
         fields = self._attachment.fields()
         try:
             self._start_lane(rest, reply)
-        except Forbidden:  # somebody cancelled the transfer just now
+        except Forbidden:  # the transfer has just been cancelled
             log.info("connection ends: %s", ENDED, extra=fields)
         except (Error, OSError) as e:
             log.error("connection ends: it cannot be served: %s", e, extra=fields)
@@ -84,7 +85,7 @@ class LaneSession:
         return False
 
     def _start_lane(self, rest: bytes, reply: bytes) -> None:
-        # Added before it is started: a transfer that is cancelled now ends what the lane begins.
+        # Added before the start, so that a cancel of the transfer reaches the lane.
         self._transfer.add_lane(self._lane, self._backend)
         terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
         fd = os.dup(self._socket.fileno())
@@ -96,12 +97,12 @@ class LaneSession:
         self._lane.watch(self._event, self._end)
 
     def shut_down(self) -> None:
-        """Finish what runs, refuse what comes meanwhile, and close."""
+        """Finish the requests that run, refuse new ones, and close."""
         self._refusing = True
         self._lane.refuse()
 
     def abort(self, reason: str) -> None:
-        """Close now."""
+        """Close now. reason: for the log."""
         log.info("connection aborted: %s", reason, extra=self._attachment.fields())
         self._lane.abort()
 
@@ -115,7 +116,7 @@ class LaneSession:
         self._lost()
 
     def _lost(self) -> None:
-        """Give up the lane, the socket and the use of the transfer."""
+        """Release the lane, the socket and the attachment to the transfer."""
         try:
             self._transfer.remove_lane(self._lane)
         finally:
@@ -124,7 +125,7 @@ class LaneSession:
             self._on_lost(self)
 
     def _close(self) -> None:
-        """End TLS, and close the socket when the client has. After an abort nothing is sent."""
+        """Send close_notify of TLS, then close the socket with Poller.linger(). After abort() nothing is sent."""
         if self._tls is not None:
             self._tls.end()
         self._poller.linger(self._socket)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation phase of a connection, from accept to the first request."""
+"""The negotiation phase of a connection (proto.md, "Handshake phase"), from accept to the handover to a lane."""
 
 import asyncio
 import logging
@@ -28,12 +28,12 @@ from .services import Services
 
 log = logging.getLogger(__name__)
 
-#: The preferred block size, bytes; nbdcopy also looks for zeros in pieces of this size. Small pieces stay in the caches
-#: of the processor: nbdcopy, 512 MiB, MiB/s with 1M and 256K out and in, tmpfs, 1 connection 1308, 1289 and 803, 881; 4
-#: connections 1642, 1775 and 1152, 1120 (7 rounds); disk, 1 connection 560, 608 and 754, 754; 4 connections 588, 651
-#: and 741, 770 (21 rounds).
+#: The preferred block size, in bytes (proto.md, "Block size constraints"). nbdcopy also looks for zeros in pieces of
+#: this size. Small pieces stay in the caches of the processor. Measured with nbdcopy and 512 MiB, in MiB/s with pieces
+#: of 1M and 256K, for downloads and uploads. tmpfs, 7 rounds: 1 connection 1308, 1289 and 803, 881; 4 connections 1642,
+#: 1775 and 1152, 1120. Disk, 21 rounds: 1 connection 560, 608 and 754, 754; 4 connections 588, 651 and 741, 770.
 PREFERRED_BLOCK = 256 * KiB
-#: Bytes received at once; options are small.
+#: Most bytes of one receive. Options are small.
 RECEIVE = 16 * KiB
 
 
@@ -62,24 +62,24 @@ class ServerHandshake(asyncio.BufferedProtocol):
 
     @property
     def negotiates(self) -> bool:
-        """Tell that no export was entered yet."""
+        """Return True: the negotiation has not ended."""
         return True
 
     def shut_down(self) -> None:
-        """Tell the client, with the next option, that the server stops."""
+        """Make the reply to the client's next option say that the server stops (NBD_REP_ERR_SHUTDOWN)."""
         self._negotiation.stopping = True
 
     def abort(self, reason: str) -> None:
-        """Close now."""
+        """Close now. reason: for the log."""
         log.debug("connection aborted: %s", reason)
         if self._task is not None:
-            self._task.cancel()  # while TLS starts there is no transport
+            self._task.cancel()  # during the TLS handshake there is no transport to abort
         self._transport.abort()
 
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, if there is a place. The second transport of a connection has TLS: the negotiation goes on."""
+        """Start the negotiation if there is a place. The second transport of a connection has TLS, and continues it."""
         self._transport = cast(asyncio.Transport, transport)
         if self._secure:
             return
@@ -91,16 +91,16 @@ class ServerHandshake(asyncio.BufferedProtocol):
         if self._place is None:
             self._transport.abort()
             return
-        # A mounted disk may be idle for hours: only keep-alive probes of TCP find out that its client is gone (tcp(7)).
+        # A mounted disk may be idle for hours. Only TCP keep-alive probes find out that its client is gone (tcp(7)).
         keep_alive(self._socket)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return memory for the next bytes."""
+        """Return the memory for the next receive."""
         return self._memory
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take bytes, and read no more until they were answered."""
+        """Pass received bytes to the negotiation, and pause reading until the reply is sent."""
         self._transport.pause_reading()
         if self._place is not None:
             self._place.spoke()
@@ -108,15 +108,15 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._arrived.set()
 
     def pause_writing(self) -> None:
-        """Note that the transport holds bytes that it could not send."""
+        """Make the negotiation wait: the transport holds bytes that the socket did not take."""
         self._sent.clear()
 
     def resume_writing(self) -> None:
-        """Note that all bytes were sent."""
+        """Let the negotiation go on: all bytes are sent."""
         self._sent.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the negotiation: the client is gone."""
+        """End the negotiation, because the connection is lost."""
         if self._task is not None:
             self._task.cancel()
         self._leave()
@@ -177,7 +177,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         return self._negotiation.found(export)
 
     def _enter(self, transfer: Transfer) -> None:
-        """Use a transfer, and keep the place. Raises TooManyConnections, Forbidden."""
+        """Attach the connection to a transfer, and keep its place. Raises TooManyConnections, Forbidden."""
         self._options.lanes.require_room(NbdLane)
         self._attachment = Attachment(transfer)
         try:
@@ -188,7 +188,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
             raise
 
     async def _start_tls(self) -> None:
-        """Go on with TLS on the same socket. Raises OSError."""
+        """Do the TLS handshake on the same socket. Raises OSError."""
         context = self._options.context
         if context is None:
             raise RuntimeError("TLS without a context")
@@ -219,7 +219,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         if len(reply) > MAX_STAGED:
             self._transport.write(reply)
             reply = b""
-        await self._sent.wait()  # a transport that holds bytes cannot be detached
+        await self._sent.wait()  # detached() needs a transport without unsent bytes
         session = self._session(attachment, backend, event)
         self._attachment = None
         self._admission.replace(self, session)
@@ -251,7 +251,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._transport.close()
 
     def _drop(self, reason: str) -> None:
-        """Close a connection, which has no transport while TLS starts."""
+        """Close the connection now. It has no transport during the TLS handshake, so connection_lost() may not come."""
         log.info("connection ends in the negotiation: %s", reason, extra=logs.fields(tls=self._secure))
         self._transport.abort()
         self._leave()

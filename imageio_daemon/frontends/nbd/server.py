@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NBD service: what listens, and what its connections are given."""
+"""The NBD service: one server for TCP, and one for the unix socket."""
 
 import asyncio
 import dataclasses
@@ -22,7 +22,10 @@ def nbd_servers(
     context: MakeContext | None,
     lanes: Lanes,
 ) -> "tuple[NbdServer, NbdServer]":
-    """Return the services of the TCP and of the unix socket, of one loop. The loops share the rest."""
+    """Return the servers for the TCP socket and for the unix socket of one loop. All loops share the arguments.
+
+    context: returns the TLS context to use now; None: there is no TLS.
+    """
     remote = Options(
         store=store,
         lanes=lanes,
@@ -36,7 +39,7 @@ def nbd_servers(
 
 
 class NbdServer:
-    """Serve one listening socket's connections; `connection` makes them."""
+    """Serve the connections of one listening socket. connection() makes their protocols."""
 
     def __init__(self, options: Options, limit: ConnectionLimit) -> None:
         self.limit = limit
@@ -46,23 +49,23 @@ class NbdServer:
         self._pollers: Pollers | None = None
 
     async def start(self) -> None:
-        """Get ready for connections of the running loop."""
+        """Prepare for connections on the running loop."""
         self._pollers = Pollers(asyncio.get_running_loop())
         self._services = Services(self._options, self._admission, self._pollers)
 
     @property
     def connections(self) -> int:
-        """Return how many connections are served now. May be asked in any thread."""
+        """Return how many connections are open. May be called in any thread."""
         return self._admission.count
 
     def connection(self) -> ServerHandshake:
-        """Return the protocol of a new connection, for create_server."""
+        """Return the protocol of a new connection. Raises RuntimeError before start()."""
         if self._services is None:
             raise RuntimeError("the server was not started")
         return ServerHandshake(self._services)
 
     async def stop(self, timeout: float) -> None:
-        """Take no more requests, and wait at most timeout seconds for those that run."""
+        """Refuse new requests, wait at most timeout seconds for those that run, and close all connections."""
         await self._admission.stop(timeout)
         if self._pollers is not None:
             self._pollers.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the connections of one NBD server share."""
+"""The objects that the connections of one NBD server share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from ...net.tls_socket import TlsContext
 from ...transfers.store import TransferStore
 from .admission import Admission
 
-#: Returns the context to use now.
+#: Returns the TLS context to use now.
 MakeContext = Callable[[], TlsContext]
 
 
 @dataclass(frozen=True)
 class Options:
-    """How one listening socket is served.
+    """The options of one listening socket.
 
-    tls: whether clients must, may or cannot use it; context: for it. handshake_timeout: seconds for the negotiation.
-    listed: NBD_OPT_LIST is answered. name: of the service, in the counts of what was served.
+    tls: whether clients must, may or cannot use TLS. context: returns its context; None: there is no TLS.
+    handshake_timeout: seconds for the negotiation. listed: NBD_OPT_LIST is answered. name: of the service, for counts.
     """
 
     store: TransferStore
@@ -34,9 +34,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Services:
-    """What the connections of one server share.
+    """The objects that the connections of one server share.
 
-    pollers: for handshakes of TLS, and for the last second of connections that C has served.
+    pollers: for TLS handshakes, and for the last second of connections that lanes have served; see Poller.linger().
     """
 
     options: Options
