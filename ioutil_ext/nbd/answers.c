@@ -26,6 +26,11 @@ struct answer answer_ended(struct iou_lane *lane) {
     return (struct answer){NBD_ESHUTDOWN, iou_nbd_text(IOU_NBD_ENDED)};
 }
 
+void answer_check(struct iou_lane *lane, struct answer *answer) {
+    if (!answer->error && lane_refuses(lane))
+        *answer = answer_ended(lane);
+}
+
 struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     const struct nbd *nbd = nbd_of(lane);
     uint32_t error = (uint32_t)op->result.error;

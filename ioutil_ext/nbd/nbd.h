@@ -65,6 +65,9 @@ static inline struct nbd *nbd_of(const struct iou_lane *lane) {
 /* The transfer has ended: the connection ends with it. */
 struct answer answer_ended(struct iou_lane *lane);
 
+/* Refuse a request of any command, or a piece of a payload, that was not refused yet, if the transfer has ended. */
+void answer_check(struct iou_lane *lane, struct answer *answer);
+
 /* What a request is told for which memory_get() had none. */
 struct answer answer_no_memory(struct iou_lane *lane, int error);
 
@@ -79,9 +82,6 @@ struct answer answer_fill(struct lane_thread *thread, char *data, uint64_t offse
 void request_end(struct iou_lane *lane);
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
-
-/* If the transfer has ended, refuse the request, of any command, or the piece of a payload: note it in the answer. */
-void write_check(struct iou_lane *lane, struct payload *payload);
 
 /* Make it the operation that writes the piece. */
 void write_set(struct op *op, const struct payload *payload, bool fua);

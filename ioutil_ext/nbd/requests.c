@@ -104,7 +104,7 @@ void request_begin(struct iou_lane *lane, const struct request *request, struct 
     op->kind = 0;
     if (request->error)
         return;
-    write_check(lane, payload);
+    answer_check(lane, &payload->answer);
     if (payload->answer.error)
         return;
     if (payload->memory)

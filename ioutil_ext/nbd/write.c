@@ -4,11 +4,6 @@
 
 #include "nbd/nbd.h"
 
-void write_check(struct iou_lane *lane, struct payload *payload) {
-    if (!payload->answer.error && lane_refuses(lane))
-        payload->answer = answer_ended(lane);
-}
-
 void write_set(struct op *op, const struct payload *payload, bool fua) {
     *op = (struct op){
         .kind = IOU_WRITE,
@@ -21,7 +16,7 @@ void write_set(struct op *op, const struct payload *payload, bool fua) {
 
 void write_piece(struct lane_thread *thread, struct payload *payload) {
     struct op op;
-    write_check(thread->lane, payload);
+    answer_check(thread->lane, &payload->answer);
     if (payload->answer.error)
         return;
     write_set(&op, payload, false);

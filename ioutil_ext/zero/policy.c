@@ -16,13 +16,10 @@
 
 /* ---- the table -------------------------------------------------------------------------------------------------- */
 
-/* One more than the longest row has, for NONE. */
-#define MAX_METHODS 5
-
 /* Methods in the order in which they are tried; the rows end with NONE. fast: those that never move data. */
 struct methods_in_order {
-    iou_method all[MAX_METHODS];
-    iou_method fast[MAX_METHODS];
+    iou_method all[IOU_METHODS];
+    iou_method fast[IOU_METHODS];
 };
 
 enum { MAY_FREE, KEEP_ALLOCATED };
