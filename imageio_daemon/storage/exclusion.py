@@ -92,7 +92,7 @@ class Exclusion:
 class Turn:
     """One that holds a range or waits for it, on the running loop."""
 
-    __slots__ = ("_come", "_exclusion", "end", "held", "op", "start")
+    __slots__ = ("_come", "_exclusion", "_thread", "end", "held", "op", "start")
 
     def __init__(self, exclusion: Exclusion, op: Operation, start: int, end: int) -> None:
         self._exclusion = exclusion
@@ -118,19 +118,19 @@ class Turn:
     def wait(self) -> None:
         """Get ready to wait. Called on the loop that waits."""
         self._come = asyncio.get_running_loop().create_future()
+        self._thread = threading.get_ident()
 
     def overlaps(self, start: int, end: int) -> bool:
         return self.start < end and start < self.end and start < end
 
     def wake(self) -> None:
-        """Let one that waits go on. Called on any loop."""
+        """Let one that waits go on. Called in any thread: who drops cancelled operations may have no loop."""
         if self._come is None:
             return
-        loop = self._come.get_loop()
-        if loop is asyncio.get_running_loop():
+        if threading.get_ident() == self._thread:
             _go_on(self._come)
         else:
-            loop.call_soon_threadsafe(_go_on, self._come)
+            self._come.get_loop().call_soon_threadsafe(_go_on, self._come)
 
 
 def _go_on(come: "asyncio.Future[None]") -> None:

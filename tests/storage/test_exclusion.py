@@ -115,6 +115,22 @@ async def test_all_can_be_held_again_after_any_history() -> None:
         pass
 
 
+async def test_who_waits_is_dropped_by_a_thread_without_a_loop() -> None:
+    exclusion, op = Exclusion(), Operation()
+
+    async def change() -> None:
+        async with exclusion.hold(op, 5, 15):
+            pass
+
+    async with exclusion.hold(Operation(), 0, 10):
+        waiting = asyncio.create_task(change())
+        await settled()
+        op.cancel()
+        await asyncio.to_thread(exclusion.drop_canceled)
+        with pytest.raises(Canceled):
+            await asyncio.wait_for(waiting, 5)
+
+
 async def test_another_loop_waits_too(changes: Changes) -> None:
     first = changes.start("a", 0, 10)
     await settled()
