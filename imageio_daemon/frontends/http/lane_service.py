@@ -53,7 +53,7 @@ class LaneService:
         backend = transfer.opened
         if backend is None or not self._lanes.takes(backend, received):
             return None
-        # A lane gives back each GET of an image smaller than the ticket, because the size that it knows may be outdated.
+        # A lane gives back each GET of an image smaller than the ticket, because the size it knows may be outdated.
         if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
             return None
         lane = self._lanes.make(transfer.permission.lease, HttpLane, exchange.service, client=exchange.peer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The negotiation phase of a connection (proto.md, "Handshake phase"), from accept to the handover to a lane."""
+"""The negotiation phase of a connection (proto.md, "Handshake"), from accept to the handover to a lane."""
 
 import asyncio
 import logging
