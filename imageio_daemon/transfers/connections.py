@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections that use a transfer: counted against a limit, and told when the transfer ends.
+"""The connections of a transfer: their limit, and the callbacks that end them with the transfer.
 
-Shared by the event loops; the rules stand in transfers/transfer.py.
+Shared by the event loops; transfers/transfer.py has the rules.
 """
 
 import threading
@@ -24,10 +24,10 @@ class Connections:
         return len(self._connections)
 
     def add(self, connection: object, on_cancel: Callable[[], None] | None = None) -> None:
-        """Count a connection that uses this transfer; again is no change. Raises TooManyConnections, Forbidden.
+        """Count a connection that uses this transfer. Adding it again has no effect.
 
-        on_cancel: called, in any thread, when the transfer is cancelled, or closes its image after the ticket's expiry,
-        maybe more than once; for connections that end with it.
+        on_cancel: for connections that end with the transfer. It is called in any thread, possibly more than once, when
+        the transfer is cancelled or closes its image after the ticket's expiry. Raises TooManyConnections, Forbidden.
         """
         with self._lock:
             self._permission.require_not_canceled()
@@ -38,10 +38,10 @@ class Connections:
             self._connections[connection] = on_cancel
 
     def remove(self, connection: object) -> None:
-        """Forget a connection, if it was added."""
+        """Remove a connection, if it was added."""
         with self._lock:
             self._connections.pop(connection, None)
 
     def callbacks(self) -> list[Callable[[], None]]:
-        """Return what to call, after the lock was released, to end the connections. Called with the lock."""
+        """Return the callbacks that end connections. Called with the lock; the caller calls them without it."""
         return [on_cancel for on_cancel in self._connections.values() if on_cancel is not None]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of one transfer, from its cancellation until no cancelled transfer uses its image any more.
+"""The end of one transfer, from its cancellation until its image is free.
 
-Shared by the event loops; the rules stand in transfers/transfer.py.
+An image is free when no cancelled transfer uses it; see transfers/ending.py. Shared by the event loops;
+transfers/transfer.py has the rules.
 """
 
 import asyncio
@@ -20,9 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class TransferEnd:
-    """Follow how a cancelled transfer ends: nothing runs, its image is closed, its image is free. Thread-safe.
+    """Follow the end of a cancelled transfer in three steps. Thread-safe.
 
-    ending: all cancelled transfers, of which those on the same image are waited for.
+    Quiet: no operation or lane runs. Left: its image is closed. Ended: its image is free. ending: all cancelled
+    transfers; the last step waits for those on the same image.
     """
 
     def __init__(
@@ -40,52 +42,52 @@ class TransferEnd:
         self._image = image
         self._ending = ending
         self._identify = identify
-        self._quiet: concurrent.futures.Future[None] = concurrent.futures.Future()  # nothing runs any more
-        self._left: concurrent.futures.Future[None] = concurrent.futures.Future()  # and its image is closed
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()  # and no other one uses that
+        self._quiet: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._left: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Start to wait for the end on the running loop, once. Called with the lock, when the transfer is cancelled."""
+        """Start to wait for the end, on the running loop. Called once, with the lock, by the cancel."""
         self.settle()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def settle(self) -> None:
-        """Note whether the transfer is quiet: cancelled, nothing runs, no open is under way. Called with the lock."""
+        """Complete the first step if nothing runs and the image is not being opened. Called with the lock."""
         busy = self._traffic.any or self._image.on_its_way
         if self._permission.canceled and not busy and not self._quiet.done():
             self._quiet.set_result(None)
 
     def until_ended(self) -> "asyncio.Future[None]":
-        """Return what is done when the transfer has ended. Cancelling it does not stop the end."""
+        """Return a future of the running loop for the end. Cancelling the future does not stop the end."""
         return asyncio.shield(asyncio.wrap_future(self._ended))
 
     def when_left(self, callback: Callable[["TransferEnd"], None]) -> None:
-        """Call back, in any thread, when the transfer has left its image; see has_left."""
+        """Call a function, in any thread, when the transfer has left its image."""
         self._left.add_done_callback(lambda _: callback(self))
 
     def when_ended(self, callback: Callable[["TransferEnd"], None]) -> None:
-        """Call back, in any thread, when the transfer has ended."""
+        """Call a function, in any thread, when the transfer has ended."""
         self._ended.add_done_callback(lambda _: callback(self))
 
     @property
     def has_left(self) -> bool:
-        """Tell whether the transfer was cancelled, nothing of it runs, and its image is closed."""
+        """Tell whether the transfer was cancelled, none of its operations or lanes runs, and its image is closed."""
         return self._left.done()
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether it has left its image, and no other cancelled transfer uses that, by whatever name."""
+        """Tell whether the transfer has left its image, and no other cancelled transfer uses it, under any url."""
         return self._ended.done()
 
     @property
     def identity(self) -> object:
-        """Return which image is open, or was when one was; None: nobody knows, or there was none."""
+        """Return the identity of the image that is or was open; None: it is unknown, or none was open."""
         return self._image.identity
 
     @property
     def in_use(self) -> bool:
-        """Tell whether requests run or wait for the image, ours or those of others that were cancelled."""
+        """Tell whether the image is used: by our requests, by our open or close, or by another cancelled transfer."""
         others = self._ending.uses(self.ticket.url, self.identity, but=self)
         return bool(self._traffic.running or self._image.on_its_way or others)
 

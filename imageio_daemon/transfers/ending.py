@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of transfers that were cancelled and have not ended yet, by ticket and by image.
 
-The one rule: an image is free when no cancelled transfer uses it any more, by whatever url. Opening waits until the
-image is free, so the last write of a removed ticket comes before the first write of the next ticket. The end of a
-transfer waits for it, too: after the removal of a ticket its image may be moved or deleted.
+An image is free when no cancelled transfer uses it, under any url. Opening waits until the image is free, so the last
+write of a removed ticket comes before the first write of the next ticket. The end of a transfer also waits for it:
+after the removal of a ticket its image may be moved or deleted.
 
-Shared by the event loops; the rules stand in transfers/transfer.py.
+Shared by the event loops; transfers/transfer.py has the rules.
 """
 
 import asyncio
@@ -18,30 +18,30 @@ from .ticket import Ticket
 
 
 class EndingTransfer(Protocol):
-    """A transfer that is cancelled or about to be, as seen by those that wait for it."""
+    """A transfer that is cancelled, or about to be, as this registry uses it: a TransferEnd."""
 
     @property
     def ticket(self) -> Ticket:
-        """Return its ticket."""
+        """Return the ticket of the transfer."""
         ...
 
     @property
     def identity(self) -> object:
-        """Return BackendInfo.identity of the image that it has or had open; None: unknown, or never open."""
+        """Return BackendInfo.identity of the image that is or was open; None: it is unknown, or none was open."""
         ...
 
     @property
     def in_use(self) -> bool:
-        """Tell whether an operation runs on its image."""
+        """Tell whether the image is used; see TransferEnd.in_use."""
         ...
 
     @property
     def has_left(self) -> bool:
-        """Tell whether none of its operations runs, and its image is closed."""
+        """Tell whether no operation or lane of the transfer runs, and its image is closed."""
         ...
 
     def until_ended(self) -> Awaitable[None]:
-        """Return an awaitable that is done when it has left, and its image is free."""
+        """Return an awaitable that is done when the transfer has left its image and the image is free."""
         ...
 
 
@@ -50,12 +50,12 @@ class _By(Enum):
     IDENTITY = "identity"
 
 
-#: What an image is found by: its url or its identity.
+#: The key of an image: its url or its identity.
 _Key = tuple[_By, object]
 
 
 class _Users:
-    """The transfers that have not left one image. Thousands may wait for them, all for one future."""
+    """The cancelled transfers that have not left one image. All that wait for the image share one future."""
 
     def __init__(self) -> None:
         self.transfers: set[EndingTransfer] = set()
@@ -67,7 +67,7 @@ class EndingTransfers:
 
     def __init__(self) -> None:
         self._tickets: dict[str, set[EndingTransfer]] = {}
-        self._keys: dict[EndingTransfer, set[_Key]] = {}  # of images that were not left
+        self._keys: dict[EndingTransfer, set[_Key]] = {}  # of its image; empty after it has left that
         self._users: dict[_Key, _Users] = {}
         self._identified = 0
 
@@ -75,7 +75,7 @@ class EndingTransfers:
         return len(self._keys)
 
     def add(self, transfer: EndingTransfer) -> None:
-        """Add a transfer. Called before its cancellation and after it: its identity may be known only then."""
+        """Add a transfer. Called before and after its cancellation, because the identity may be known only then."""
         keys = self._keys.setdefault(transfer, set())
         self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
         if transfer.has_left:
@@ -86,7 +86,7 @@ class EndingTransfers:
             self._identified += key[0] is _By.IDENTITY
 
     def leave(self, transfer: EndingTransfer) -> None:
-        """Wake those that wait for the image of a transfer which has left it. No change if it was not added."""
+        """Note that a transfer has left its image; the last one wakes the waiters. No effect if it was not added."""
         keys = self._keys.get(transfer, set())
         while keys:
             key = keys.pop()
@@ -98,7 +98,7 @@ class EndingTransfers:
                 users.gone.set_result(None)
 
     def remove(self, transfer: EndingTransfer) -> None:
-        """Remove a transfer that has left and ended. No change if it was not added."""
+        """Remove a transfer that has ended. No effect if it was not added."""
         if self._keys.pop(transfer, None) is None:
             return
         ticket_id = transfer.ticket.ticket_id
@@ -107,24 +107,24 @@ class EndingTransfers:
             del self._tickets[ticket_id]
 
     def all(self) -> list[EndingTransfer]:
-        """Return all of them."""
+        """Return all transfers of the registry."""
         return list(self._keys)
 
     def of_ticket(self, ticket_id: str) -> list[EndingTransfer]:
-        """Return the transfers of one ticket id: those that were replaced or removed."""
+        """Return the cancelled transfers of one ticket id: its ticket was replaced or removed."""
         return list(self._tickets.get(ticket_id, ()))
 
     @property
     def any_identified(self) -> bool:
-        """Tell whether a transfer in the registry may use an image that is known by its identity."""
+        """Tell whether any transfer has not left an image whose identity is known."""
         return self._identified > 0
 
     def uses(self, url: str, identity: object, *, but: object) -> bool:
-        """Tell whether a transfer may still use an image of this url or identity (None: unknown). but: who asks."""
+        """Tell whether a transfer other than `but` may still use the image of this url or identity (None: unknown)."""
         return any(users.transfers - {but} for users in self._of_image(url, identity))
 
     async def until_free(self, url: str, identity: object) -> None:
-        """Wait until no transfer here uses an image. May be cancelled."""
+        """Wait until no transfer of the registry uses the image of this url or identity. May be cancelled."""
         while found := self._of_image(url, identity):
             await asyncio.shield(asyncio.wrap_future(found[0].gone))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image of a transfer: opened for the first who asks, once for all, and closed when nobody uses it any more.
+"""The image of a transfer: the first request opens it for all, and it is closed after the last one.
 
-Shared by the event loops; the rules stand in transfers/transfer.py.
+Shared by the event loops; transfers/transfer.py has the rules.
 """
 
 import asyncio
@@ -20,16 +20,17 @@ from .ticket import Ticket
 log = logging.getLogger(__name__)
 
 OpenBackend = Callable[[Ticket], Awaitable[Backend]]
-#: Return which image a ticket names now, as BackendInfo.identity does, without keeping it open; None: nobody knows.
+#: Returns the identity (BackendInfo.identity) of the image that a ticket names now, without keeping the image open.
+#: None: unknown.
 Identify = Callable[[Ticket], Awaitable[object]]
 
 
 class TransferImage:
     """The image of one transfer, open or not. Thread-safe.
 
-    lock: the transfer's. It guards what is here, too, so that the transfer sees and changes both in one step. Where
-    that matters, the transfer holds it when it calls. until_free: wait until no cancelled transfer uses the image of
-    this identity. at_rest: called with the lock when the image was opened or let go of, or that failed.
+    lock: the transfer's. It also guards this object, so that the transfer sees and changes both in one step; some
+    methods are called with it. until_free: waits until no cancelled transfer uses the image of this identity. at_rest:
+    called with the lock after each open and each release, also if it failed.
     """
 
     def __init__(
@@ -45,11 +46,11 @@ class TransferImage:
         self._until_free = until_free
         self._lock = lock
         self._at_rest = at_rest
-        #: The image if it is open. Each request reads it, and only this class changes it.
+        #: The backend of the open image; None: it is not open. Only this class changes it.
         self.opened: Backend | None = None
-        #: Which image it is, or was when it was open the last time; None: nobody knows.
+        #: The identity of the image, or of the last open; None: unknown.
         self.identity: object = None
-        #: Of the flush before the image was closed. What Backend.flush() says goes on for the next handle.
+        #: The error of the flush before the image was closed. The rule of Backend.flush() holds for later opens, too.
         self._flush_failure: Error | None = None
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._open_task: asyncio.Task[None] | None = None
@@ -57,13 +58,13 @@ class TransferImage:
 
     @property
     def on_its_way(self) -> bool:
-        """Tell whether the image is being opened, or let go of."""
+        """Tell whether the image is being opened or released."""
         return self._opening is not None
 
     def open(self) -> "concurrent.futures.Future[Backend]":
-        """Return a future of the open image, and start to open it unless it is open or being opened.
+        """Return a future of the open image. Starts to open it, unless it is open or being opened.
 
-        Called with the lock. The future fails with StorageError, Canceled or Forbidden.
+        Called with the lock. The future may get StorageError, Canceled or Forbidden.
         """
         if self.opened is not None:
             opened: concurrent.futures.Future[Backend] = concurrent.futures.Future()
@@ -76,11 +77,11 @@ class TransferImage:
         return opening
 
     def release(self, wanted: Callable[[], bool]) -> None:
-        """Flush and close the image, if it is open. Called with the lock, while no operation uses it.
+        """Flush and close the image, if it is open. Called with the lock, while no operation or lane uses it.
 
-        wanted: called with the lock after the close. True: the image is opened again. False: requests that asked for
-        it meanwhile get Forbidden. After a failed flush it is never opened again: a flush through another handle may
-        succeed although data was lost.
+        wanted: called with the lock after the close. True: the image is opened again. False: requests that asked for it
+        meanwhile get Forbidden. After a failed flush each open fails with its error, because a flush through another
+        handle may succeed although data was lost.
         """
         backend = self.opened
         if backend is None:
@@ -90,19 +91,19 @@ class TransferImage:
         self._spawn(self._release(backend, opening, wanted))
 
     def stop_opening(self) -> None:
-        """Cancel an open that is under way: those that wait for it get Canceled."""
+        """Cancel an open that is under way. Requests that wait for it get Canceled."""
         task = self._open_task
         if task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def interrupt(self) -> None:
-        """End cancelled operations that wait in storage for a thread or a connection."""
+        """End cancelled operations of the backend that wait for a thread or a connection."""
         backend = self.opened
         if backend is not None:
             backend.interrupt()
 
     async def close(self) -> None:
-        """Close the image for good. No operation uses it, and it is not being opened."""
+        """Close the image at the end of the transfer. No operation uses it, and it is not being opened."""
         backend, self.opened = self.opened, None
         if backend is not None:
             await self._close(backend)
@@ -133,7 +134,7 @@ class TransferImage:
             raise self._flush_failure.with_traceback(None)
 
     async def _others_left(self, backend: Backend) -> None:
-        """Wait until the image is free by its identity, too. Closes it when the wait is cancelled."""
+        """Wait until no cancelled transfer uses the image under another url. Closes the image if cancelled."""
         self.identity = backend.info.identity
         try:
             await self._until_free(self.identity)
@@ -167,7 +168,7 @@ class TransferImage:
         opening.set_exception(Forbidden(DENIED))
 
     def _arrived(self, backend: Backend | None = None) -> None:
-        """Note the result of opening or closing: the open image, or None."""
+        """Set the result of an open or a release: the open image, or None."""
         with self._lock:
             self.opened = backend
             self._opening = self._open_task = None
@@ -178,7 +179,7 @@ class TransferImage:
             await backend.close()
         except Error as e:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
-        except Exception:  # a removal waits for the end of the transfer, and must not wait for ever
+        except Exception:  # the end of the transfer, and with it the removal of the ticket, must not wait for ever
             log.exception("transfer %s: closing the image failed", self._ticket.log_name)
 
 
@@ -190,6 +191,6 @@ def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Ba
 
 
 def _look_at(future: "asyncio.Future[Backend]") -> None:
-    """Retrieve the exception, or asyncio logs it when the waiting task was cancelled."""
+    """Retrieve the exception. Otherwise asyncio logs it if the waiting task was cancelled."""
     if not future.cancelled():
         future.exception()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All transfers of the daemon, by ticket id. Shared by the event loops; the rules stand in transfers/transfer.py."""
+"""All transfers of the daemon, by ticket id. Shared by the event loops; transfers/transfer.py has the rules."""
 
 import asyncio
 import logging
@@ -17,19 +17,23 @@ from .transfer import Transfer
 
 log = logging.getLogger(__name__)
 
-#: Seconds that closing an image may take when a removal does not wait for requests. On storage that works: some ms.
+#: Seconds that the close of an image may take in a removal that does not wait for requests. Normal: some ms.
 CLOSE_TIMEOUT = 5.0
-#: The limit of tickets times this is the limit of tickets and ending transfers together: tickets that are replaced
-#: again and again while storage hangs must not take all memory.
+#: The limit of tickets and ending transfers together is this factor times the limit of tickets. Without it, tickets
+#: that are replaced again and again while storage hangs would take all memory.
 ENDING_FACTOR = 2
 
 
 async def _unknown(_: Ticket) -> None:
-    """Identify no image."""
+    """Return None: the identity of the image is unknown."""
 
 
 class TransferStore:
-    """All transfers by ticket id. Thread-safe."""
+    """All transfers by ticket id. Thread-safe.
+
+    open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
+    store at a time. most_connections: on one ticket at a time. clock: in seconds.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class TransferStore:
         self._ending = EndingTransfers()
 
     def add(self, ticket: Ticket) -> Transfer:
-        """Add a ticket. One of the same id is replaced: its running requests are cancelled. Raises TooManyTickets."""
+        """Add a ticket, and replace one of the same id, whose requests are cancelled. Raises TooManyTickets."""
         with self._lock:
             replaced = self._transfers.get(ticket.ticket_id)
             self._require_room(replaced)
@@ -80,7 +84,7 @@ class TransferStore:
         return transfer
 
     def get(self, ticket_id: str) -> Transfer | None:
-        """Return the transfer of a ticket, whatever its state."""
+        """Return the transfer of a ticket in any state; None: there is no such ticket."""
         return self._transfers.get(ticket_id)
 
     def all(self) -> list[Transfer]:
@@ -89,7 +93,7 @@ class TransferStore:
             return list(self._transfers.values())
 
     def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
-        """Return the transfer if the ticket allows the access now. Raises Forbidden."""
+        """Return the transfer if the ticket allows the access now; None: any access. Raises Forbidden."""
         transfer = self._transfers.get(ticket_id)
         if transfer is None:
             raise Forbidden(DENIED)
@@ -97,11 +101,11 @@ class TransferStore:
         return transfer
 
     async def remove(self, ticket_id: str, timeout: float) -> None:
-        """Cancel and remove a ticket; a ticket that does not exist is no error.
+        """Cancel and remove a ticket. A ticket that does not exist is no error.
 
-        Afterwards no operation runs that a ticket of this id has begun, and none of another cancelled ticket on its
-        image. timeout: seconds to wait for that; 0: does not wait for requests. Raises InUse when it takes longer; the
-        ticket stays then, cancelled.
+        Afterwards no operation of a ticket with this id runs, and no operation of another cancelled ticket on its
+        image. timeout: seconds to wait for that; 0: do not wait for requests. Raises InUse if they have not ended by
+        then; the ticket stays in the store, cancelled.
         """
         with self._lock:
             transfer = self._transfers.get(ticket_id)
@@ -127,18 +131,18 @@ class TransferStore:
             self._cancel(transfer)
 
     def release_expired(self) -> None:
-        """Let go of the images of expired tickets on which no request runs; see Transfer."""
+        """Release the images of expired tickets on which no request runs; see Transfer.release_expired()."""
         for transfer in self.all():
             transfer.release_expired()
 
     async def close(self) -> None:
-        """Cancel all and wait until everything has ended, for the shutdown."""
+        """Cancel all transfers and wait until they have ended, for the shutdown."""
         self.clear()
         for end in self._ending.all():
             await end.until_ended()
 
     def _require_room(self, replaced: Transfer | None) -> None:
-        """Raise TooManyTickets when one more is too many. Called with the lock."""
+        """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""
         if replaced is None and len(self._transfers) >= self._most_tickets:
             raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
         most = ENDING_FACTOR * self._most_tickets
@@ -146,18 +150,18 @@ class TransferStore:
             raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
 
     def _ends(self, transfer: Transfer) -> None:
-        """Note that a transfer is being cancelled. Called with the lock."""
+        """Add a transfer that is being cancelled to the registry. Called with the lock."""
         if not transfer.end.has_ended:
             self._ending.add(transfer.end)
 
     def _cancel(self, transfer: Transfer) -> None:
-        """Cancel a transfer. It is in the registry already, so that no other transfer opens its image before."""
+        """Cancel a transfer. The registry has it already, so no other transfer opens its image before its end."""
         transfer.cancel()
         with self._lock:
             self._ends(transfer)
 
     async def _until_ended(self, ticket_id: str, timeout: float) -> None:
-        """Wait until no cancelled transfer of a ticket is left. Raises InUse."""
+        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after timeout seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while left := self._ending.of_ticket(ticket_id):

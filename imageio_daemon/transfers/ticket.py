@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tickets: who may do what to which image. Validated once, frozen, and secret."""
+"""Tickets: the access of a client to one image. A ticket is validated once and immutable, and its id is secret."""
 
 import hashlib
 import re
@@ -13,19 +13,20 @@ from ..units import MAX_OFFSET
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
 
-#: Longest ticket id, in bytes of UTF-8. An NBD export name is the id, and clients may refuse names over 256 bytes.
+#: The longest ticket id, in bytes of UTF-8. The id is the name of an NBD export, and clients may refuse names of more
+#: than 256 bytes.
 MAX_ID = 255
-#: Longest url and file name, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
+#: The longest url, file name and transfer id, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
-#: Largest size. Tools say 2**64 and more for "no limit"; what has more digits than 128 bits is no number of bytes.
+#: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
 MAX_SIZE = 10**39 - 1
-#: Longest name of a bitmap, in bytes: the limit of qcow2.
+#: The longest name of a bitmap, in bytes: the limit of qcow2.
 MAX_BITMAP = 1023
 
 _FILE_URL = "file://"
-#: What an image file may be. It is never guessed: a guest decides what a raw image begins with.
+#: The formats of image files. The daemon never probes the format, because a guest decides how a raw image begins.
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -35,7 +36,7 @@ _T = TypeVar("_T")
 
 
 class Access(Enum):
-    """What a ticket allows."""
+    """An access that a ticket allows."""
 
     READ = "read"
     WRITE = "write"
@@ -45,14 +46,14 @@ class Access(Enum):
 class Ticket:
     """Authorise a transfer of one image.
 
-    `size` in bytes: nothing at or past it may be touched. `declared_size`: what was said instead, if that is more than
-    an image can have: there is no limit but the image then. `timeout` in seconds: how long it lives without use.
-    `inactivity_timeout` in seconds: how long a connection that used it may idle. `sparse`: zeroing may deallocate.
-    `format`: of a file; `backing_chain`: with the files below it, not its top layer alone.
-    `bitmap`: that of it which tells what is dirty.
+    size: bytes; no request may touch a byte at or past it. declared_size: the size in the document if it is more than
+    an image can have; then only the image limits requests. timeout: seconds for which the ticket is valid without use.
+    inactivity_timeout: seconds for which a connection that has used it may be idle. sparse: zeroing may deallocate.
+    format: of a file. backing_chain: serve the file with its backing files, not its top layer alone. bitmap: name of
+    the bitmap of the file that holds the dirty extents.
     """
 
-    ticket_id: str = field(repr=False)  # the secret itself: whoever knows it has the access
+    ticket_id: str = field(repr=False)  # the secret: a client that knows it has the access
     url: str
     size: int
     ops: tuple[Access, ...]
@@ -97,10 +98,10 @@ class Ticket:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what from_json() takes; what seldom is set, only when it is.
+        """Return a document that from_json() accepts. Keys with seldom used options are left out at their default.
 
-        A ticket without a transfer id has its name in logs there: existing programs read the key. An empty one is left
-        out, as they expect.
+        Existing programs read the key transfer_id: without a transfer id, its value is log_name. An empty transfer id
+        is left out, as they expect.
         """
         data: dict[str, Any] = {
             "uuid": self.ticket_id,
@@ -125,41 +126,41 @@ class Ticket:
 
     @property
     def log_name(self) -> str:
-        """Return a name for logs: the transfer id, or a short one that tells nothing about the ticket id."""
+        """Return a name for logs: the transfer id, or a short hash that does not reveal the ticket id."""
         if self.transfer_id:
             return self.transfer_id
         return hashlib.sha256(b"log name of " + self.ticket_id.encode()).hexdigest()[:12]
 
     @property
     def path(self) -> str:
-        """Return the path of a file: url, as it is: no percent-decoding."""
+        """Return the path of a file url, without percent-decoding."""
         return self.url.removeprefix(_FILE_URL)
 
     @property
     def nbd(self) -> nbd_url.NbdAddress | None:
-        """Return the export that the url names, if it is one of an NBD server."""
+        """Return the address of the export if the url is one of an NBD server, else None. Raises InvalidRequest."""
         return nbd_url.parse(self.url) if nbd_url.is_nbd(self.url) else None
 
     @property
     def http(self) -> http_url.HttpAddress | None:
-        """Return the image that the url names, if it is one of another server of the images API."""
+        """Return the address of the image if the url is one of another server of the images API, else None."""
         return http_url.parse(self.url) if http_url.is_http(self.url) else None
 
     @property
     def shown_url(self) -> str:
-        """Return the url for logs: without the names that other servers may take for secrets."""
+        """Return the url for logs, without the names that may be secrets of other servers."""
         return str(self.nbd or self.http or self.url)
 
     def may(self, access: Access) -> bool:
-        """Tell whether the ticket allows the access. Who may write may read."""
+        """Tell whether the ticket allows the access. Write access includes read access."""
         return access in self.ops or Access.WRITE in self.ops
 
     def counts(self, access: Access) -> bool:
-        """Tell whether this access is progress. With both operations nobody could say what progress is."""
+        """Tell whether bytes of this access are progress. On a ticket with both operations, no bytes are."""
         return self.ops == (access,)
 
     def require_range(self, offset: int, length: int) -> None:
-        """Raise OutOfRange unless the bytes are inside the ticket's size."""
+        """Raise OutOfRange unless the bytes are inside the ticket's size. offset, length: in bytes."""
         end = offset + length
         if end > self.size:
             raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {self.size} bytes", self.size)
@@ -183,7 +184,7 @@ def _optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -
 
 
 def _typed(value: object, key: str, kind: type[_T]) -> _T:
-    # bool is a subclass of int, but true is no size.
+    # bool is a subclass of int, but true is not a size.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
     return value
@@ -198,7 +199,7 @@ def _number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
 def _text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
     if not value and not empty:
         raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
-    # JSON can spell lone surrogates, which no encoding can send or open.
+    # JSON can contain lone surrogates, which cannot be encoded in UTF-8.
     if _SURROGATE.search(value) or len(value.encode()) > limit:
         raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
     return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations and lanes of a transfer, and their totals. Not thread-safe: the transfer's lock guards it."""
+"""The operations and lanes of a transfer, and their totals."""
 
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
@@ -8,11 +8,14 @@ from ..units import MiB
 
 
 class Traffic:
-    """Count operations, and lanes: connections whose requests C serves, without an operation for each."""
+    """Hold the operations and lanes of a transfer, and count their requests and bytes.
+
+    A lane serves its requests without an Operation for each. Not thread-safe: the transfer's lock guards it.
+    """
 
     def __init__(self) -> None:
         self._operations: set[Operation] = set()
-        self._counted: set[Operation] = set()  # those whose bytes are progress
+        self._counted: set[Operation] = set()  # operations whose bytes are progress
         self._lanes: set[Lane] = set()
         self._transferred = RangeSet()
         self._requests = 0
@@ -28,22 +31,22 @@ class Traffic:
 
     @property
     def running(self) -> int:
-        """Return how many requests run just now. May be asked without the lock."""
+        """Return how many requests run now. May be called without the lock."""
         return len(self._operations) + sum(lane.running for lane in tuple(self._lanes))
 
     @property
     def storage_wait(self) -> float:
-        """Return the longest time, in seconds, for which storage has owed an answer to a request; 0: it owes none."""
+        """Return the longest time, in seconds, for which a request has waited for storage; 0 if none waits."""
         return max((used.storage_wait for used in self.all()), default=0.0)
 
     def all(self) -> list[Operation | Lane]:
-        """Return all operations and lanes, which can be cancelled."""
+        """Return all operations and lanes. Each can be cancelled."""
         return [*self._operations, *self._lanes]
 
     # What comes and goes
 
     def begin(self, op: Operation, *, counts: bool, part: bool) -> None:
-        """Note an operation. counts: its bytes are progress; part: of a request that was counted already."""
+        """Add an operation. counts: its bytes are progress. part: another operation counts its request."""
         self._operations.add(op)
         self._requests += not part
         if counts:
@@ -58,11 +61,11 @@ class Traffic:
         self._bytes += op.done
 
     def add_lane(self, lane: Lane) -> None:
-        """Note a lane."""
+        """Add a lane."""
         self._lanes.add(lane)
 
     def remove_lane(self, lane: Lane) -> None:
-        """Remove a lane that has ended and keep its totals."""
+        """Remove a lane and keep its totals. No effect if it was not added."""
         if lane not in self._lanes:
             return
         self._lanes.remove(lane)
@@ -75,11 +78,11 @@ class Traffic:
     # What was done
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
-        """Note how bytes were zeroed."""
+        """Add length bytes to those that were zeroed by a method."""
         self._zeroed[method] = self._zeroed.get(method, 0) + length
 
     def collect(self) -> None:
-        """Fetch what lanes have counted."""
+        """Fetch the ranges that lanes have counted."""
         for lane in self._lanes:
             self._fetch(lane)
 
@@ -88,13 +91,13 @@ class Traffic:
             self._transferred.add(start, end)
 
     def transferred(self) -> int:
-        """Return how many bytes of the image were moved so far, each counted once."""
+        """Return how many bytes of the image were transferred so far. Each byte counts once."""
         self.collect()
         running = [(op.offset, op.offset + op.done) for op in self._counted]
         return self._transferred.size_with(running) if running else self._transferred.size()
 
     def fields(self, seconds: float) -> dict[str, object]:
-        """Return the fields for the log of a transfer that took so many seconds."""
+        """Return the fields of the log line of a transfer that took so many seconds."""
         return {
             "requests": self._requests,
             "bytes": self._bytes,

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transfers: a ticket in use, with its permission, connections, operations, lanes, image, progress and end.
 
-Everything here is shared by the event loops of the process. The rules, for all that loops share (transfers, backends,
-the engine, buffers, limits, hashing):
+The event loops of the process share transfers. These are the rules for all objects that loops share (transfers,
+backends, the engine, buffers, limits, hashing):
 
-- What is changed by several steps is guarded by a plain lock, held for a few steps and over no wait, no callback of a
-  peer, no storage. One read, or one change of a set or dict, needs none: the GIL makes it whole.
-- A shared object holds no asyncio primitive. Who waits for another loop waits for a concurrent future, or for a future
-  of its own loop that the other one sets by call_soon_threadsafe.
-- What belongs to a request (its operation, its buffers, its connection, their timers) lives on the loop that it came
-  to. Another thread may ask it to end, and read its counters, no more.
-- A loop may see late that a transfer was cancelled by another one, or that it has let go of its image after the
-  ticket's expiry. begin() and add_lane() are where it finds out: whoever uses the image holds an operation or a lane,
-  and it is closed when there is none. Only Backend.info and generation need none. Who has an image from before says
-  which one it is; who has none begins first, and then asks for it.
+- A plain lock guards state that changes in several steps. It is held for a few steps only: not during a wait, a
+  callback of a peer or a call of storage. A single read, or a single change of a set or dict, needs no lock, because
+  the GIL makes it atomic.
+- A shared object has no asyncio primitives. Code that waits for another loop waits for a concurrent future, or for a
+  future of its own loop that the other loop sets with call_soon_threadsafe().
+- The objects of a request (its operation, buffers, connection and their timers) are used on the loop that has received
+  the request. Other threads may only cancel them and read their counters.
+- A loop may see late that another loop has cancelled a transfer, or has released its image after the ticket's expiry.
+  begin() and add_lane() check this. All code that uses the image holds an operation or a lane, and the image is closed
+  only when there is none; Backend.info and Backend.generation need neither. Code that got its backend before begin()
+  passes the backend to it. Other code calls begin() first, and backend() then.
 """
 
 import threading
@@ -35,10 +36,11 @@ from .traffic import Traffic
 
 
 class Transfer:
-    """One ticket's state. Thread-safe: all parts of it are guarded by one lock.
+    """The state of one ticket. Thread-safe: one lock guards all of its parts.
 
-    ending: the cancelled transfers, for which opening the image waits, and the end of this one. most_connections: that
-    may use it at a time. clock: in seconds.
+    open_backend: opens the image. identify: returns its identity without keeping it open. ending: the cancelled
+    transfers; the open of the image and the end of this transfer wait for those on the same image. most_connections:
+    at a time. clock: in seconds.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class Transfer:
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle)
         self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
-        #: The image has all bytes of the ticket, as far as is known: images only grow.
+        #: Whether the image is known to have all bytes of the ticket. It stays so, because images only grow.
         self.covered = False
 
     def __repr__(self) -> str:
@@ -87,11 +89,11 @@ class Transfer:
         part: bool = False,
         backend: Backend | None = None,
     ) -> Operation:
-        """Begin an operation of this transfer: seen in the status, ended by cancel, renewing the ticket.
+        """Begin an operation of this transfer. The status shows it, a cancel ends it, and its end renews the ticket.
 
-        part: of a request that has another operation, by which it is counted. backend: the image that it is for, taken
-        before. The caller releases it. It lasts until the storage has let go of it, too. Raises Forbidden when the
-        transfer is cancelled, or has let go of that image.
+        access: None: any. offset, length: the range, in bytes. part: another operation counts its request. backend: the
+        image that the caller has got before. The caller releases the operation, which ends when storage has released
+        it, too. Raises Forbidden if the transfer is cancelled, or has released that image.
         """
         op = Operation(offset, length, self._operation_ended)
         with self._lock:
@@ -100,36 +102,36 @@ class Transfer:
         return op
 
     def abandon(self, op: Operation) -> None:
-        """Let what storage still does for an operation end at its next step: nobody waits for it any more."""
+        """Cancel what storage still does for an operation, because its request has ended early."""
         op.cancel()
         if op.in_storage:
             self._image.interrupt()
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
-        """Note by which method length bytes were zeroed, for the log."""
+        """Add length bytes to those that were zeroed by a method, for the log."""
         with self._lock:
             self._traffic.zeroed(method, length)
 
     @property
     def running(self) -> int:
-        """Return how many requests run just now."""
+        """Return how many requests run now. May be called in any thread."""
         return self._traffic.running
 
     @property
     def in_force(self) -> bool:
-        """Tell whether the ticket is valid, or was when what runs began. May be asked in any thread."""
+        """Tell whether the ticket is valid, or was when the requests that run began. May be called in any thread."""
         return self.permission.valid or self.running > 0
 
-    # Lanes: connections whose requests C serves, without an operation for each
+    # Lanes: connections whose requests C serves, without an Operation for each
 
     def add_lane(self, lane: Lane, backend: Backend) -> None:
-        """Count what the lane does on an image, until remove_lane(). Raises Forbidden as begin() does."""
+        """Add a lane that uses the image of a backend, until remove_lane(). Raises Forbidden as begin() does."""
         with self._lock:
             self._require_image(backend)
             self._traffic.add_lane(lane)
 
     def remove_lane(self, lane: Lane) -> None:
-        """Let go of a lane that has ended."""
+        """Remove a lane that has ended. No effect if it was not added."""
         with self._lock:
             try:
                 self._traffic.remove_lane(lane)
@@ -137,7 +139,7 @@ class Transfer:
                 self._settle()
 
     def collect(self) -> None:
-        """Fetch what lanes have counted."""
+        """Fetch the ranges that lanes have counted."""
         with self._lock:
             self._traffic.collect()
 
@@ -145,11 +147,14 @@ class Transfer:
 
     @property
     def opened(self) -> Backend | None:
-        """Return the image if it is open."""
+        """Return the backend of the image if it is open, else None."""
         return self._image.opened
 
     async def backend(self) -> Backend:
-        """Return the open image; the first caller opens it. Raises Canceled, StorageError; the next one tries again."""
+        """Return the backend of the image. The first caller opens it, and after a failure the next one tries again.
+
+        Raises Canceled, Forbidden, StorageError. Cancelling the task does not stop the open.
+        """
         backend = self._image.opened
         if backend is not None:
             return backend
@@ -160,10 +165,10 @@ class Transfer:
         return await arrival(opening)
 
     def release_expired(self) -> None:
-        """Let go of the image when the ticket has expired and no request runs, whatever connections there are.
+        """Close the image if the ticket has expired and no request runs, even if there are connections.
 
-        Connections that end with the transfer, end. The others open it again when the ticket is revived. Lanes are
-        waited for: the next call finds them gone. Returns at once.
+        NBD connections end. Other connections stay, and open the image again if the ticket is revived. If there are
+        lanes, this call only ends them, and a later call closes the image. Returns at once.
         """
         if self._image.opened is None or not self.permission.expired:
             return
@@ -178,14 +183,14 @@ class Transfer:
             on_cancel()
 
     def _require_image(self, backend: Backend | None) -> None:
-        """Raise Forbidden unless the image is still this one; None: whatever it will be. Called with the lock."""
+        """Raise Forbidden if the transfer is cancelled, or has released this backend. Called with the lock."""
         if self.permission.canceled or (backend is not None and backend is not self._image.opened):
             raise Forbidden(DENIED)
 
     # The end
 
     def cancel(self) -> None:
-        """Stop new requests and make running ones end at their next step. Returns at once; see TransferEnd."""
+        """Refuse new requests, and make those that run end at their next step. Returns at once; see TransferEnd."""
         with self._lock:
             if self.permission.canceled:
                 return
@@ -207,13 +212,13 @@ class Transfer:
             self._settle()
 
     def _settle(self) -> None:
-        """Note whether all is quiet, when something has ended. Called with the lock."""
+        """Check whether a cancelled transfer is quiet now. Called with the lock."""
         self.end.settle()
 
     # Report
 
     def status(self) -> dict[str, Any]:
-        """Return the ticket and its state, as the control service tells it: times in seconds, sizes in bytes."""
+        """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
         status = self.ticket.to_json()
         with self._lock:
             active = bool(self.running)
