@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checksum operation: hash an image's blocks in parallel, and read only what is data."""
+"""The checksum operation: hash the blocks of an image in parallel, and read only its data extents."""
 
 import asyncio
 import os
@@ -16,23 +16,23 @@ from ..transfers.transfer import Transfer
 from ..units import KiB
 from .operations import running
 
-#: Threads that hash. More would take processor time from transfers.
+#: Most threads that hash. More would take processor time from transfers.
 MAX_THREADS = 4
-#: Pieces below this are hashed on the loop: 16 us at 1 GB/s, less than a thread's start costs.
+#: Pieces of up to this many bytes are hashed on the loop: 16 us at 1 GB/s, which is less than the start of a thread.
 SMALL = 16 * KiB
-#: Blocks whose digests are not taken yet: those being hashed, and runs of zeros between them.
+#: Most blocks whose digests were not added yet: blocks that are being hashed, and runs of zero blocks between them.
 MAX_PENDING = 4 * MAX_THREADS
 
 
 class Hashing:
-    """Threads for hashing, which touch no storage. Thread-safe: shared by loops."""
+    """The threads that hash memory. They do no storage I/O. Thread-safe: the loops share it."""
 
     def __init__(self) -> None:
         self.threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="hash")
 
     async def run(self, function: Callable[[], None], buffer: Buffer | None = None) -> None:
-        """Call the function in a thread. The buffer is retained until it has returned, cancelled or not."""
+        """Call a function in a thread. The buffer is retained until it returns, even if the task is cancelled."""
         loop = asyncio.get_running_loop()
         future: Future[None] = self._executor.submit(function)
         if buffer is not None:
@@ -41,12 +41,15 @@ class Hashing:
         await asyncio.wrap_future(future)
 
     def stop(self) -> None:
-        """Wait, blocking, for the pieces that are being hashed, and end the threads."""
+        """End the threads. Blocks until the pieces that they are hashing are done."""
         self._executor.shutdown(cancel_futures=True)
 
 
 async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algorithm: str, block_size: int) -> str:
-    """Return the digest of all that can be read of the image, in hexadecimal; see image/blockhash.py."""
+    """Return the digest of the readable bytes of the image, in hexadecimal; see image/blockhash.py.
+
+    block_size: in bytes. Raises Forbidden, Canceled, Unavailable, StorageError.
+    """
     async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as lent:
         work = _Checksum(backend, op, hashing, lent, algorithm)
         try:
@@ -64,7 +67,7 @@ async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algor
 
 
 class _Checksum:
-    """Keep one block for each buffer at work, and take the digests in order."""
+    """Hash one block in each buffer at a time, and add the digests in the order of the blocks."""
 
     def __init__(
         self, backend: Backend, op: Operation, hashing: Hashing, buffers: list[Buffer], algorithm: str
@@ -79,7 +82,7 @@ class _Checksum:
         self._pending: deque[asyncio.Task[bytes] | ZeroBlocks] = deque()
 
     async def add(self, block: DataBlock | ZeroBlocks) -> None:
-        """Start to hash a block; waits while all buffers are at work."""
+        """Start to hash a block. Waits while all buffers are in use."""
         if isinstance(block, ZeroBlocks):
             self._pending.append(block)
         else:
@@ -96,7 +99,7 @@ class _Checksum:
         return self._digests.hexdigest()
 
     async def stop(self) -> None:
-        """Cancel and await the blocks that are still being hashed, after an error."""
+        """Cancel the tasks of blocks that are still being hashed, after an error, and wait for their end."""
         tasks = [item for item in self._pending if isinstance(item, asyncio.Task)]
         for task in tasks:
             task.cancel()
@@ -140,7 +143,7 @@ class _Checksum:
     async def _read(self, state: Hash, segment: Segment, buffer: Buffer) -> None:
         position, end = segment.start, segment.start + segment.length
         while position < end:
-            inside = position % PAGE  # the storage copies less when memory and image are aligned alike
+            inside = position % PAGE  # storage copies less if memory and image have the same alignment
             count = min(end - position, buffer.size - inside)
             piece = buffer.slice(inside, inside + count)
             await self._backend.pread(self._op, piece, position)

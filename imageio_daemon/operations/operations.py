@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done with an image: the one choke point between the frontends and storage.
+"""The operations on images. All requests that Python serves go through them from the frontends to storage.
 
-Each operation checks the range, is tracked by its transfer, ends when that is cancelled, and moves bytes through
+An operation checks its range, is tracked by its transfer, ends if the transfer is cancelled, and moves bytes through
 buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The caller has authorised the access.
 """
 
@@ -23,10 +23,10 @@ from .streaming import ByteSink, ByteSource, Peer, Writer, send
 async def running(
     transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False
 ) -> AsyncIterator[tuple[Operation, Backend]]:
-    """Run the block as an operation of the transfer on its image; cancelling the transfer ends it wherever it waits.
+    """Run the block as an operation of the transfer on its image. Cancelling the transfer ends any wait in the block.
 
-    A block that is left early, by an error or because its task is cancelled, ends what storage still does for it, too.
-    part: see Transfer.begin().
+    An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
+    part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError.
     """
     with transfer.track(access, offset, length, part=part) as op:
         try:
@@ -38,10 +38,10 @@ async def running(
 
 
 async def open_image(transfer: Transfer) -> None:
-    """Have the image opened, for a request that is counted by what it does with it.
+    """Open the image of a transfer, as a part of a request whose other operation counts it.
 
-    The wait is part of the request: it is seen as active, ends with the ticket, and renews it. Raises Forbidden,
-    Canceled, StorageError.
+    During the wait the ticket is active. A cancel of the transfer ends the wait, and its end renews the ticket. Raises
+    Forbidden, Canceled, StorageError.
     """
     async with running(transfer, None, part=True):
         pass
@@ -50,17 +50,17 @@ async def open_image(transfer: Transfer) -> None:
 async def write(
     transfer: Transfer, buffers: Buffers, offset: int, length: int | None, source: ByteSource, *, flush: bool
 ) -> None:
-    """Write length bytes from the source at offset; None: all that it has. flush: on stable storage at the end.
+    """Write length bytes from the source at offset. flush: they are on stable storage at the end.
 
-    Receiving a piece overlaps the storage writes of the pieces before it. Raises Truncated when the source ends early,
-    and PeerGone when the client has left: what was received before may have been written, nothing else is. Raises
-    OutOfRange, Canceled, StorageError.
+    length: None: all bytes of the source. Receiving a piece overlaps the storage writes of the pieces before it. Raises
+    Truncated if the source ends early, PeerGone if the client has left: bytes that were received before may have been
+    written, and no others. Raises OutOfRange, Forbidden, Canceled, Unavailable, CannotFlush, StorageError.
     """
     transfer.ticket.require_range(offset, length or 0)
     async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
         require_room(transfer, backend, offset, length or 0)
         writes, piece = 1, MAX_BUFFER
-        if transfer.running == 1:  # several requests overlap anyway, and longer pieces cost less
+        if transfer.running == 1:  # several requests overlap without it, and longer pieces cost less
             writes, piece = backend.info.writes, backend.info.write_piece
         async with buffers.lease(transfer, length, 1 + writes, piece) as lent:
             await Writer(transfer, backend, op, lent, piece).run(offset, length, source)
@@ -69,7 +69,10 @@ async def write(
 
 
 async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, sink: ByteSink) -> None:
-    """Send length bytes from offset to the sink. Raises OutOfRange, Canceled, PeerGone, StorageError."""
+    """Send length bytes from offset to the sink.
+
+    Raises OutOfRange, Forbidden, Canceled, Unavailable, PeerGone, StorageError.
+    """
     transfer.ticket.require_range(offset, length)
     async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(transfer, length) as lent:
         await send(backend, op, lent, offset, length, sink)
@@ -85,10 +88,12 @@ async def zero(
     allocate: bool = False,
     peer: Peer | None = None,
 ) -> ZeroMethod:
-    """Make the range read as zeros by the fastest way that the ticket allows. Raises NotFast with fast_only.
+    """Make the range read as zeros by the fastest method that the ticket allows, and return the method.
 
-    allocate: the range stays provisioned, as it does anyway when the ticket is not sparse. peer: the client, checked
-    just before the change. Raises PeerGone, OutOfRange, Canceled, StorageError.
+    flush: the zeros are on stable storage at the end. fast_only: raise NotFast if zeroing needs data I/O. allocate: the
+    range stays provisioned; without it, it does so unless the ticket is sparse. peer: the client, which must be
+    connected just before the change begins. Raises PeerGone, OutOfRange, Forbidden, Canceled, CannotFlush,
+    StorageError.
     """
     transfer.ticket.require_range(offset, length)
     async with running(transfer, Access.WRITE, offset, length) as (op, backend):
@@ -106,22 +111,28 @@ async def zero(
 
 
 async def flush(transfer: Transfer) -> None:
-    """Put all writes that were answered before on stable storage. Raises StorageError, CannotFlush, Canceled."""
+    """Put all changes that were answered before on stable storage.
+
+    Raises Forbidden, Canceled, CannotFlush, StorageError.
+    """
     async with running(transfer, None) as (op, backend):
         await backend.flush(op)
 
 
 async def info(transfer: Transfer) -> BackendInfo:
-    """Return what the image is now: its size is asked for again, others may have changed it."""
+    """Return the properties of the image. Storage is asked for its size again, which other programs may have changed.
+
+    Raises Forbidden, Canceled, StorageError.
+    """
     async with running(transfer, None) as (op, backend):
         await backend.refresh(op)
         return backend.info
 
 
 async def size(transfer: Transfer, *, part: bool = False) -> int:
-    """Return how many bytes can be read now. part: of a request that goes on to read them, and is counted there."""
+    """Return how many bytes can be read now. part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError."""
     backend = transfer.opened
-    # Images only grow, and more than the ticket says is not served: then nobody has to be asked.
+    # Images only grow, and requests end at the ticket's size. If the image has reached it, storage need not be asked.
     if part and backend is not None and readable_size(transfer, backend) == transfer.ticket.size:
         return transfer.ticket.size
     async with running(transfer, None, part=part) as (op, backend):
@@ -130,9 +141,9 @@ async def size(transfer: Transfer, *, part: bool = False) -> int:
 
 
 async def extents(transfer: Transfer, context: Context, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
-    """Give the extents of the image to the consumer, list by list. Raises NotFound: the context is not available.
+    """Pass the extents of the image to the consumer, list by list. Cancelling the transfer ends its waits, too.
 
-    The consumer may wait for its client: cancelling the transfer ends that wait, too.
+    Raises NotFound if the image does not have the context; Forbidden, Canceled, StorageError.
     """
     size = transfer.ticket.size
     async with running(transfer, None) as (op, backend):
@@ -144,12 +155,12 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
 
 @asynccontextmanager
 async def _interruptible(op: Operation) -> AsyncIterator[None]:
-    """End the block, wherever it waits, when the operation is cancelled."""
+    """End any wait in the block with Canceled when the operation is cancelled."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(None) as deadline:
             op.on_cancel = lambda: _call_from_any_thread(loop, deadline)
-            if op.canceled:  # by another thread, before it could call
+            if op.canceled:  # by another thread, before on_cancel was set
                 deadline.reschedule(loop.time())
             try:
                 yield
@@ -169,4 +180,4 @@ def _expire(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
     try:
         deadline.reschedule(loop.time())
     except RuntimeError:
-        return  # the operation has just ended by itself
+        return  # the block has just ended by itself

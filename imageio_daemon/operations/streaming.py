@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How bytes move between a peer and an image: in pieces, through lent buffers, several of them under way at a time."""
+"""The movement of bytes between a peer and an image: in pieces through lent buffers, several of them at a time."""
 
 import asyncio
 from collections import deque
@@ -13,31 +13,31 @@ from .bounds import require_room
 
 
 class Peer(Protocol):
-    """The client that asks for a change."""
+    """The client that requests a change."""
 
     def require_alive(self) -> None:
-        """Raise PeerGone if the client has left. The change is not begun then: the client may have sent newer ones."""
+        """Raise PeerGone if the client has left. Then the change does not begin: newer ones may have come after it."""
         ...
 
 
 class ByteSource(Peer, Protocol):
-    """Where the bytes of a write come from."""
+    """The source of the bytes of a write."""
 
     async def readinto(self, view: memoryview) -> int:
-        """Put at least one byte into the view and return how many; 0 at the end. Raises PeerGone."""
+        """Put at least one byte into the view, and return how many; 0: the source has ended. Raises PeerGone."""
         ...
 
 
 class ByteSink(Protocol):
-    """Where the bytes of a read go."""
+    """The destination of the bytes of a read."""
 
     async def write(self, view: memoryview) -> None:
-        """Send the bytes; when it returns the memory may be used again. Raises PeerGone."""
+        """Send the bytes. The caller may use the memory again when this returns. Raises PeerGone."""
         ...
 
 
 class Writer:
-    """Fill one buffer while the others are written. Pieces end at multiples of `most` at the latest."""
+    """Fill one buffer while the others are written. most: pieces do not cross multiples of so many bytes."""
 
     def __init__(self, transfer: Transfer, backend: Backend, op: Operation, buffers: list[Buffer], most: int) -> None:
         self._transfer = transfer
@@ -45,19 +45,19 @@ class Writer:
         self._op = op
         self._buffers = buffers
         self._most = most
-        self._pending: deque[asyncio.Future[object]] = deque()  # the oldest first
+        self._pending: deque[asyncio.Future[object]] = deque()  # writes under way, the oldest first
 
     async def run(self, offset: int, length: int | None, source: ByteSource) -> None:
-        """Write length bytes from the source at offset; None: all that it has. Raises Truncated, OutOfRange."""
+        """Write length bytes (None: all) from the source at offset. Raises Truncated, OutOfRange, PeerGone."""
         end = None if length is None else offset + length
         position = offset
         turn = 0
-        # Writes under way at a time: one buffer is being filled.
+        # Most writes under way: one buffer is being filled.
         others = max(1, len(self._buffers) - 1)
         try:
             while end is None or position < end:
                 buffer = self._buffers[turn % len(self._buffers)]
-                # The offset inside a page is that of the image: storage need not copy whole blocks for direct I/O.
+                # Memory and image have the same offset within a page, so direct I/O need not copy whole blocks.
                 start = position % PAGE
                 room = min(buffer.size - start, self._most - position % self._most)
                 if end is not None:
@@ -81,7 +81,7 @@ class Writer:
                 pending.cancel()
 
     async def _settle(self, left: int) -> None:
-        """Wait for the oldest writes, until no more than `left` are under way."""
+        """Wait for the oldest writes until at most `left` are under way."""
         while len(self._pending) > left:
             await self._pending.popleft()
 
@@ -91,8 +91,8 @@ async def send(
 ) -> None:
     """Send length bytes from offset to the sink. Reading a piece overlaps sending the one before it.
 
-    As many pieces are read ahead as there are buffers. C does the same for its connections: HTTP_AHEAD in ioutil_ext,
-    and Pieces in storage/external.py for the images that Python has.
+    Reads run ahead in as many pieces as there are buffers. Lanes do the same in C: HTTP_AHEAD in ioutil_ext, and Pieces
+    in storage/external.py for external images. Raises PeerGone, Canceled, StorageError.
     """
     end = offset + length
     ahead: list[tuple[memoryview, asyncio.Future[object]]] = []
@@ -109,7 +109,7 @@ async def send(
             view, pending = ahead[0]
             await pending
             await sink.write(view)
-            # Only after it was sent may the next read use this buffer.
+            # Not before: the next read uses this buffer.
             ahead.pop(0)
     finally:
         for _, pending in ahead:
