@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Where HTTP requests begin and end (RFC 9112): heads, and bodies in chunks. Read by cffi's cdef() after api/ioutil.h;
- * the same conventions. Nothing here waits, or keeps anything: it may be called in a forked child, too.
+ * The framing of HTTP requests (RFC 9112): heads, and chunked bodies. cffi's cdef() reads this after api/ioutil.h,
+ * whose conventions apply. These functions do not wait and have no state of their own: a forked child may call them.
  */
 
 #ifndef IOUTIL_API_HEAD_H
@@ -13,80 +13,79 @@
 /* ---- heads ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    IOU_HEAD_MAX = 16384, /* bytes of a head: the largest useful one is a path and a query of 2 KiB and some fields */
-    IOU_HEAD_MAX_FIELDS = 100 /* fewer than the 128 that aiohttp takes; browsers send twenty */
+    IOU_HEAD_MAX = 16384,     /* bytes; the largest useful head has a path and a query of 2 KiB, and some fields */
+    IOU_HEAD_MAX_FIELDS = 100 /* fewer than the 128 that aiohttp accepts; browsers send about 20 */
 };
 
-/* What a head is, or why it is refused. */
+/* The state of a head, or the reason why it is refused. */
 typedef enum {
     IOU_HEAD_WHOLE = 0,
-    IOU_HEAD_MORE,         /* its end has not come yet */
-    IOU_HEAD_TOO_LONG,     /* and has not come in IOU_HEAD_MAX bytes */
-    IOU_HEAD_LINE_END,     /* and a line does not end with CRLF, so that it might never come */
-    IOU_HEAD_REQUEST_LINE, /* is none */
-    IOU_HEAD_FIELDS,       /* are more than IOU_HEAD_MAX_FIELDS */
-    IOU_HEAD_FIELD,        /* a line is none */
-    IOU_HEAD_TWICE,        /* a field stands twice that different programs then read differently */
-    IOU_HEAD_NO_HOST,
-    IOU_HEAD_LENGTH,  /* Content-Length is no number of at most 18 digits */
-    IOU_HEAD_LENGTHS, /* both Content-Length and Transfer-Encoding */
-    IOU_HEAD_CODING   /* another transfer coding than chunked, or one in HTTP/1.0 */
+    IOU_HEAD_MORE,         /* the head is not complete yet */
+    IOU_HEAD_TOO_LONG,     /* the head is not complete within IOU_HEAD_MAX bytes */
+    IOU_HEAD_LINE_END,     /* a line of an incomplete head does not end with CRLF, so it may never become complete */
+    IOU_HEAD_REQUEST_LINE, /* the request line is invalid (RFC 9112 3) */
+    IOU_HEAD_FIELDS,       /* more than IOU_HEAD_MAX_FIELDS fields */
+    IOU_HEAD_FIELD,        /* a field line is invalid (RFC 9112 5) */
+    IOU_HEAD_TWICE,        /* a field occurs twice, and programs differ in which value they use */
+    IOU_HEAD_NO_HOST,      /* no Host field (RFC 9112 3.2) */
+    IOU_HEAD_LENGTH,       /* Content-Length is not a number of at most 18 digits */
+    IOU_HEAD_LENGTHS,      /* both Content-Length and Transfer-Encoding (RFC 9112 6.3) */
+    IOU_HEAD_CODING        /* a transfer coding other than chunked, or any in HTTP/1.0 */
 } iou_head_result;
 
 typedef enum {
     IOU_HEAD_CHUNKED = 1,
-    IOU_HEAD_KEEP_ALIVE = 2, /* another request may follow: neither side has a reason to close */
-    IOU_HEAD_PLAIN = 4       /* a lane of the image of its target would serve it, if image and ticket allow that */
+    IOU_HEAD_KEEP_ALIVE = 2, /* the connection stays open: another request may follow */
+    IOU_HEAD_PLAIN = 4       /* plain: a lane for the image of the target serves it, if image and ticket allow that */
 } iou_head_flag;
 
 typedef struct {
     uint32_t size;          /* bytes of the head */
-    uint32_t method_length; /* it begins the head; then one blank, and the target */
+    uint32_t method_length; /* the method begins the head; after it come one blank and the target */
     uint32_t target_length;
     uint32_t minor; /* HTTP/1.minor */
     uint32_t flags; /* iou_head_flag */
     uint32_t reserved;
-    uint64_t length;   /* of the body, unless it is chunked; below 10^18 */
-    const char *field; /* TWICE: its name, in lower case; never freed */
+    uint64_t length;   /* bytes of the body, unless it is chunked; below 10^18 */
+    const char *field; /* IOU_HEAD_TWICE: the name of the field, in lower case; static text */
 } iou_head;
 
 /*
- * Read the head that the data begins with. searched: bytes of the data of which it was said before that there is MORE.
- * head: all of it when it is WHOLE, `field` when it is TWICE. Returns an iou_head_result.
+ * Read the head at the start of the data. searched: bytes of the data for which an earlier call has returned
+ * IOU_HEAD_MORE. Fills all of *head for IOU_HEAD_WHOLE, and `field` for IOU_HEAD_TWICE. Returns an iou_head_result.
  */
 int iou_head_read(const void *data, uint64_t length, uint64_t searched, iou_head *head);
 
 /* ---- bodies in chunks ------------------------------------------------------------------------------------------- */
 
 enum {
-    IOU_CHUNKS_MAX_LINE =
-        256, /* bytes between chunks, with the CRLF: digits and an extension that nobody uses, or a field */
-    IOU_CHUNKS_MAX_TRAILER = 4096 /* bytes of fields behind the last chunk; they are thrown away */
+    IOU_CHUNKS_MAX_LINE = 256,    /* bytes of a chunk's size with its extension, or of a trailer field; with the CRLF */
+    IOU_CHUNKS_MAX_TRAILER = 4096 /* bytes of the fields after the last chunk; they are discarded */
 };
 
-/* Why a body is refused. */
+/* The reason why a chunked body is refused (RFC 9112 7.1). */
 typedef enum {
-    IOU_CHUNKS_LINE = 1, /* is longer than IOU_CHUNKS_MAX_LINE */
-    IOU_CHUNKS_LINE_END, /* is not CRLF */
-    IOU_CHUNKS_SIZE,     /* is no number of at most 15 digits, or what is behind it no extension */
-    IOU_CHUNKS_END,      /* of a chunk is not where its size says */
-    IOU_CHUNKS_TRAILER,  /* is longer than IOU_CHUNKS_MAX_TRAILER */
-    IOU_CHUNKS_FIELD     /* of the trailer is none */
+    IOU_CHUNKS_LINE = 1, /* a line is longer than IOU_CHUNKS_MAX_LINE */
+    IOU_CHUNKS_LINE_END, /* a line does not end with CRLF */
+    IOU_CHUNKS_SIZE,     /* a chunk size is not a number of at most 15 digits, or is not followed by an extension */
+    IOU_CHUNKS_END,      /* the data of a chunk does not end where its size says */
+    IOU_CHUNKS_TRAILER,  /* the trailer is longer than IOU_CHUNKS_MAX_TRAILER */
+    IOU_CHUNKS_FIELD     /* a line of the trailer is not a field */
 } iou_chunks_refusal;
 
-/* How far a body was read; all 0: not at all. */
+/* The state of the reader of one body. All 0 before the first byte. */
 typedef struct {
-    uint64_t left;                  /* bytes of the chunk's data that are still to come */
-    uint32_t part;                  /* what the next line is */
-    uint32_t line;                  /* bytes of it that have come */
+    uint64_t left;                  /* bytes of the chunk's data that have not come yet */
+    uint32_t part;                  /* kind of the next line */
+    uint32_t line;                  /* bytes of the line that have come */
     uint32_t trailer;               /* bytes of the trailer that have come */
-    uint32_t ended;                 /* all of the body was read */
+    uint32_t ended;                 /* the whole body was read */
     char text[IOU_CHUNKS_MAX_LINE]; /* of the line */
 } iou_chunks;
 
 /*
- * Return how many bytes of the data belong to the body, or an iou_chunks_refusal, negated; after that, or if chunks
- * holds what was not written by this function, all that follows means nothing.
+ * Read a part of a body. Returns how many bytes of the data belong to the body, or a negated iou_chunks_refusal. After
+ * a refusal, or if another function has written to *chunks, further results are undefined.
  */
 int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length);
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The storage engine as Python sees it. The headers of this room are read twice: by the C compiler, and by cffi's
- * cdef(), for which build_ioutil.py takes out the preprocessor lines: so they hold guards, includes and declarations
- * only.
+ * The storage engine as Python sees it. Two programs read the headers of this room: the C compiler, and cffi's cdef(),
+ * for which build_ioutil.py takes out the preprocessor lines. So they have only guards, includes and declarations.
  *
  * Units: sizes and offsets are bytes, times are nanoseconds unless the name says otherwise.
  * Errors: functions that can fail return 0 or a negative errno; completions carry a positive errno and the
@@ -21,36 +20,37 @@
 
 typedef struct iou_engine iou_engine; /* worker threads and their queues; normally one in a process */
 typedef struct iou_queue iou_queue;   /* completions of one event loop, and its eventfd */
-typedef struct iou_handle iou_handle; /* an open image: one for each transfer */
+typedef struct iou_handle iou_handle; /* an open image; one for each transfer */
 
 /*
- * What an operation is. Writes, zeros and trims that overlap are done one after the other, in order of submission. A
- * long one lets others have its thread between its steps. At success done is length where there is one (extents: the
- * bytes that the records cover). Errors of our own: ENODATA with IOU_SYS_NONE, read past the end, extents where the
- * image was longer (with a call it is the kernel's: a medium that cannot be read); ENOSPC, write or zero past the end
- * of a device, and nothing was written; ECANCELED; ENOTBLK, see iou_submit_open(). All others are the kernel's.
+ * The kinds of operations. Writes, zeros and trims that overlap run one after the other, in order of submission. A long
+ * operation gives up its thread to others between its steps. After success, done is the length, if there is one
+ * (extents: the bytes that the records cover). The engine itself sets these errors: ENODATA with IOU_SYS_NONE, for a
+ * read past the end, or extents of an image that has got shorter (with a system call, ENODATA is the kernel's error for
+ * a medium that cannot be read); ENOSPC, for a write or zero past the end of a device, of which nothing was written;
+ * ECANCELED; ENOTBLK, see iou_submit_open(). All other errors are the kernel's.
  */
 typedef enum {
     IOU_OPEN = 1, /* path -> handle */
     IOU_CLOSE,    /* ends the handle; the last reference closes the descriptors */
-    IOU_STAT,     /* refreshes what iou_handle_info() tells of the size and of zeros */
-    IOU_READ,     /* fills all of the buffer, or fails */
-    IOU_WRITE,    /* writes all of the buffer, or fails; a file grows as needed */
-    IOU_ZERO,     /* the range reads as zeros at success; a file grows as needed */
-    IOU_TRIM,     /* frees whole blocks inside the range where that is possible */
-    IOU_FLUSH,    /* all that completed before is on stable storage at success; after a failure it fails for ever */
+    IOU_STAT,     /* refreshes size and reads_zero of iou_handle_info() */
+    IOU_READ,     /* fills the whole buffer, or fails */
+    IOU_WRITE,    /* writes the whole buffer, or fails; a file grows as needed */
+    IOU_ZERO,     /* makes the range read as zeros, or fails; a file grows as needed */
+    IOU_TRIM,     /* frees whole blocks inside the range where the storage can */
+    IOU_FLUSH,    /* puts all changes that completed before on stable storage; after a failure, each flush fails */
     IOU_EXTENTS   /* fills the buffer with iou_extent records */
 } iou_kind;
 
 typedef enum {
     IOU_FUA = 1,       /* write, zero, trim: on stable storage at success */
     IOU_ALLOCATE = 2,  /* zero: the range stays provisioned */
-    IOU_FAST_ONLY = 4, /* zero: only without data I/O, else ENOTSUP and not a byte changed, nor the size */
+    IOU_FAST_ONLY = 4, /* zero: only without data I/O, else ENOTSUP, and neither content nor size has changed */
     IOU_WRITABLE = 8,  /* open: for reading and writing; without it, reading only */
     IOU_BUFFERED = 16  /* open: do not try direct I/O */
 } iou_flag;
 
-/* How a range was zeroed, in the order of expense. A request that needed several tells the most expensive one. */
+/* The method by which a range was zeroed, in order of expense. A request with several reports the most expensive. */
 typedef enum {
     IOU_METHOD_NONE = 0,
     IOU_METHOD_PUNCH_HOLE,
@@ -59,15 +59,15 @@ typedef enum {
     IOU_METHOD_PUNCH_AND_ALLOCATE,
     IOU_METHOD_BLKZEROOUT,
     IOU_METHOD_WRITE,
-    IOU_METHOD_REMOTE /* whoever has the image did it, in his way */
+    IOU_METHOD_REMOTE /* the owner of an external image zeroed it, by its own method */
 } iou_method;
 
-/* Their number, and that of the system calls that zero: those from IOU_SYS_PUNCH_HOLE on. */
+/* The number of methods, and of the system calls that zero, from IOU_SYS_PUNCH_HOLE on. */
 enum { IOU_METHODS = 8, IOU_ZEROING_CALLS = 4 };
 
-/* Which system call failed; iou_syscall_name() gives the text for the log. */
+/* The system call that failed. iou_syscall_name() returns its name for the log. */
 typedef enum {
-    IOU_SYS_NONE = 0, /* refused by our own checks, before any system call */
+    IOU_SYS_NONE = 0, /* a check of the engine has failed, before any system call */
     IOU_SYS_OPEN,
     IOU_SYS_FSTAT,
     IOU_SYS_STATX,
@@ -83,21 +83,21 @@ typedef enum {
     IOU_SYS_SYNC_FILE_RANGE,
     IOU_SYS_LSEEK,
     IOU_SYS_MALLOC,
-    IOU_SYS_EXTERNAL /* none of ours: whoever has the image failed */
+    IOU_SYS_EXTERNAL /* no system call: the owner of an external image has failed */
 } iou_syscall;
 
 typedef enum { IOU_FILE = 1, IOU_BLOCK = 2, IOU_EXTERNAL = 3 } iou_type;
 
-/* Workers of an engine. */
+/* Most worker threads of an engine. */
 enum { IOU_MAX_THREADS = 1024 };
 
-/* Who ran longer belongs into the log, so that slow storage is seen before it hangs. */
+/* Operations that ran longer are logged, so that slow storage is noticed before it hangs. */
 enum { IOU_SLOW_SECONDS = 10 };
 
 /*
- * Progress and cancellation of one request, shared by all operations that it is made of. C adds to done, Python
- * reads it; Python sets canceled to 1, C looks at it between steps and ends the operation with ECANCELED.
- * The caller keeps it alive until the completions of all its operations were reaped.
+ * Progress and cancellation of one request, shared by all operations of the request. C adds bytes to done, and Python
+ * reads it. Python sets canceled to 1; C checks it between steps and ends the operation with ECANCELED. The caller
+ * keeps it alive until the completions of all its operations were reaped.
  */
 typedef struct {
     uint64_t done;
@@ -108,51 +108,51 @@ typedef struct {
 typedef struct {
     uint64_t cookie;    /* as submitted */
     iou_handle *handle; /* open: the new handle at success, else NULL */
-    uint64_t done;      /* bytes finished by this operation, also when it failed */
+    uint64_t done;      /* bytes finished by this operation, also if it failed */
     uint64_t elapsed;   /* ns from the start on a worker to the end */
     uint64_t queued;    /* ns from submission to the start on a worker */
     int32_t error;      /* 0 or a positive errno */
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
     uint32_t count;     /* extents: records filled */
-    uint64_t size;      /* ENODATA of our own: where the image ends */
-    /* zero, trim: errnos of the methods that are given up, each told by one operation of an image only, the first;
-       0: nothing new. The calls are those from IOU_SYS_PUNCH_HOLE on, in that order. */
+    uint64_t size;      /* ENODATA with IOU_SYS_NONE: the size of the image */
+    /* zero, trim: errnos of the system calls that are given up, from IOU_SYS_PUNCH_HOLE on. Only the first operation of
+       an image that gives one up reports it; 0: nothing new. */
     uint16_t given_up[IOU_ZEROING_CALLS];
 } iou_completion;
 
 typedef struct {
     uint64_t start;
     uint64_t length;
-    uint64_t hole; /* 1: reads as zeros, no data allocated; 0: data */
+    uint64_t hole; /* 1: reads as zeros, and no data is allocated; 0: data */
 } iou_extent;
 
-/* What is known of an open image. Capabilities only go from 1 to 0. */
+/* The properties of an open image, as far as they are known. Capabilities only change from 1 to 0. */
 typedef struct {
-    uint64_t size;   /* highest size seen; refreshed by open, IOU_STAT and by what grows the file */
-    uint64_t device; /* st_dev of a file, st_rdev of a block device: what the thread quota is counted by */
-    uint64_t inode;  /* of a file, else 0: with type and device, which image it is */
-    uint64_t step;   /* bytes that the next zeroing call will ask for */
+    uint64_t size;   /* the largest size seen; refreshed by open, IOU_STAT and each operation that grows the file */
+    uint64_t device; /* st_dev of a file, st_rdev of a block device; the quota of threads counts by it */
+    uint64_t inode;  /* of a file, else 0; type, device and inode identify the image */
+    uint64_t step;   /* most bytes of the next zeroing call */
     uint32_t type;   /* iou_type */
     uint32_t writable;
     uint32_t direct;     /* direct I/O is in use */
-    uint32_t block_size; /* what an unaligned edge is rounded to: power of two, at least 512 */
+    uint32_t block_size; /* unaligned edges are rounded to it: a power of two, at least 512 */
     uint32_t mem_align;  /* best alignment of buffer addresses */
     uint32_t can_punch_hole;
     uint32_t can_zero_range;
     uint32_t can_fallocate;
     uint32_t can_blkzeroout;
     uint32_t can_seek_hole;
-    uint32_t reads_zero;   /* the whole image was one hole at each open and IOU_STAT, and nothing was written here */
-    uint32_t flush_failed; /* a flush failed since this handle was opened: every later one fails */
+    uint32_t reads_zero;   /* at each open and IOU_STAT the image was one hole, and this process has written nothing */
+    uint32_t flush_failed; /* a flush has failed since this handle was opened: each later one fails */
 } iou_info;
 
-/* An operation that a worker is busy with. */
+/* An operation that runs. */
 typedef struct {
     uint64_t cookie;
     uint64_t offset;
     uint64_t length;
-    uint64_t elapsed; /* ns since it started */
+    uint64_t elapsed; /* ns since the operation started */
     uint32_t kind;
     uint32_t reserved;
     char path[256]; /* cut to fit, ends with NUL */
@@ -162,34 +162,33 @@ typedef struct {
     uint64_t submitted;
     uint64_t completed;
     uint32_t threads; /* alive now */
-    uint32_t busy;    /* running an operation */
-    uint32_t queued;  /* waiting for a thread, its device's quota, its next turn, or earlier changes that it overlaps */
-    uint32_t devices; /* with something queued or running */
+    uint32_t busy;    /* threads that run an operation */
+    uint32_t queued;  /* operations that wait for a thread, a quota, their next turn, or earlier overlapping changes */
+    uint32_t devices; /* devices with queued or running operations */
 } iou_stats;
 
 /*
- * Start an engine. max_threads: 1 to IOU_MAX_THREADS workers, started on demand; idle_ms: a worker that had nothing to
- * do for so long ends. One device gets at most a quarter of the workers (at least one). Stores the engine in *result.
- * -EINVAL, -ENOMEM.
+ * Start an engine. max_threads: 1 to IOU_MAX_THREADS workers, which start on demand. idle_ms: a worker without work for
+ * so long ends. One device gets at most a quarter of the workers (at least one). -EINVAL, -ENOMEM.
  */
 int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result);
 
 /*
- * Refuse new operations, end queued ones with ECANCELED (closes run), let started ones end, for at most timeout_ms.
- * Blocks. Returns the number of operations that still run (then threads and memory are left alone, for ever or until
- * the next call), 0 if all ended. Handles that are open now are closed with iou_execute(). -ECHILD in a forked child.
+ * Stop an engine: refuse new operations, end queued ones with ECANCELED (but closes run), and wait at most timeout_ms
+ * for those that run. Blocks. Returns 0 if all have ended, else the number of operations that still run; their threads
+ * and memory stay until the next call. Afterwards iou_execute() closes handles. -ECHILD in a forked child.
  */
 int iou_engine_stop(iou_engine *engine, uint32_t timeout_ms);
 
 /* Free a stopped engine whose iou_engine_stop() returned 0 and whose queues are freed. -EBUSY otherwise, -ECHILD. */
 int iou_engine_free(iou_engine *engine);
 
-/* Tell the operations that run now, longest first; fills at most max records, returns how many, or -ECHILD. */
+/* Fill at most max records with the operations that run now, the longest first. Returns how many, or -ECHILD. */
 int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max);
 
 void iou_engine_stats(iou_engine *engine, iou_stats *stats);
 
-/* End queued operations whose control is canceled, without waiting for a thread. Returns how many, or -ECHILD. */
+/* End queued operations whose control is canceled. They do not wait for a thread. Returns how many, or -ECHILD. */
 int iou_cancel_queued(iou_engine *engine);
 
 /* Make a completion queue. -EMFILE, -ENOMEM, -ECHILD. */
@@ -198,55 +197,54 @@ int iou_queue_new(iou_engine *engine, iou_queue **result);
 /* Free a queue. -EBUSY while operations submitted through it have not been reaped, -ECHILD. */
 int iou_queue_free(iou_queue *queue);
 
-/* The queue's eventfd, non-blocking, close-on-exec; readable when there are completions. Owned by the queue. */
+/* The queue's eventfd, non-blocking, close-on-exec; readable while there are completions. Owned by the queue. */
 int iou_queue_fd(iou_queue *queue);
 
 /*
- * Move up to max completions into the array and return how many, or -ECHILD. Clears the eventfd when nothing is left,
- * so that a reader that gets fewer than max may wait for it. Called by the queue's own thread only.
+ * Move at most max completions into the array. Returns how many, or -ECHILD. Clears the eventfd if none is left: a
+ * reader that gets fewer than max may wait for the eventfd. Only the thread of the queue's loop calls it.
  */
 int iou_reap(iou_queue *queue, iou_completion *completions, uint32_t max);
 
 /*
- * Queue an open of path (absolute, at most 4095 bytes, copied). flags: IOU_WRITABLE, IOU_BUFFERED. Anything but a
- * regular file or a block device completes with ENOTBLK. It is counted for the device of the mount that the path lies
- * on, so that a hung mount does not stop opens elsewhere. control may be NULL, see iou_submit(); an open that has begun
- * is not canceled. -EINVAL, -ENAMETOOLONG, -ENOMEM, -ESHUTDOWN after stop, -ECHILD in a forked child.
+ * Queue an open of path (absolute, at most 4095 bytes, copied). flags: IOU_WRITABLE, IOU_BUFFERED. The open of anything
+ * but a regular file or a block device fails with ENOTBLK. The open counts for the device of the path's mount, so that
+ * a mount that hangs does not stop opens elsewhere. control may be NULL, see iou_submit(). An open that has begun is
+ * not canceled. -EINVAL, -ENAMETOOLONG, -ENOMEM, -ESHUTDOWN after stop, -ECHILD in a forked child.
  */
 int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control);
 
 /*
  * Queue an operation. The caller keeps buffer (length bytes; IOU_EXTENTS: buffer_size bytes) and control alive and
- * untouched until the completion was reaped; the engine keeps the handle. buffer of any alignment works, one that is
- * aligned like the offset (to info.mem_align) is not copied. IOU_EXTENTS looks at offset..offset+length and fills as
- * many records as fit, in order, without gaps, from offset; neighbours differ.
+ * untouched until the completion was reaped; the engine keeps the handle. Any alignment of the buffer works; a buffer
+ * that is aligned like the offset (to info.mem_align) is not copied. IOU_EXTENTS fills as many records as fit with the
+ * extents of offset..offset+length, in order, from offset on, without gaps; adjacent records differ in hole.
  * buffer_size of a read or write may be 0. IOU_CLOSE cannot be canceled; operations submitted before it still run.
- * -EINVAL: unknown kind or flags, range past 2^63 - 1, missing or short buffer, write on a read-only handle, a handle
- * of external.h. -EBADF: after IOU_CLOSE, as far as the handle is still there. -ENOMEM, -ESHUTDOWN, -ECHILD as
- * above.
+ * -EINVAL: unknown kind or flags, a range past 2^63 - 1, a missing or short buffer, a write on a read-only handle, a
+ * handle of external.h. -EBADF: after IOU_CLOSE, while the handle exists. -ENOMEM, -ESHUTDOWN, -ECHILD as above.
  */
 int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset,
                uint64_t length, void *buffer, uint64_t buffer_size, iou_control *control);
 
-/* Tell what is known of the image now; no system call. The handle must not have been closed. */
+/* Get the properties of an image, without a system call. The handle must not have been closed. */
 void iou_handle_info(iou_handle *handle, iou_info *info);
 
 /*
- * The image's generation: changes when a write, zero or trim starts or ends, by whichever handle; 0 while one is in
- * flight. What was learnt of the content (extents) is valid as long as the same non-zero value is returned. None comes
- * again in this process, also when the image was closed and opened again.
+ * Return the image's generation. It changes when a write, zero or trim of any handle starts or ends; it is 0 while one
+ * runs. Results about the content (extents) are valid as long as it is the same and not 0. A value is never used again
+ * in this process, also if the image is closed and opened again.
  */
 uint64_t iou_handle_generation(iou_handle *handle);
 
 /*
- * Run an operation in the calling thread, for tests and tools: same code, no engine. IOU_OPEN: buffer is the path.
- * Blocks on storage, and on earlier changes that it overlaps. Returns 0 or a negative errno; the details in
- * *completion.
+ * Run an operation in the calling thread, for tests and tools: the same code, without an engine. IOU_OPEN: buffer is
+ * the path. Blocks on storage, and on earlier changes that it overlaps. Returns 0 or a negative errno; *completion has
+ * the details.
  */
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
                 uint64_t buffer_size, iou_control *control, iou_completion *completion);
 
-/* Whether all length bytes are zero; any alignment; memory speed. */
+/* Whether all length bytes are zero. Any alignment; runs at memory speed. */
 int iou_is_zero(const void *buffer, uint64_t length);
 
 /* Static text, never NULL. */
@@ -255,8 +253,8 @@ const char *iou_method_name(int32_t method);
 const char *iou_kind_name(uint32_t kind);
 
 /*
- * The system calls that touch an image, replaceable by tests (fault injection). Each behaves as the call of that name:
- * -1 and errno. NULL members mean the real one; iou_set_syscalls(NULL) restores all. Not to be changed while
+ * The system calls on images, which tests replace for fault injection. Each behaves like the system call of its name:
+ * -1 and errno. A NULL member means the real call; iou_set_syscalls(NULL) restores all. Not to be changed while
  * operations run.
  */
 typedef struct {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Connections served in C: requests are read from a socket, done on an image, and answered, by threads of the
- * connection's own. Read by cffi's cdef() after api/ioutil.h; the same conventions.
+ * Lanes: connections that C serves. Threads of the lane read requests from the socket, do them on the image, and answer
+ * them. cffi's cdef() reads this after api/ioutil.h, whose conventions apply.
  */
 
 #ifndef IOUTIL_API_LANE_H
@@ -13,66 +13,66 @@
 #include "api/ioutil.h"
 #include "api/tls.h"
 
-typedef struct iou_lanes iou_lanes; /* what all lanes share: the engine, and memory for data */
+typedef struct iou_lanes iou_lanes; /* shared by all lanes: the engine, memory for data, limits, records */
 typedef struct iou_lane iou_lane;   /* one connection */
 
 typedef enum {
     IOU_LANE_STRUCTURED = 1,    /* NBD: replies are structured */
     IOU_LANE_EXTENDED = 2,      /* NBD: headers are extended */
     IOU_LANE_ALLOCATION = 4,    /* NBD: BLOCK_STATUS may ask for base:allocation */
-    IOU_LANE_READ_ONLY = 8,     /* the ticket is */
-    IOU_LANE_SPARSE = 16,       /* the ticket's storage may be given back */
-    IOU_LANE_COUNT_READS = 32,  /* iou_lane_counted() tells what was read */
-    IOU_LANE_COUNT_WRITES = 64, /* and what was written or zeroed */
-    IOU_LANE_NO_FLUSH = 128     /* NBD: neither FLUSH nor FUA are offered */
+    IOU_LANE_READ_ONLY = 8,     /* the ticket is read-only */
+    IOU_LANE_SPARSE = 16,       /* zeroing may deallocate */
+    IOU_LANE_COUNT_READS = 32,  /* iou_lane_counted() has the ranges that were read */
+    IOU_LANE_COUNT_WRITES = 64, /* iou_lane_counted() has the ranges that were written or zeroed */
+    IOU_LANE_NO_FLUSH = 128     /* NBD: neither FLUSH nor FUA is offered */
 } iou_lane_flag;
 
 enum {
-    IOU_LANES_MIN_MEMORY = 17825792,      /* bytes, 17 MiB: less makes threads wait for each other */
-    IOU_LANE_MAX_STAGED = 65536,          /* bytes that a lane takes with its connection, of either direction */
-    IOU_LANE_MAX_TIMEOUT_MS = 2147483647, /* 24 days: what poll(2) can wait */
-    IOU_LANE_REPORTS = 16,                /* that a lane keeps */
-    IOU_RECORDS = 4096                    /* that all lanes keep together */
+    IOU_LANES_MIN_MEMORY = 17825792,      /* bytes, 17 MiB: with less, threads wait for each other */
+    IOU_LANE_MAX_STAGED = 65536,          /* most bytes that a lane takes with its connection, in each direction */
+    IOU_LANE_MAX_TIMEOUT_MS = 2147483647, /* 24 days: the longest wait of poll(2) */
+    IOU_LANE_REPORTS = 16,                /* most reports that a lane keeps */
+    IOU_RECORDS = 4096                    /* most records that all lanes keep together */
 };
 
 /* The lowest bit of a lease's `expires`: the ticket was ended by hand, and the end of a request does not renew it. */
 enum { IOU_LEASE_ENDED = 1 };
 
-/* Until when a ticket lives, and since when nobody has used it: ns of CLOCK_MONOTONIC. */
+/* The expiry and the last use of a ticket, in ns of CLOCK_MONOTONIC. */
 typedef struct {
-    uint64_t timeout; /* each request that ends renews the ticket for so long */
-    uint64_t expires; /* one word with IOU_LEASE_ENDED, so that no renewal comes between the two */
-    uint64_t active;  /* when the last request ended */
+    uint64_t timeout; /* the end of a request renews the ticket for so long */
+    uint64_t expires; /* has IOU_LEASE_ENDED in the same word, so that a renewal changes both at once, or neither */
+    uint64_t active;  /* the end of the last request */
 } iou_lease;
 
 typedef struct {
-    int fd;              /* the connection, which is the lane's when it has begun */
-    iou_tls *tls;        /* its TLS, which nobody else uses until the lane has ended; NULL: it has none */
+    int fd;              /* the socket, which the lane owns once it has started */
+    iou_tls *tls;        /* TLS of the connection, which only the lane uses until its end; NULL: there is none */
     uint32_t flags;      /* iou_lane_flag */
-    uint64_t size;       /* of the ticket, at most 2^63 - 1 */
-    uint32_t timeout_ms; /* a peer that makes no progress for so long, while it is its turn, is left */
+    uint64_t size;       /* of the ticket, in bytes, at most 2^63 - 1 */
+    uint32_t timeout_ms; /* the connection ends if the lane waits for the peer for so long without progress */
     uint32_t reserved;
-    uint64_t number;      /* by which records name the lane */
-    const void *rest;     /* what was received already of the client; copied */
+    uint64_t number;      /* of the lane, in records */
+    const void *rest;     /* bytes that were received already; copied */
     uint64_t rest_length; /* bytes, at most IOU_LANE_MAX_STAGED */
-    iou_control *control; /* canceled ends requests, and C sets it when the connection breaks */
-    iou_lease *lease;     /* both live until the lane is freed */
+    iou_control *control; /* canceled ends requests; C sets it when the connection breaks */
+    iou_lease *lease;     /* control and lease live until the lane is freed */
 } iou_lane_options;
 
 typedef struct {
-    uint64_t requests;            /* that were begun; of HTTP, without one that the owner is to answer */
-    uint64_t received;            /* bytes, besides what the lane was given */
+    uint64_t requests;            /* that have begun; HTTP: without one that the owner answers */
+    uint64_t received;            /* bytes, without `rest` of the options */
     uint64_t sent;                /* bytes of replies to requests */
     uint64_t zeroed[IOU_METHODS]; /* bytes, by iou_method */
-    uint64_t reports_lost;        /* there were more than somebody fetched in time */
-    uint64_t storage_wait;        /* ns for which storage has owed an answer */
+    uint64_t reports_lost;        /* reports that were dropped, because the owner had not fetched earlier ones */
+    uint64_t storage_wait;        /* ns for which the longest operation has waited for storage */
     uint32_t running;             /* operations in storage; 1 if a request runs that has none there now */
-    uint32_t ended;               /* nothing is left but this */
-    int32_t error;                /* why it ended: a positive errno of the socket, ETIMEDOUT, EPROTO, or 0 */
-    uint32_t ranges;              /* that iou_lane_counted() would move now, at most */
+    uint32_t ended;               /* the lane has ended: only iou_lane_free() is left to do */
+    int32_t error;                /* 0, or why it has ended: a positive errno of the socket, ETIMEDOUT or EPROTO */
+    uint32_t ranges;              /* most ranges that iou_lane_counted() would move now */
 } iou_lane_stats;
 
-/* What storage did that somebody should know. */
+/* A report of an operation that has failed, was slow, or has given up a method. */
 typedef struct {
     uint64_t offset;
     uint64_t length;
@@ -94,60 +94,60 @@ typedef struct {
     uint64_t lane; /* the number of its lane */
     uint64_t offset;
     uint64_t length;
-    uint64_t elapsed; /* ns since its head was there, until its answer was sent */
+    uint64_t elapsed; /* ns from the arrival of its head to the end of its answer */
     uint32_t kind;    /* HTTP: iou_kind; NBD: the command */
-    uint32_t flags;   /* HTTP: iou_flag, IOU_FUA: with a flush; NBD: as they came */
-    uint32_t result;  /* HTTP: the status, 0: the owner is to answer it; NBD: the error, 0: none */
-    int32_t error;    /* HTTP: 0 or the positive errno that it failed of */
+    uint32_t flags;   /* HTTP: iou_flag, IOU_FUA for a flush; NBD: the flags that the client sent */
+    uint32_t result;  /* HTTP: the status, 0: the owner answers the request; NBD: the error, 0: none */
+    int32_t error;    /* HTTP: 0, or the positive errno of the failure */
 } iou_record;
 
-/* Since the beginning. */
+/* Counters of all records. */
 typedef struct {
-    uint64_t written; /* records that were, or are just being written */
+    uint64_t written; /* records that were written, or are being written */
     uint64_t read;
     uint64_t lost; /* records for which there was no room */
 } iou_records_stats;
 
-/* memory: bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
+/* memory: most bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
 
 /*
- * So many more connections wait for the place of a lane of HTTP, or 0: none does any more. As many lanes give theirs
- * back: those at once that have no request, then each that ends one. Nothing in a forked child.
+ * Make `more` further lanes of HTTP give their connections back, because others wait for their places; 0: none waits
+ * any more. Lanes without a request do so at once, others when their request ends. Does nothing in a forked child.
  */
 void iou_lanes_recall(iou_lanes *lanes, uint32_t more);
 
-/* -EBUSY while there are lanes, -ECHILD. */
+/* Free what all lanes share. -EBUSY while there are lanes, -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
-/* Begin to record requests, or, 0, cease to. Those that have begun before are not recorded. */
+/* Start to record requests, or stop (0). Requests that have begun before the start are not recorded. */
 void iou_records_want(iou_lanes *lanes, uint32_t wanted);
 
-/* Move records, at most max, the oldest first; returns how many, or -ECHILD. */
+/* Move at most max records into the array, the oldest first. Returns how many, or -ECHILD. */
 int iou_records_read(iou_lanes *lanes, iou_record *records, uint32_t max);
 
-/* All 0 in a forked child. */
+/* Get the counters of records. All are 0 in a forked child. */
 void iou_records_get_stats(iou_lanes *lanes, iou_records_stats *stats);
 
-/* An eventfd, readable when there are reports, many ranges, or the end. The lane's. */
+/* The eventfd of the lane. Readable when there are reports or many ranges, and at the end. Owned by the lane. */
 int iou_lane_fd(iou_lane *lane);
 
-/* Begin no more requests and, when none runs, end: NBD refuses them and closes. Nothing in a forked child. */
+/* Begin no more requests, and end when none runs. NBD refuses new requests, then closes. Nothing in a forked child. */
 void iou_lane_refuse(iou_lane *lane);
 
-/* Close the connection now; what runs in storage ends there. Nothing in a forked child. */
+/* Close the connection now. Operations that run in storage end by themselves. Does nothing in a forked child. */
 void iou_lane_abort(iou_lane *lane);
 
-/* All 0 in a forked child. */
+/* Get the counters of a lane. All are 0 in a forked child. */
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
 
 /*
- * Clear the eventfd and move reports, at most max; returns how many, or -ECHILD. Before looking for the end: it may
- * come after.
+ * Clear the eventfd, and move at most max reports into the array. Returns how many, or -ECHILD. Callers fetch reports
+ * before they check for the end: an end after the check sets the eventfd again.
  */
 int iou_lane_reports(iou_lane *lane, iou_lane_report *reports, uint32_t max);
 
-/* Move ranges, sorted and apart from each other, at most max; returns how many, or -ECHILD. */
+/* Move at most max ranges into the array, sorted and neither adjacent nor overlapping. Returns how many, or -ECHILD. */
 int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max);
 
 /* Free a lane that has ended. -EBUSY, -ECHILD. */
@@ -155,54 +155,57 @@ int iou_lane_free(iou_lane *lane);
 
 /* ---- NBD: the transmission phase -------------------------------------------------------------------------------- */
 
-/* What the image has not got of the ticket's size reads as zeros. */
+/* The options of an NBD lane. Bytes of the ticket's size past the end of the image read as zeros. */
 typedef struct {
     iou_lane_options lane;
     uint32_t context; /* id of base:allocation */
     uint32_t errors_count;
-    const uint32_t *errors; /* the NBD error of each errno, by its number; what is missing is EIO; copied */
-    const void *reply;      /* what the client is still to be told of the negotiation; copied */
+    const uint32_t *errors; /* the NBD error for each errno, by its number; 0 or past the end: EIO; copied */
+    const void *reply;      /* the last reply of the negotiation, which the lane sends first; copied */
     uint64_t reply_length;  /* bytes, at most IOU_LANE_MAX_STAGED */
 } iou_nbd_options;
 
 /*
- * Serve a connection. That the lane must end is said by iou_lane_refuse(). -EINVAL, -ENOMEM, -EMFILE, -EBADF: the
- * handle was closed, -EAGAIN: no thread, -ECHILD.
+ * Start a lane of NBD. It ends by itself, or after iou_lane_refuse() or iou_lane_abort(). -EINVAL, -ENOMEM, -EMFILE,
+ * -EBADF: the handle was closed; -EAGAIN: no thread can be started; -ECHILD.
  */
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result);
 
 /* ---- HTTP: requests for one image ------------------------------------------------------------------------------- */
 
-/* Bytes of a template in whose place something is written, each once at most. */
+/* Bytes of a template that a lane replaces with a value. Each occurs at most once. */
 enum { IOU_HTTP_FIRST = 1, IOU_HTTP_LAST = 2, IOU_HTTP_LENGTH = 3, IOU_HTTP_DATE = 4, IOU_HTTP_ORIGIN = 5 };
 
-/* What the image has not got of the ticket's size is not read here. A request that has begun is finished. */
+/*
+ * The options of an HTTP lane. It does not serve reads past the end of the image, and it finishes requests that have
+ * begun. All texts are copied.
+ */
 typedef struct {
     iou_lane_options lane;
-    const void *target; /* the path of the image; all are copied */
+    const void *target; /* the path of the image */
     uint64_t target_length;
-    const void *done; /* the answer to what went well: the date */
+    const void *done; /* template of an answer without data, with the date */
     uint64_t done_length;
-    const void *partial; /* the head of an answer with a range: first and last byte, their number, the date */
+    const void *partial; /* template of a head for a range, with first and last byte, length and date */
     uint64_t partial_length;
-    const void *whole; /* the head of an answer with all of the image: the number of bytes, the date */
+    const void *whole; /* template of a head for the whole image, with length and date */
     uint64_t whole_length;
-    const void *origin; /* the fields that a request with Origin gets besides, where IOU_HTTP_ORIGIN stands */
+    const void *origin; /* fields that replace IOU_HTTP_ORIGIN in an answer to a request with Origin */
     uint64_t origin_length;
-    uint64_t generation; /* of the image that `whole` is for, see iou_handle_generation(); 0: any */
+    uint64_t generation; /* of the image, that `whole` is for; see iou_handle_generation(); 0: any */
 } iou_http_options;
 
 typedef enum {
-    IOU_HTTP_IDLE = 1,  /* no request came for a while, the client sends no more, or none is begun any more */
-    IOU_HTTP_OTHER,     /* what comes next is not for a lane, or there is no memory for it */
-    IOU_HTTP_FAILED,    /* storage failed: the request is to be answered */
-    IOU_HTTP_TRUNCATED, /* the body of a request ended early: it is to be answered */
-    IOU_HTTP_CUT,       /* storage failed when the answer had begun: the connection is to be cut */
-    IOU_HTTP_BROKEN     /* the connection is of no use any more; iou_lane_stats says why */
+    IOU_HTTP_IDLE = 1,  /* no request came for a while, the client has ended the stream, or the lane refuses requests */
+    IOU_HTTP_OTHER,     /* the next request is not for a lane, or there is no memory for it */
+    IOU_HTTP_FAILED,    /* storage has failed: the owner answers the request */
+    IOU_HTTP_TRUNCATED, /* the body of a request has ended early: the owner answers the request */
+    IOU_HTTP_CUT,       /* storage has failed after the start of the answer: the owner cuts the connection */
+    IOU_HTTP_BROKEN     /* the connection has failed; iou_lane_stats has the errno */
 } iou_http_reason;
 
 typedef struct {
-    uint32_t reason; /* iou_http_reason; the others are of a request that failed */
+    uint32_t reason; /* iou_http_reason; the other fields are those of a request that has failed */
     int32_t error;   /* a positive errno; ECANCELED: the transfer was cancelled */
     int32_t syscall;
     uint32_t kind;  /* iou_kind */
@@ -210,16 +213,16 @@ typedef struct {
     uint32_t reserved;
     uint64_t offset;
     uint64_t length;
-    uint64_t size;   /* of the image, as of iou_completion */
-    uint64_t unread; /* bytes of its body that were not taken: what is left of the client's bytes begins with them */
+    uint64_t size;   /* of the image, as in iou_completion */
+    uint64_t unread; /* bytes of its body that the lane has not taken; the rest of iou_http_ended() begins with them */
 } iou_http_end;
 
-/* Serve requests for an image on a connection. Returns as iou_nbd_start() does. */
+/* Start a lane of HTTP. Returns as iou_nbd_start() does. */
 int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result);
 
 /*
- * Tell why a lane has ended, and move the client's bytes that were received and not taken, IOU_LANE_MAX_STAGED at most,
- * to rest; returns how many, -EBUSY or -ECHILD. The socket is as it was, for whoever has it.
+ * Get the reason why a lane has ended, and move the received bytes that it has not taken to rest, at most
+ * IOU_LANE_MAX_STAGED. Returns how many, -EBUSY or -ECHILD. The socket has its earlier state, for its owner.
  */
 int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest);
 

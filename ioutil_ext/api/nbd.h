@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD as its lanes know it: numbers of the transmission phase (the NBD project's proto.md), limits, texts. Read by
- * cffi's cdef(): a test compares them with those of nbdproto, which negotiates what is served here.
+ * NBD in lanes: numbers of the transmission phase (the NBD project's proto.md), limits and texts. cffi's cdef() reads
+ * this: a test compares the numbers with those of nbdproto, which does the negotiation.
  */
 
 #ifndef IOUTIL_API_NBD_H
@@ -24,25 +24,25 @@ enum {
 };
 enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_STATUS_EXT = 6, CHUNK_ERROR = 0x8001 };
 
-/* Limits, in bytes or of their number. */
+/* Limits, in bytes unless the comment says otherwise. */
 enum {
-    MAX_PAYLOAD = 33554432,     /* what READ and WRITE may move */
-    MAX_DRAINED = 67108864,     /* a longer payload is not read only to be refused: the connection ends */
-    MAX_STATUS_EXTENTS = 65536, /* in one reply */
-    MAX_ERROR_TEXT = 256        /* with an error */
+    MAX_PAYLOAD = 33554432,     /* of READ and WRITE */
+    MAX_DRAINED = 67108864,     /* the connection ends if a refused payload is longer; a shorter one is read */
+    MAX_STATUS_EXTENTS = 65536, /* extents in one reply */
+    MAX_ERROR_TEXT = 256        /* of the text in an error reply */
 };
 
-/* What clients are told with an error, whoever serves them. Of a fault of the server, the detail is in the log only. */
+/* The reasons in error replies. The reply does not say which fault the server has; the log does. */
 typedef enum {
-    IOU_NBD_FAILED = 0,
-    IOU_NBD_ENDED,    /* expired, cancelled and removed look the same */
-    IOU_NBD_NOT_FAST, /* zero, as it was asked for */
-    IOU_NBD_OUTSIDE,  /* of the image, which has got shorter */
-    IOU_NBD_TOO_LONG, /* for the memory there is */
-    IOU_NBD_NO_MEMORY /* now */
+    IOU_NBD_FAILED = 0, /* a fault of the server */
+    IOU_NBD_ENDED,      /* the ticket has expired, or was cancelled or removed: the client cannot tell which */
+    IOU_NBD_NOT_FAST,   /* zeroing needs data I/O, and the request has FAST_ZERO */
+    IOU_NBD_OUTSIDE,    /* the range is outside of the image, which has got shorter */
+    IOU_NBD_TOO_LONG,   /* the request is too long for the memory of lanes */
+    IOU_NBD_NO_MEMORY   /* there is no memory for the request now */
 } iou_nbd_reason;
 
-/* Static text; NULL: there is no such. */
+/* Return the text for a reason: static; NULL if there is no such reason. */
 const char *iou_nbd_text(uint32_t reason);
 
 #endif
