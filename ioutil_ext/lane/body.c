@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The body of a request as it comes, in parts. A peer that does not send has no memory meanwhile: what came of a part
- * in a moment is a part by itself, cut where a page ends, and more is waited for in the staging, without memory. So a
- * body that stops holds nothing but the staging, which each connection has anyway.
+ * The body of a request, received in parts. A client that does not send holds no memory. If the bytes of a part pause
+ * for LANE_MOMENT_MS, the bytes that have come are a part of their own, cut at the end of a page. The lane then waits
+ * for further bytes in the staging, without memory. So a body that stops uses only the staging, which each connection
+ * has anyway.
  */
 
 #include <errno.h>
@@ -48,11 +49,11 @@ void body_drop_memory(struct iou_lane *lane, struct body *body) {
         memory_put(lane, body_take_memory(body));
 }
 
-/* Wait for as much of a slow body as is staged; returns how long the part can be. 0: it does not come. */
+/* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not come. */
 static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
     uint64_t since = now_ns();
     if (!socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error)) {
-        body->left -= lane->staging.end - lane->staging.start; /* less than was asked for: all of it is of this body */
+        body->left -= lane->staging.end - lane->staging.start; /* fewer than requested, so all are of this body */
         lane->staging.start = lane->staging.end;
         return 0;
     }
@@ -61,7 +62,7 @@ static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
     return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
 }
 
-/* Have memory for a part of at most so many bytes. */
+/* Get memory for a part of at most `most` bytes. */
 static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, bool wait) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
@@ -73,7 +74,7 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, b
     }
     uint64_t room = room_for(body->next, length), first = min_u64(room, LANE_PIECE);
     error = memory_get(lane, first, wait ? MEMORY_WAIT : MEMORY_NOW, &body->memory);
-    /* Who has some does not wait for more. */
+    /* A thread that has memory must not wait for more: the part is shorter then. */
     if (!error && room > first && memory_get(lane, room - first, MEMORY_NOW, &body->more))
         length = LANE_PIECE - body->next % LANE_PIECE;
     body->length = error ? 0 : length;
@@ -81,7 +82,7 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, b
     return error;
 }
 
-/* Where a byte of the part is, and how many from there on are in the same piece of memory. */
+/* Return the address of a byte of the part. *room: bytes from there to the end of the same piece of memory. */
 static char *place_of(const struct body *body, uint64_t byte, uint64_t *room) {
     uint64_t first = body->more ? LANE_PIECE - body->next % PAGE_UNIT : body->length;
     bool inside = byte < first || !body->more;
@@ -89,7 +90,7 @@ static char *place_of(const struct body *body, uint64_t byte, uint64_t *room) {
     return inside ? place_in(body->memory, body->next) + byte : body->more->data + (byte - first);
 }
 
-/* Receive more of the part. */
+/* Receive further bytes of the part. */
 static int receive_more(struct iou_lane *lane, struct body *body, enum socket_patience patience) {
     int error;
     while (body->got < body->length) {
@@ -102,10 +103,10 @@ static int receive_more(struct iou_lane *lane, struct body *body, enum socket_pa
     return 0;
 }
 
-/* End the part where whole pages end of what came; what is behind them is received again. */
+/* End the part at the last whole page that has come. The bytes after it go back to the staging. */
 static void cut(struct iou_lane *lane, struct body *body) {
     uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next, room;
-    socket_put_back(lane, place_of(body, length, &room), body->got - length); /* of one page: in one piece of memory */
+    socket_put_back(lane, place_of(body, length, &room), body->got - length); /* one page: in one piece of memory */
     if (room_for(body->next, length) <= LANE_PIECE)
         drop_more(lane, body);
     body->length = body->got = length;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Bodies of requests (body.c); for the leader only. */
+/* The bodies of requests (body.c). For the leader only. */
 
 #ifndef IOUTIL_LANE_BODY_H
 #define IOUTIL_LANE_BODY_H
@@ -10,32 +10,33 @@
 
 #include "lane/memory.h"
 
-/* A body of which parts are received; or sent: then there is only the first line. */
+/* A body that is received in parts; or one that is sent, which uses only next and left. */
 struct body {
-    uint64_t next, left;   /* of which no part was taken: where in the image, and how much */
-    struct memory *memory; /* of the part that is received; NULL: it has none yet */
-    struct memory *more;   /* of what does not fit in it; NULL: all does */
-    uint64_t length, got;  /* of that part */
-    bool slow;             /* less than the staging came in a moment lately; of the connection */
+    uint64_t next, left;   /* the bytes of which no part was taken: offset in the image, and length */
+    struct memory *memory; /* of the part that is being received; NULL: it has none yet */
+    struct memory *more;   /* for the bytes of the part that do not fit in memory; NULL: all fit */
+    uint64_t length, got;  /* of the part: bytes, and bytes that have come */
+    bool slow;             /* the client lately sent less than the staging holds in LANE_MOMENT_MS */
 };
 
 void body_begin(struct body *body, uint64_t offset, uint64_t length);
 
 /*
- * Receive the next part, of at most so many bytes, with memory for it (two pieces, if it does not fit in one), or what
- * comes of it in a moment: whole pages, but at the end. -ENODATA: no more comes, -ECANCELED, -ENOMEM or the socket's
- * -errno: it has no memory, and what came of it is lost.
+ * Receive the next part, of at most `most` bytes, into memory that is taken here: two pieces if it does not fit in one.
+ * The part is shorter if its bytes pause for LANE_MOMENT_MS; it then ends at a page. -ENODATA: the client has ended the
+ * stream; -ECANCELED, -ENOMEM or the socket's -errno. After an error the part has no memory, and its bytes are lost.
  */
 int body_receive(struct iou_lane *lane, struct body *body, uint64_t most);
 
-/* Receive what is there of it. Waits for nothing: -EAGAIN. */
+/* Receive the bytes of the next part that have arrived. Does not wait: -EAGAIN. */
 int body_receive_ahead(struct iou_lane *lane, struct body *body, uint64_t most);
 
-/* The part, which was received, is the caller's: take its memory, and move on. */
+/* Take the memory of a received part, and go on to the next part. */
 struct memory *body_take_memory(struct body *body);
 struct memory *body_take_more(struct body *body);
 void body_advance(struct body *body);
 
+/* Give back the memory of a part that was not taken. */
 void body_drop_memory(struct iou_lane *lane, struct body *body);
 
 #endif

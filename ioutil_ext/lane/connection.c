@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A connection whose socket fails is of no use any more: the lane breaks, and all that wait for something look. */
+/* The connection of a lane. A failure of the socket breaks the lane and wakes all of its threads that wait. */
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -10,8 +10,9 @@
 #include "lane/lane.h"
 
 /*
- * For so long a peer counts as alive that was. Looking before each change took 13 % more processor time for random
- * writes of 4 KiB over NBD to tmpfs (1.07 to 1.20, 7 pairs of rounds); what is read late was sent 20 ms ago.
+ * The result of a check that the peer is alive holds for so long. A check before each change took 13 % more processor
+ * time for random writes of 4 KiB over NBD to tmpfs (1.07 to 1.20, 7 pairs of rounds). The bytes of a request that is
+ * read late were sent 20 ms before.
  */
 #define CHECK_NS 250000u
 
@@ -26,7 +27,7 @@ void lane_break(struct iou_lane *lane, int error) {
     int none = 0;
     atomic_compare_exchange_strong(&lane->state.error, &none, error);
     lane->state.broken = true;
-    __atomic_store_n(&lane->control->canceled, 1, __ATOMIC_SEQ_CST); /* nobody can see an answer any more */
+    __atomic_store_n(&lane->control->canceled, 1, __ATOMIC_SEQ_CST); /* no answer can be sent */
     lane->state.leaving = true;
     shutdown(lane->socket.fd, SHUT_RDWR);
     lane_wake(lane);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a lane tells of itself: which bytes were moved, and what storage did that somebody should know. */
+/* The counters and reports of a lane: the ranges that were transferred, and operations that failed or were slow. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -10,11 +10,11 @@
 #include "base/numbers.h"
 #include "lane/lane.h"
 
-/* Ranges that are kept at most; who would add one more waits until the owner has fetched some. */
+/* Most ranges of a lane. A thread that has another one waits until the owner has fetched some. */
 #define MAX_RANGES 65536u
 #define FIRST_RANGES 64u
 
-/* So many, and the owner is told to fetch them. */
+/* With so many ranges, the owner is notified to fetch them. */
 #define MANY_RANGES 8192u
 
 #define SLOW_NS (IOU_SLOW_SECONDS * UINT64_C(1000000000))
@@ -34,7 +34,7 @@ static int compare(const void *one, const void *other) {
     return (a->start > b->start) - (a->start < b->start);
 }
 
-/* Sort the ranges, and join those that touch. */
+/* Sort the ranges, and merge those that overlap or are adjacent. */
 static void tidy(struct iou_lane *lane) {
     iou_range *ranges = lane->counts.ranges;
     uint32_t last = 0;
@@ -62,7 +62,7 @@ static bool grow(struct iou_lane *lane) {
     return true;
 }
 
-/* False: it has to be waited for. */
+/* False: the caller has to wait for the owner. */
 static bool make_room(struct iou_lane *lane) {
     if (lane->counts.ranges_count < lane->counts.ranges_size)
         return true;
@@ -71,7 +71,7 @@ static bool make_room(struct iou_lane *lane) {
            lane->counts.ranges_count < lane->counts.ranges_size;
 }
 
-/* Of a broken lane, whose owner may be gone, some may be missing. */
+/* Append a range. A broken lane may lose ranges: its owner may not fetch any more. */
 static void append(struct iou_lane *lane, uint64_t start, uint64_t end) {
     while (!make_room(lane)) {
         if (lane->state.broken)

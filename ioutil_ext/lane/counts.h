@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a lane tells of itself (counts.c). */
+/* The counters and reports of a lane (counts.c). */
 
 #ifndef IOUTIL_LANE_COUNTS_H
 #define IOUTIL_LANE_COUNTS_H
@@ -15,7 +15,7 @@
 struct lane_counts {
     int event_fd;
     atomic_uint_fast64_t zeroed[IOU_METHODS];
-    pthread_mutex_t lock; /* of all below; a leaf */
+    pthread_mutex_t lock; /* guards all below; a leaf */
     pthread_cond_t fetched;
     iou_lane_report reports[IOU_LANE_REPORTS];
     uint32_t reports_count;
@@ -25,13 +25,17 @@ struct lane_counts {
 };
 
 void counts_free(struct iou_lane *lane);
+
+/* Add a range of bytes that were transferred. Waits for the owner if there are too many ranges. */
 void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end);
+
+/* Wake threads that wait in counts_add(), so that they check the lane's state. */
 void counts_wake(struct iou_lane *lane);
 
-/* Tell what storage did, if somebody should know: error, or that it was slow, or gave something up. */
+/* Add a report of an operation if it has failed (error), was slow, or has given up a method. */
 void counts_report(struct iou_lane *lane, const struct op *op, int error);
 
-/* Tell the owner that there is something to see. */
+/* Make the eventfd readable, so that the owner fetches counters and reports. */
 void lane_notify(struct iou_lane *lane);
 
 #endif

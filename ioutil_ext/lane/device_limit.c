@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How much lanes give a device to do at a time. What is more than it needs to be busy only makes everything take
- * longer, and if it all ends at once, nothing can be sent or received meanwhile: on a virtio disk 64 reads of nbdcopy,
- * 256 KiB each, began together and ended together 5.5 ms later. So long reads and writes wait here for those before
- * them, in the order in which they came.
+ * The limit on the bytes that lanes have under way on a device at a time. More than the device needs to be busy only
+ * make each operation take longer. If they also end together, nothing can be sent or received meanwhile: on a virtio
+ * disk, 64 reads of nbdcopy, 256 KiB each, began together and ended together 5.5 ms later. So long reads and writes
+ * wait here for earlier ones, in order of arrival.
  */
 
 #include <semaphore.h>
@@ -14,22 +14,22 @@
 #include "lane/device_limit.h"
 
 /*
- * Enough to keep a fast disk busy: 512 MiB by a C program took 0.20 s in reads of 256 KiB, 16 at a time, 0.19 s with
- * 32, 0.22 with 4; 0.18 in one read of 2 MiB at a time.
+ * Bytes that keep a fast disk busy. A C program read 512 MiB in 0.20 s with 16 reads of 256 KiB at a time, in 0.19 s
+ * with 32, in 0.22 s with 4, and in 0.18 s with one read of 2 MiB at a time.
  */
 #define DEPTH (4 * MIB)
 
 /*
- * A device that takes longer for so little, on average, does less than 1.4 GB/s: it is far away, or slow anyway. It may
- * have all there is for a while, and is looked at again then.
+ * A device whose mean duration is longer does less than 1.4 GB/s: it is remote, or slow anyway. It has no limit for a
+ * while, and is measured again afterwards.
  */
 #define FAR_NS UINT64_C(3000000)
 #define UNLIMITED_NS UINT64_C(1000000000)
 
-/* What is still under way when somebody has waited so long for it seems to hang, and counts no more. */
+/* After a wait of so long, operations under way seem to hang, and do not count any more. */
 #define PATIENCE_NS UINT64_C(100000000)
 
-/* The latest durations count most. */
+/* The weight of the moving mean: the latest durations count most. */
 #define MEAN_WEIGHT 8u
 
 void limit_init(struct device_limit *limit) {
@@ -64,7 +64,7 @@ static void admit(struct device_limit *limit, struct link *admitted) {
     }
 }
 
-/* Note how long it took. What began without the limit tells nothing: it takes longer for that. */
+/* Add a duration to the mean. Operations that began without the limit take longer, and do not count. */
 static void note(struct device_limit *limit, const struct limit_use *use) {
     uint64_t now = now_ns();
     if (use->since < limit->unlimited_until)
@@ -78,7 +78,7 @@ static void note(struct device_limit *limit, const struct limit_use *use) {
 
 /* ---- for operations --------------------------------------------------------------------------------------------- */
 
-/* What is under way counts no more: others need not wait for what hangs. */
+/* Stop counting the operations that run, so that others do not wait for those that hang. */
 static void write_off(struct device_limit *limit) {
     struct link admitted;
     pthread_mutex_lock(&limit->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The beginning of a lane, what its owner can ask of it, and its end. */
+/* The start of a lane, the functions for its owner, and its end. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static int check(const iou_handle *handle, const iou_lane_options *options) {
     return 0;
 }
 
-/* All but what its kind knows. */
+/* Free all but the state of its kind. */
 static void free_lane(struct iou_lane *lane) {
     lanes_leave(lane);
     turns_free(lane);
@@ -135,7 +135,7 @@ void iou_lane_abort(iou_lane *lane) {
     pthread_mutex_unlock(&lane->turns.lock);
 }
 
-/* What threads do in storage, and for how long the oldest one has. The lock is held. */
+/* Count the operations in storage, and get the longest time of one there. The lock is held. */
 static void look_at_storage(const struct iou_lane *lane, iou_lane_stats *stats) {
     uint64_t now = now_ns();
     for (const struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {

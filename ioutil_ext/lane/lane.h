@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* One connection that is served here, whatever its protocol (lane.c). */
+/* One connection that C serves, of any protocol (lane.c). */
 
 #ifndef IOUTIL_LANE_LANE_H
 #define IOUTIL_LANE_LANE_H
@@ -25,8 +25,8 @@ struct iou_lane {
     iou_control *control;
     iou_lease *lease;
     const struct lane_kind *kind;
-    void *own;       /* what the kind knows besides */
-    uint64_t number; /* by which records name it */
+    void *own;       /* the state of the kind */
+    uint64_t number; /* of the lane, in records */
     uint64_t size;
     uint32_t flags;
     int timeout_ms;
@@ -34,14 +34,14 @@ struct iou_lane {
     struct lane_state state;
     struct lane_socket socket;
     atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; operations.c */
-    struct lane_staging staging;                  /* the leader's: who reads from the socket */
+    struct lane_staging staging;                  /* for the leader, which reads from the socket */
     struct lane_turns turns;
     struct lane_counts counts;
 };
 
 /*
- * Begin a lane. own: for kind, which ends it; still the caller's if this fails. Returns as
- * iou_nbd_start() does.
+ * Start a lane. own: the state of the kind, which kind->end() frees; after a failure the caller still owns it. Returns
+ * as iou_nbd_start() does.
  */
 int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
                void *own, iou_lane **result);

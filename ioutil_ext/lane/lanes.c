@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all lanes share, and how a lane comes to it and leaves it. */
+/* The state that all lanes share, and how a lane joins and leaves it. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -12,14 +12,14 @@
 #include "lane/slabs.h"
 
 /*
- * One READ of NBD at a time may have more, if its reply may not be cut: it has memory of its own, which is all that
- * those who ask for such can keep from each other.
+ * The memory of a long READ of NBD whose reply must be one piece. It is outside of the slabs, and one such READ has it
+ * at a time: long READs can make only each other wait.
  */
 #define MAX_LONG (LANE_LONG + PAGE_UNIT)
 
 _Static_assert(IOU_LANES_MIN_MEMORY >= 8 * LANE_PIECE + 2 * PAGE_UNIT, "some slabs, and half of it for a long read");
 
-/* ---- all -------------------------------------------------------------------------------------------------------- */
+/* ---- the shared state ------------------------------------------------------------------------------------------- */
 
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     if (engine_is_foreign(engine))
@@ -33,7 +33,7 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     }
     lanes->engine = engine;
     lanes->born = fork_generation();
-    lanes->long_limit = min_u64(MAX_LONG, memory / 2 + PAGE_UNIT); /* 64 MiB is enough for the longest */
+    lanes->long_limit = min_u64(MAX_LONG, memory / 2 + PAGE_UNIT); /* memory of 64 MiB is enough for the longest READ */
     lanes->limit = memory - lanes->long_limit;
     link_init(&lanes->kept);
     pthread_mutex_init(&lanes->lock, NULL);
@@ -59,7 +59,7 @@ int iou_lanes_free(iou_lanes *lanes) {
     return 0;
 }
 
-/* ---- lanes come and go ------------------------------------------------------------------------------------------ */
+/* ---- joining and leaving ---------------------------------------------------------------------------------------- */
 
 /* The lock is held. NULL: no memory. */
 static struct share *join_share(struct iou_lanes *lanes, const iou_lease *ticket) {

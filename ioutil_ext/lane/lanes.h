@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How a lane comes to what all lanes share, and leaves it (lanes.c). */
+/* A lane joins and leaves the state that all lanes share (lanes.c). */
 
 #ifndef IOUTIL_LANE_LANES_H
 #define IOUTIL_LANE_LANES_H
@@ -9,7 +9,7 @@
 
 #include "api/lane.h"
 
-/* Enter and leave, with a share of memory and threads. -ENOMEM. */
+/* Join and leave: the lane has a part in its ticket's share and in its device's memory. -ENOMEM. */
 int lanes_join(struct iou_lane *lane);
 void lanes_leave(struct iou_lane *lane);
 

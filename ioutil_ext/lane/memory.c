@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory for the data of all lanes: what each may have, and waiting for it. It comes in pieces of slabs (slabs.c);
- * a long read has one of its own.
+ * The quotas of memory for the data of all lanes, and the queue of requests that wait. Memory is lent in pieces of
+ * slabs (slabs.c); a long READ has memory of its own.
  *
- * A ticket that has some gets more only as long as it then has no more than twice what is left: so there is always
- * something left for another one. A single ticket has two thirds of all at most, and n of them share 2 n parts of
- * 2 n + 1. (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998, is about
- * this rule.) Among those who wait, tickets take turns; requests of one ticket are served in their order.
+ * A ticket that has memory gets more only if it then has at most twice as much as is left. So some memory is always
+ * left for another ticket. A single ticket has at most two thirds of all, and n tickets share 2 n parts of 2 n + 1.
+ * (The rule is from Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998.)
+ * Tickets with waiting requests take turns; the requests of one ticket are served in order of arrival.
  */
 
 #define _GNU_SOURCE
@@ -18,26 +18,25 @@
 #include "base/numbers.h"
 #include "lane/lane.h"
 
-/* What one lane may have at a time, if it has more than one piece: longer queues leave the caches before they are sent.
- */
+/* Most bytes of a lane that has more than one piece. With more, data has left the caches before it is sent. */
 #define LANE_MOST (16 * MIB)
 
 /* ---- pieces; the lock is held ----------------------------------------------------------------------------------- */
 
-/* Whether its ticket may have such a piece besides those it has: at most twice what is left then. */
+/* Whether the lane's ticket may have another piece of this size: at most twice as much as is left then. */
 static bool ticket_may_have(const struct iou_lane *lane, size_t piece) {
     uint64_t left = slab_left(lane->lanes, lane->memory.slabs), lent = lane->memory.share->lent;
     return lent == 0 || lent + piece + 2 * piece <= 2 * left;
 }
 
-/* The same of a lane: three quarters of what its ticket may have at most. Each may have one piece. */
+/* Whether the lane may have it: at most three quarters of what its ticket may have. Each lane may have one piece. */
 static bool lane_may_have(const struct iou_lane *lane, size_t piece) {
     uint64_t left = slab_left(lane->lanes, lane->memory.slabs);
     uint64_t most = min_u64((lane->memory.share->lent + left) / 2, LANE_MOST);
     return lane->memory.lent == 0 || lane->memory.lent + piece <= most;
 }
 
-/* -EAGAIN: there is none before another one is given back; -ENOMEM. */
+/* Take a piece of a slab. -EAGAIN: there is none until another one is given back; -ENOMEM. */
 static int take_piece(struct iou_lane *lane, size_t size, struct memory **memory) {
     if (!ticket_may_have(lane, slab_piece(size)))
         return -EAGAIN;
@@ -55,7 +54,7 @@ static void put_piece(struct iou_lane *lane, struct memory *memory) {
     slab_put(lane->lanes, memory);
 }
 
-/* ---- long ones -------------------------------------------------------------------------------------------------- */
+/* ---- long READs ------------------------------------------------------------------------------------------------- */
 
 /* The lock is held. */
 static int take_long(struct iou_lanes *lanes, size_t size, struct memory **memory) {
@@ -64,7 +63,7 @@ static int take_long(struct iou_lanes *lanes, size_t size, struct memory **memor
     struct memory *taken = malloc(sizeof(*taken));
     if (!taken)
         return -ENOMEM;
-    size = round_up(size, LANE_PIECE); /* munmap(2) ends at a page, which may be long */
+    size = round_up(size, LANE_PIECE); /* munmap(2) needs the end of a page, which may be a huge one */
     *taken = (struct memory){NULL, slab_map(size), size};
     if (!taken->data) {
         free(taken);
@@ -87,8 +86,8 @@ static bool is_long(size_t size) {
 }
 
 /*
- * Take it if it can be had now. -EAGAIN: it cannot be; *blocks: nor can anything that requests of this ticket wait for
- * behind it. The lock is held.
+ * Take memory if the quotas allow it now. -EAGAIN: they do not; *blocks: the later requests of this ticket cannot have
+ * memory either. The lock is held.
  */
 static int take(struct iou_lane *lane, size_t size, struct memory **memory, bool *blocks) {
     *blocks = false;
@@ -106,7 +105,7 @@ static void leave(struct claimant *claimant, int error, struct link *served) {
     waiter_serve(&claimant->waiter, served);
 }
 
-/* Serve the first request of a ticket that can be. The lock is held. */
+/* Serve the first request of a ticket that can have its memory now. The lock is held. */
 static bool serve_one(struct share *share, struct link *served) {
     bool blocks = false;
     for (struct link *node = share->waiters.next; node != &share->waiters && !blocks; node = node->next) {
@@ -120,7 +119,7 @@ static bool serve_one(struct share *share, struct link *served) {
     return false;
 }
 
-/* Let those who wait have what they can. A ticket that was served goes behind the others. The lock is held. */
+/* Serve waiting requests as far as there is memory. A ticket that was served goes to the end. The lock is held. */
 static void serve(struct iou_lanes *lanes, struct link *served) {
     for (struct link *node = lanes->waiting.next, *next; node != &lanes->waiting; node = next) {
         struct share *share = container_of(node, struct share, turn);
@@ -135,7 +134,7 @@ static void serve(struct iou_lanes *lanes, struct link *served) {
     }
 }
 
-/* Let those go of a ticket that need nothing any more. The lock is held. */
+/* End the waits of a ticket's requests whose lane has ended them. The lock is held. */
 static void release_cut(struct share *share, struct link *served) {
     for (struct link *node = share->waiters.next, *next; node != &share->waiters; node = next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
@@ -155,15 +154,16 @@ void memory_wake(struct iou_lanes *lanes) {
         next = node->next;
         release_cut(container_of(node, struct share, turn), &served);
     }
-    serve(lanes, &served); /* those behind them may need less */
+    serve(lanes, &served); /* requests that were behind them may need less */
     pthread_mutex_unlock(&lanes->lock);
     waiters_wake(&served);
 }
 
-/* Those before it may not keep it from anything. -EAGAIN: it waits. The lock is held. */
+/* Enter the queue, and serve it: earlier requests need not be in the way. -EAGAIN: it waits. The lock is held. */
 static int begin_to_wait(struct claimant *claimant, struct link *served) {
     struct share *share = claimant->lane->memory.share;
-    if (lane_cuts(claimant->lane)) /* whoever cuts it wakes those who wait, under this lock */
+    /* Under the lock: after a later change of state, memory_wake() takes the lock and finds the claimant. */
+    if (lane_cuts(claimant->lane))
         return -ECANCELED;
     if (link_empty(&share->waiters))
         link_append(&claimant->lane->lanes->waiting, &share->turn);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Waiting for memory: no longer than its client is there, and its ticket lives. */
+/* Waiting for memory. The wait ends if the client is gone, the ticket has expired, or the timeout has passed. */
 
 #include <errno.h>
 
@@ -9,10 +9,10 @@
 #include "lane/connection.h"
 #include "lane/lane.h"
 
-/* A thread that waits looks so often whether its client is still there. */
+/* A waiting thread checks at this interval whether its client is still there. */
 #define LOOK_NS UINT64_C(1000000000)
 
-/* Until when a request that waits until deadline sleeps before it looks again. */
+/* Return the time of the next check, or the deadline if that is earlier. */
 static uint64_t next_look(const struct claimant *claimant, uint64_t deadline) {
     const struct iou_lane *lane = claimant->lane;
     uint64_t look = min_u64(now_ns() + LOOK_NS, deadline);
@@ -21,7 +21,7 @@ static uint64_t next_look(const struct claimant *claimant, uint64_t deadline) {
     return min_u64(look, __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED));
 }
 
-/* Wait for others to give back. A client that has gone, or a ticket that has expired meanwhile, ends that. */
+/* Wait until other requests give memory back. */
 static int await_memory(struct claimant *claimant) {
     struct iou_lane *lane = claimant->lane;
     uint64_t deadline = now_ns() + (uint64_t)lane->timeout_ms * 1000000;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Operations of a lane: run in the thread that has the request. */
+/* The operations of a lane, which run in the thread of their request. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -15,15 +15,15 @@
 #include "lane/operations.h"
 
 /*
- * An operation is quick if its kind has lately not slept in storage, mostly: then the leader does it itself. What only
- * computes and copies is not done sooner by another thread, but with the data in other caches, and after a wake-up.
- * nbdcopy out of tmpfs, processor time of the server: see docs/performance/experiments.md.
+ * An operation is quick if its kind has seldom slept in storage lately. The leader does quick operations itself: an
+ * operation that only computes and copies is not done sooner by another thread, which has to be woken and has other
+ * caches. docs/performance/experiments.md has the processor time of the server for nbdcopy out of tmpfs.
  */
 #define SLEEPS_ALWAYS 1024u
 #define SLEEPS_SELDOM (SLEEPS_ALWAYS / 2)
 #define SLEEPS_WEIGHT 8u
 
-/* How often this thread has slept. */
+/* Return how often this thread has slept. */
 static long count_sleeps(void) {
     struct rusage usage;
     getrusage(RUSAGE_THREAD, &usage);
@@ -38,7 +38,7 @@ static void note_sleep(struct iou_lane *lane, uint32_t kind, bool slept) {
 void operations_init(struct iou_lane *lane) {
     for (size_t kind = 0; kind < LENGTH(lane->sleeps); kind++)
         lane->sleeps[kind] = SLEEPS_ALWAYS;
-    lane->sleeps[0] = 0; /* of what does nothing */
+    lane->sleeps[0] = 0; /* requests without an operation */
 }
 
 bool operation_is_quick(const struct iou_lane *lane, uint32_t kind) {
@@ -57,21 +57,21 @@ void operation_begin(struct iou_lane *lane, struct op *op) {
     op->handle = lane->handle;
     op->control = lane->control;
     op->buffer_size = op->buffer_size ? op->buffer_size : op->length;
-    int error = op_check(op); /* requests were checked: it finds nothing */
+    int error = op_check(op); /* finds nothing: the request was checked before */
     if (!error)
         error = op_claim(op);
     op->result.error = error == -EAGAIN ? 0 : -error;
-    /* Its bytes may have been in the socket for long. Now that it has its place, nothing newer gets before it, unless
-       the client was gone before: then it is not begun. */
+    /* The bytes of the request may be old: its client may be gone, and may have sent newer requests elsewhere. The
+       claim keeps newer changes behind this one. If the client was gone before the claim, the change does not begin. */
     if (op->claimed)
         lane_check(lane);
 }
 
-/* What is shorter does not wait for its device, and counts for nothing: of such, storage needs many at a time. */
+/* Shorter operations neither wait for their device nor count: storage needs many of them at a time. */
 #define SHORT (64 * KIB)
 
-/* What is longer than a piece comes one at a time, and FUA takes as long as a flush does: neither tells of the device.
-   What somebody else has is on no device of ours. */
+/* Whether the limit of the device is for this operation. An operation longer than a piece runs alone, and one with FUA
+   takes as long as a flush: the duration of neither says how busy the device is. A remote image has no device here. */
 static bool is_limited(const struct iou_lane *lane, const struct op *op) {
     return (op->kind == IOU_READ || op->kind == IOU_WRITE) && op->length > SHORT && op->length <= LANE_PIECE &&
            !(op->flags & IOU_FUA) && !op->handle->ops->remote && !operation_is_quick(lane, op->kind);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What the leader does with a lane's socket: receive. It waits no longer for the peer than the timeout without progress
- * says, but for its next request.
+ * The leader's use of a lane's socket: receiving. It waits for the peer at most for the lane's timeout, except for the
+ * next request, which may take for ever.
  */
 
 #define _GNU_SOURCE
@@ -20,28 +20,28 @@
 #include "lane/lane.h"
 #include "tls/tls.h"
 
-/* Bytes a second that a payload must bring: who sends one from time to time would keep its memory for ever. */
+/* Least bytes per second of a payload. A client that sends a byte from time to time must not keep memory for ever. */
 #define MIN_RATE 2
 
-/* Within this the next request of a busy client comes, and the owner may wait so long to be heard. */
+/* The next request of a busy client comes within this time. A wake-up by the owner may take so long to be noticed. */
 #define RECEIVE_MOMENT_US (LANE_MOMENT_MS * 1000)
 
 /*
- * For so long the leader looks for the next header before it sleeps, as long as that has mostly paid off: to fall
- * asleep and be woken takes longer than what a client that waits for each answer needs for its next request. Mapping
- * 16384 extents one by one, tmpfs, 7 rounds: 22.8 thousand a second without, 23.0 with 20 us, 29.6 with 60 us, at 23,
- * 25 and 33 us of processor time each. A quiet client is not looked for.
+ * The leader polls for the next header for so long before it sleeps, while that mostly succeeds: to sleep and be woken
+ * takes longer than a client that waits for each answer needs for its next request. Measured with 16384 extents, mapped
+ * one by one, on tmpfs, 7 rounds: 22.8 thousand a second without polling, 23.0 with 20 us, 29.6 with 60 us, at 23, 25
+ * and 33 us of processor time each. The leader does not poll for a quiet client.
  */
 #define LOOK_NS 60000u
 
-/* How often something is received after the end, at most: a client may go on sending for ever. */
+/* Most receives after the lane refuses requests: a client may go on sending for ever. */
 #define MAX_REFUSED 256u
 
 /* ---- the socket's own wait -------------------------------------------------------------------------------------- */
 
 /*
- * Make receiving wait a moment: a busy connection then needs one system call, not three, for what comes next. Only
- * after that moment poll(2) waits for more, and for the owner of the lane.
+ * Make recv(2) wait for a moment: a busy connection then needs one system call for the next bytes, not three. Only
+ * after that moment, poll(2) waits for bytes and for the owner of the lane.
  */
 int socket_init(struct iou_lane *lane) {
     if (lane->socket.tls) {
@@ -50,7 +50,7 @@ int socket_init(struct iou_lane *lane) {
     }
     struct timeval moment = {.tv_usec = RECEIVE_MOMENT_US};
     int flags = fcntl(lane->socket.fd, F_GETFL);
-    /* The flag is last: after a failure the owner's descriptor must not wait. */
+    /* The flag is last: after a failure the owner's descriptor must still be non-blocking. */
     if (flags == -1 || setsockopt(lane->socket.fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof(moment)) == -1 ||
         fcntl(lane->socket.fd, F_SETFL, flags & ~O_NONBLOCK) == -1)
         return -errno;
@@ -67,26 +67,26 @@ void socket_restore(struct iou_lane *lane) {
     setsockopt(lane->socket.fd, SOL_SOCKET, SO_RCVTIMEO, &for_ever, sizeof(for_ever));
 }
 
-/* ---- what is there, or comes in a moment ------------------------------------------------------------------------ */
+/* ---- bytes that have arrived, or come in a moment --------------------------------------------------------------- */
 
 /* As recv(2) without waiting. */
 static ssize_t receive_tls(struct iou_lane *lane, char *memory, size_t size) {
     int64_t count;
     int error = 0;
     while ((count = iou_tls_read(lane->socket.tls, memory, size)) == IOU_TLS_WANTS_ROOM && !error)
-        error = socket_await_room(lane); /* to answer a change of keys (RFC 8446 4.6.3) */
+        error = socket_await_room(lane); /* OpenSSL answers a KeyUpdate (RFC 8446 4.6.3) */
     if (count >= 0)
         return (ssize_t)count;
     errno = error ? error : count == IOU_TLS_WANTS_INPUT ? EAGAIN : (int)-count;
     return -1;
 }
 
-/* Receive what is there. */
+/* Receive bytes that have arrived. */
 static ssize_t receive_now(struct iou_lane *lane, char *memory, size_t size) {
     return lane->socket.tls ? receive_tls(lane, memory, size) : recv(lane->socket.fd, memory, size, MSG_DONTWAIT);
 }
 
-/* Wait for it a moment. */
+/* Receive bytes, and wait for them for a moment. */
 static ssize_t receive_in_a_moment(struct iou_lane *lane, char *memory, size_t size) {
     struct pollfd polled = {.fd = lane->socket.fd, .events = POLLIN};
     if (!lane->socket.tls)
@@ -95,7 +95,7 @@ static ssize_t receive_in_a_moment(struct iou_lane *lane, char *memory, size_t s
     return receive_tls(lane, memory, size);
 }
 
-/* Look for a moment; -1 with EAGAIN: there is none yet. Whoever else has something to do goes first. */
+/* Poll for bytes for look_ns; -1 with EAGAIN: none have arrived. Other threads may run meanwhile. */
 static ssize_t receive_soon(struct iou_lane *lane, char *memory, size_t size) {
     uint64_t began = now_ns();
     ssize_t count;
@@ -105,7 +105,7 @@ static ssize_t receive_soon(struct iou_lane *lane, char *memory, size_t size) {
     return count;
 }
 
-/* Receive, or wait for it for a moment, and learn for how long to look for the next header. */
+/* Receive bytes, wait for them for a moment, and set for how long to poll for the next header. */
 static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, int flags) {
     if (flags & MSG_DONTWAIT || (flags & MSG_WAITALL && lane->socket.tls))
         return receive_now(lane, memory, size);
@@ -120,14 +120,14 @@ static ssize_t receive_once(struct iou_lane *lane, char *memory, size_t size, in
     return count;
 }
 
-/* ---- waiting for it --------------------------------------------------------------------------------------------- */
+/* ---- waiting for bytes ------------------------------------------------------------------------------------------ */
 
-/* Whether the lane refuses, and has nothing left to answer. */
+/* Whether the lane refuses requests, and has answered all. */
 static bool is_over(const struct iou_lane *lane) {
     return lane->state.refusing && lane->state.running == 0;
 }
 
-/* Wait until there is something to receive or to see. False: for so many ms there was nothing. -1 is for ever. */
+/* Wait until the socket is readable or the leader is woken. False: neither happened for so many ms; -1: no limit. */
 static bool await_input(struct iou_lane *lane, int ms) {
     struct pollfd polled[2] = {{.fd = lane->socket.fd, .events = POLLIN},
                                {.fd = lane->socket.wake_fd, .events = POLLIN}};
@@ -152,15 +152,15 @@ bool socket_watch(struct iou_lane *lane, bool received) {
 }
 
 /*
- * Receive at least a byte, and all if that is how it comes. 0: no more comes, of the peer or because the lane ends.
- * -ETIMEDOUT after ms, -EAGAIN if ms is 0, -ECANCELED unless ms is -1, or the socket's -errno.
+ * Receive at least one byte, and at most size. 0: the peer has ended the stream, or the lane ends. -ETIMEDOUT after ms,
+ * -EAGAIN if ms is 0, -ECANCELED unless ms is -1, or the socket's -errno.
  */
 static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int flags, int ms) {
     for (;;) {
         bool over = is_over(lane);
         if (lane->state.leaving || (over && lane->staging.refused++ == MAX_REFUSED))
             return 0;
-        /* What has come before the end is answered, too. */
+        /* Requests that had arrived before are answered, too. */
         ssize_t count = receive_once(lane, memory, size, over || ms == 0 ? MSG_DONTWAIT : flags);
         if (count >= 0) {
             lane->socket.received += (uint64_t)count;
@@ -174,7 +174,7 @@ static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int fla
             return 0;
         if (ms == 0)
             return -EAGAIN;
-        if (ms != -1 && lane_canceled(lane)) /* its image is to be let go of: no peer is waited for */
+        if (ms != -1 && lane_canceled(lane)) /* the image must be closed: the lane does not wait for a peer */
             return -ECANCELED;
         if (!await_input(lane, ms))
             return -ETIMEDOUT;
@@ -199,7 +199,7 @@ ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms) {
     return count;
 }
 
-/* Take bytes that were received with a header. */
+/* Take staged bytes, which were received together with a header. */
 static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length) {
     uint64_t count = min_u64(length, lane->staging.end - lane->staging.start);
     if (memory)
@@ -208,13 +208,13 @@ static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length
     return count;
 }
 
-/* Whether fewer bytes came since then than must come. */
+/* Whether the bytes since then came at less than MIN_RATE. */
 static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
 }
 
-/* For how many ms more bytes are waited for that were expected since then. */
+/* Return for how many ms more to wait for bytes, after a wait since then. */
 static int ms_left(const struct iou_lane *lane, enum socket_patience patience, uint64_t since) {
     uint64_t moment = LANE_MOMENT_MS * UINT64_C(1000000), waited = now_ns() - since;
     if (patience == SOCKET_LONG)
@@ -228,7 +228,7 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
     uint64_t since = now_ns(), staged = got;
     *error = 0;
     while (got < length) {
-        /* What is dropped goes to the staging, which is empty now. */
+        /* Discarded bytes go to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging.bytes;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
         ssize_t count = receive(lane, target, room, MSG_WAITALL, ms_left(lane, patience, since));

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What lanes have served, request by request, for the log of who wants it. All threads of all lanes write to one ring,
- * and the owner reads it. Nobody waits for anybody: what finds no room is lost, and counted.
+ * A record of each request, for the log. All threads of all lanes write to one ring, and the owner reads it. Writers
+ * and reader do not wait for each other: a record that finds no room is lost, and counted.
  *
- * Records are numbered. Record n goes to slot n modulo the size, whose turn says what may be done with it: 2 r: the
- * record of round r may be written; 2 r + 1: it is there and may be read. A writer takes a number only if its slot
- * may be written.
+ * Records are numbered. Record n goes to slot n modulo the size. The slot's turn says what may be done with it. 2 r:
+ * the record of round r may be written; 2 r + 1: it was written and may be read. A writer takes a number only if the
+ * slot may be written.
  */
 
 #include <errno.h>
@@ -24,7 +24,7 @@ struct slot {
 };
 
 struct records {
-    char before[CACHE_LINE]; /* what each request looks at shares its line with nothing that changes */
+    char before[CACHE_LINE]; /* each request reads `wanted`: no member that changes shares its cache line */
     atomic_bool wanted;
     char after[CACHE_LINE];
     atomic_uint_fast64_t next; /* the number of the next record */
@@ -34,7 +34,7 @@ struct records {
     struct slot slots[IOU_RECORDS];
 };
 
-/* Zeros are an empty ring; nothing of it is in memory before it is used. */
+/* A ring of zeros is empty. calloc(3) does not touch its pages before their first use. */
 struct records *records_new(void) {
     struct records *records = calloc(1, sizeof(*records));
     if (records)
@@ -61,7 +61,7 @@ static struct slot *take_slot(struct records *records, uint64_t *turn) {
         uint64_t now = atomic_load_explicit(&slot->turn, memory_order_acquire);
         *turn = 2 * (number / IOU_RECORDS);
         if (now < *turn)
-            return NULL; /* the one before is not read yet */
+            return NULL; /* the record of the round before was not read yet */
         if (now > *turn) /* another thread has taken this number */
             number = atomic_load_explicit(&records->next, memory_order_relaxed);
         else if (atomic_compare_exchange_weak_explicit(&records->next, &number, number + 1, memory_order_relaxed,
@@ -95,7 +95,7 @@ void iou_records_want(iou_lanes *lanes, uint32_t wanted) {
     atomic_store_explicit(&lanes->records->wanted, wanted != 0, memory_order_relaxed);
 }
 
-/* Move one. False: there is none, or its writer is still at it. */
+/* Move the next record. False: there is none, or its writer has not finished it. */
 static bool take(struct records *records, iou_record *record) {
     struct slot *slot = &records->slots[records->read % IOU_RECORDS];
     uint64_t turn = 2 * (records->read / IOU_RECORDS) + 1;

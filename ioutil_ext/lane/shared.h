@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What all lanes share: memory, threads, places, records. */
+/* The state that all lanes share: memory, threads, places, records. */
 
 #ifndef IOUTIL_LANE_SHARED_H
 #define IOUTIL_LANE_SHARED_H
@@ -14,15 +14,15 @@
 #include "base/fork.h"
 #include "base/link.h"
 
-/* What the connections of one ticket have of memory and threads, and their requests that wait for memory. */
+/* The share of one ticket in memory and threads, and its requests that wait for memory. */
 struct share {
     struct link link;             /* in lanes->shares */
-    struct link turn;             /* in lanes->waiting, if somebody waits */
-    const iou_lease *ticket;      /* whose it is */
+    struct link turn;             /* in lanes->waiting, while a request waits */
+    const iou_lease *ticket;      /* identifies the ticket */
     uint64_t lent;                /* bytes of pieces */
-    atomic_uint_fast32_t threads; /* besides the first ones of its lanes */
+    atomic_uint_fast32_t threads; /* without the first thread of each lane */
     uint32_t lanes;
-    struct link waiters; /* the first one first */
+    struct link waiters; /* in order of arrival */
 };
 
 struct iou_lanes {
@@ -34,17 +34,17 @@ struct iou_lanes {
     uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
     bool long_taken;
-    struct link kept; /* slabs that nobody uses; the last one used is first: it is in the caches */
+    struct link kept; /* unused slabs; the one used last comes first, because it is in the caches */
     uint64_t kept_size;
     struct link shares;
-    struct link waiting;         /* shares of which requests wait for memory, that whose turn is next first; memory.c */
+    struct link waiting;         /* shares with requests that wait for memory, in the order of turns; memory.c */
     struct link members;         /* lanes */
-    uint32_t count;              /* of them */
-    atomic_uint_fast32_t wanted; /* places of lanes that are given back */
+    uint32_t count;              /* of members */
+    atomic_uint_fast32_t wanted; /* how many lanes have to give their places back; iou_lanes_recall() */
     atomic_uint_fast32_t threads;
 };
 
-/* Whether this is a forked child of the process that made them. */
+/* Whether this process is a forked child of the one that made them. */
 static inline bool lanes_are_foreign(const struct iou_lanes *lanes) {
     return lanes->born != fork_generation();
 }

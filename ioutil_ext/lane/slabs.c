@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Slabs: one huge page each, cut in pieces of one size. A device has slabs of its own, so that one which hangs holds
- * nothing that others could use; some that nobody uses are kept.
+ * Slabs: one huge page each, cut into pieces of one size. Each device has slabs of its own, so that a device that hangs
+ * does not hold slabs that others could use. Some unused slabs are kept.
  */
 
 #define _GNU_SOURCE
@@ -15,12 +15,13 @@
 #define MEMORY_CLASSES 4
 #define SLAB_PIECES 32 /* of the smallest class */
 
-/* What requests ask for: 4 KiB of a guest, 256 KiB of nbdcopy, 1 MiB of HTTP, 2 MiB of qemu-img. */
+/* The sizes of pieces, for the requests of programs: 4 KiB of a guest, 256 KiB of nbdcopy, 1 MiB of HTTP, 2 MiB of
+   qemu-img. */
 static const size_t SIZES[MEMORY_CLASSES] = {64 * KIB, 256 * KIB, MIB, LANE_PIECE};
 
 _Static_assert(SLAB_PIECES * 64 * KIB == LANE_PIECE && SLAB_PIECES <= 32, "a bit for each piece");
 
-/* What is kept while nobody uses it: what a busy connection of nbdcopy uses. */
+/* Most bytes of unused slabs that are kept: as much as a busy connection of nbdcopy uses. */
 #define KEPT (16 * MIB)
 
 /* LANE_PIECE bytes in pieces of one size, all for one device. */
@@ -29,11 +30,11 @@ struct slab {
     struct device_slabs *device;
     char *data;
     int class;
-    uint32_t free; /* a bit for each piece that nobody has */
+    uint32_t free; /* a bit for each free piece */
     struct memory pieces[SLAB_PIECES];
 };
 
-/* A file system or block device, and what requests to it have of the memory: one that hangs must not have all. */
+/* The slabs of a file system or block device. Their number is limited: a device that hangs must not have all. */
 struct device_slabs {
     struct device_slabs *next;
     uint64_t id, lent; /* bytes of slabs */
@@ -45,10 +46,10 @@ struct device_slabs {
 /* ---- mappings --------------------------------------------------------------------------------------------------- */
 
 /*
- * Memory of huge pages, if the system has some. A device takes a piece in one segment then, not one for each page:
- * direct I/O on a virtio disk without indirect descriptors, 4 connections of HTTP and requests of 64 MiB: 45 and 48 GET
- * in 5 s became 58 and 81, 69 and 77 PUT became 92 and 100, and the slowest took 1.1 times as long as the median,
- * not 5.
+ * Memory of huge pages, if the system has some. A device then gets a piece in one segment, not in one for each page.
+ * Measured with direct I/O on a virtio disk without indirect descriptors, 4 connections of HTTP and requests of 64 MiB:
+ * 45 and 48 GETs in 5 s became 58 and 81, 69 and 77 PUTs became 92 and 100, and the slowest request took 1.1 times as
+ * long as the median, instead of 5 times.
  */
 char *slab_map(size_t size) {
     size_t room = size + LANE_PIECE;
@@ -60,7 +61,7 @@ char *slab_map(size_t size) {
         munmap(start, before);
     if (behind)
         munmap(start + before + size, behind);
-    madvise(start + before, size, MADV_HUGEPAGE); /* EINVAL: a kernel without them */
+    madvise(start + before, size, MADV_HUGEPAGE); /* EINVAL: a kernel without huge pages */
     return start + before;
 }
 
@@ -107,7 +108,7 @@ static uint32_t all_free(int class) {
     return UINT32_MAX >> (SLAB_PIECES - pieces_of(class));
 }
 
-/* ---- slabs of a device, and those of nobody --------------------------------------------------------------------- */
+/* ---- slabs of devices, and kept slabs --------------------------------------------------------------------------- */
 
 static struct slab *take_kept(struct iou_lanes *lanes) {
     struct slab *slab = container_of(lanes->kept.next, struct slab, link);
@@ -131,7 +132,7 @@ static void give_slab(struct device_slabs *device, struct slab *slab, int class)
     link_append(device->slabs[class].next, &slab->link);
 }
 
-/* Nobody uses it any more. */
+/* Take back a slab without used pieces: keep it, or give it back to the system. */
 static void return_slab(struct iou_lanes *lanes, struct slab *slab) {
     slab->device->lent -= LANE_PIECE;
     link_remove(&slab->link);
@@ -189,7 +190,7 @@ uint64_t slab_left(const struct iou_lanes *lanes, const struct device_slabs *dev
     return round_down(min_u64(all, own), LANE_PIECE);
 }
 
-/* See to it that the device's first slab of this class has a piece. */
+/* Make sure that the device's first slab of this class has a free piece. */
 static int find_slab(struct iou_lanes *lanes, struct device_slabs *device, int class) {
     const struct link *slabs = &device->slabs[class];
     if (!link_empty(slabs) && container_of(slabs->next, struct slab, link)->free)

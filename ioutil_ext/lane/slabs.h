@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the memory of lanes is cut from (slabs.c), for who hands it out (memory.c). */
+/* Slabs: the memory of lanes (slabs.c), from which memory.c lends pieces. */
 
 #ifndef IOUTIL_LANE_SLABS_H
 #define IOUTIL_LANE_SLABS_H
@@ -12,35 +12,35 @@
 #include "lane/device_limit.h"
 #include "lane/shared.h"
 
-/* The largest piece of memory, and the slab that a piece is cut from: a huge page. */
+/* Bytes of the largest piece of memory, and of a slab, from which pieces are cut: a huge page. */
 #define LANE_PIECE (2 * MIB)
 
-/* Page-aligned memory. slab: NULL: a long one. */
+/* A piece of page-aligned memory. slab: NULL: memory of a long READ. */
 struct memory {
     struct slab *slab;
     char *data;
     size_t size;
 };
 
-/* Memory of huge pages, if the system has some; size: a multiple of LANE_PIECE. NULL: none. */
+/* Map memory, of huge pages if the system has some. size: a multiple of LANE_PIECE. NULL: no memory. */
 char *slab_map(size_t size);
 
-/* How long the piece is that has so many bytes, at most LANE_PIECE. */
+/* Return the size of the smallest piece that has so many bytes, at most LANE_PIECE. */
 size_t slab_piece(size_t size);
 
-/* Give what nobody uses back to the system. With the lock of lanes, or when nobody else has them any more. */
+/* Give unused slabs back to the system. Called with the lock of lanes, or when no other thread uses them. */
 void slab_free_kept(struct iou_lanes *lanes);
 
-/* Below, the lock of lanes is held. A lane comes to a device and leaves it. NULL: no memory. */
+/* The lock of lanes is held from here on. A lane joins the memory of its device, and leaves it. NULL: no memory. */
 struct device_slabs *slab_join(struct iou_lanes *lanes, uint64_t device);
 void slab_part(struct iou_lanes *lanes, struct device_slabs *slabs);
 
 struct device_limit *slab_limit(struct device_slabs *slabs);
 
-/* Bytes of slabs that a device may have besides those it has. */
+/* Return how many further bytes of slabs a device may have. */
 uint64_t slab_left(const struct iou_lanes *lanes, const struct device_slabs *slabs);
 
-/* Take a piece of at least size bytes. -EAGAIN: there is none before another one is given back; -ENOMEM. */
+/* Take a piece of at least size bytes. -EAGAIN: there is none until another one is given back; -ENOMEM. */
 int slab_take(struct iou_lanes *lanes, struct device_slabs *slabs, size_t size, struct memory **memory);
 void slab_put(struct iou_lanes *lanes, struct memory *memory);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What any thread may do with a lane's socket: look at it, wake the leader, send. No reader is waited for longer than
- * the timeout without progress. What only the leader may do is in receive.c.
+ * The use of a lane's socket by any thread: check it, wake the leader, send. A send waits at most for the lane's
+ * timeout without progress of the peer. receive.c has the functions for the leader only.
  */
 
 #define _GNU_SOURCE
@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "lane/lane.h"
 
-/* How often a thread that waits for the peer to read looks at its lane. */
+/* A thread that waits for the peer to read checks the lane's state at this interval. */
 #define SEND_LOOK_MS 100
 
 bool socket_is_gone(const struct iou_lane *lane) {
@@ -49,7 +49,7 @@ int socket_await_room(struct iou_lane *lane) {
     return ECANCELED;
 }
 
-/* Move over what was sent; returns how many parts are left. */
+/* Move the parts past the bytes that were sent. Returns how many parts are left. */
 static unsigned advance(struct iovec **parts, unsigned count, size_t sent) {
     while (count && sent >= (*parts)->iov_len) {
         sent -= (*parts)->iov_len;
@@ -105,13 +105,13 @@ void socket_give_turn(struct iou_lane *lane) {
     pthread_mutex_unlock(&lane->socket.send_lock);
 }
 
-/* Whether so little was taken since then that the peer pauses. */
+/* Whether the peer has taken so little since then that it pauses. */
 static bool takes_little(uint64_t since, uint64_t taken) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms >= LANE_PAUSE_MS && taken / LANE_PAUSE_BYTES < ms / LANE_PAUSE_MS;
 }
 
-/* Wait for room, or until the peer pauses, which has taken so much since. Returns 0, EAGAIN: it does, or an errno. */
+/* Wait for room, or until the peer pauses. taken: bytes since then. Returns 0; EAGAIN: it pauses; or an errno. */
 static int await_room_until_pause(struct iou_lane *lane, uint64_t since, uint64_t taken) {
     struct pollfd polled = {.fd = lane->socket.fd, .events = POLLOUT};
     if (takes_little(since, taken))
@@ -120,7 +120,7 @@ static int await_room_until_pause(struct iou_lane *lane, uint64_t since, uint64_
     return count > 0 || (count == -1 && errno == EINTR) ? 0 : count == 0 ? EAGAIN : errno;
 }
 
-/* Send all, or until the peer pauses; *all: how much was sent. 0 or an errno. */
+/* Send all parts, or until the peer pauses. *all: how many bytes were sent. 0 or an errno. */
 static int send_parts(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause, uint64_t *all) {
     uint64_t since = until_pause ? now_ns() : 0;
     int error = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What any thread may do with the socket of a lane (socket.c). Nothing here ends the connection: connection.h. */
+/* The socket of a lane, for any thread (socket.c). These functions do not break the connection; connection.h does. */
 
 #ifndef IOUTIL_LANE_SOCKET_H
 #define IOUTIL_LANE_SOCKET_H
@@ -15,44 +15,44 @@
 #include "base/numbers.h"
 
 /*
- * The same for a peer that does not read, or less than this in that time: it pauses. A socket has room only when much
- * of it was read: of a unix socket 150 KiB, of TCP's longest buffers a third of 4 MiB. So what reads 5 MB/s does not
+ * A peer pauses if it reads less than LANE_PAUSE_BYTES in LANE_PAUSE_MS. A full socket has room again only when much of
+ * it was read: 150 KiB of a unix socket, a third of TCP's largest buffer of 4 MiB. So a peer that reads 5 MB/s does not
  * pause.
  */
 #define LANE_PAUSE_MS 250u
 #define LANE_PAUSE_BYTES MIB
 
-/* The connection, as any thread may use it. */
+/* The socket of a lane. */
 struct lane_socket {
     int fd, wake_fd;
-    iou_tls *tls;  /* NULL: the connection has none */
-    int owners_fd; /* of tls, before and after the lane */
+    iou_tls *tls;  /* NULL: the connection has no TLS */
+    int owners_fd; /* the descriptor of tls before and after the lane */
     atomic_uint_fast64_t received, sent;
-    pthread_mutex_t send_lock; /* whose turn it is to send: recursive */
-    uint64_t checked_ns;       /* the leader's: when the peer was alive; connection.c */
+    pthread_mutex_t send_lock; /* the turn to send; recursive */
+    uint64_t checked_ns;       /* for the leader: the last check that the peer is alive; connection.c */
 };
 
-/* Send all, whole, in one go with regard to other threads. 0 or an errno: the connection is of no use any more. */
+/* Send all parts. Other threads do not send in between. Returns 0 or an errno; after that the connection is useless. */
 int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
-/* The same until the peer pauses. *sent: how many bytes it has taken; what is left of the parts is in them. */
+/* Send until the peer pauses. *sent: how many bytes were sent. The parts are moved to the rest. */
 int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent);
 
-/* Keep other threads from sending, until the turn is given back. False: the peer pauses, and it is another one's turn.
- */
+/* Take the turn to send, which keeps other threads from sending until it is given back. The first function returns
+   false if another thread has the turn and the peer pauses. */
 bool socket_take_turn_until_pause(struct iou_lane *lane);
 void socket_take_turn(struct iou_lane *lane);
 void socket_give_turn(struct iou_lane *lane);
 void socket_init_turns(struct iou_lane *lane);
 
-/* Wait until more can be sent; returns 0 or an errno. Progress is also what leaves the kernel: a slow reader makes room
-   only seldom. */
+/* Wait until the socket has room; returns 0 or an errno. Bytes that leave the kernel's buffer are progress, too: a slow
+   reader makes room only seldom. */
 int socket_await_room(struct iou_lane *lane);
 
-/* Whether the peer is gone: a reset, or the other end of a unix socket closed. */
+/* Whether the peer is gone: a reset, or its end of a unix socket is closed. */
 bool socket_is_gone(const struct iou_lane *lane);
 
-/* Wake the leader where it waits for the peer. */
+/* Wake the leader if it waits for the peer. */
 void socket_wake(struct iou_lane *lane);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What ends a lane or its requests, and what keeps its ticket. */
+/* The state of a lane: the conditions that end it or its requests, and the renewal of its ticket. */
 
 #include "base/clock.h"
 #include "lane/lane.h"
@@ -14,7 +14,7 @@ bool lane_refuses(const struct iou_lane *lane) {
            now_ns() >= __atomic_load_n(&lane->lease->expires, __ATOMIC_RELAXED);
 }
 
-/* What was ended by hand stays so: the word that is exchanged says it. */
+/* A ticket that was ended by hand is not renewed: IOU_LEASE_ENDED is in the word that is exchanged. */
 void lane_renew(struct iou_lane *lane) {
     iou_lease *lease = lane->lease;
     uint64_t now = now_ns(), until = (now + lease->timeout) & ~(uint64_t)IOU_LEASE_ENDED;

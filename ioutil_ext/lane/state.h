@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How far a lane is, for all its threads and its owner (state.c); and the lease of its ticket. */
+/* The state of a lane, for all its threads and its owner, and the lease of its ticket (state.c). */
 
 #ifndef IOUTIL_LANE_STATE_H
 #define IOUTIL_LANE_STATE_H
@@ -14,27 +14,27 @@
 struct lane_state {
     atomic_bool refusing; /* no more requests are begun */
     atomic_bool leaving;  /* no more requests are read */
-    atomic_bool broken;   /* nothing can be sent */
-    atomic_bool rests;    /* it may be recalled: its client has asked for nothing that it would serve */
-    atomic_bool active;   /* a request runs that is more than its operations */
+    atomic_bool broken;   /* no more bytes can be sent */
+    atomic_bool rests;    /* no request has arrived: the lane may give its place to another connection */
+    atomic_bool active;   /* a request runs, also while none of its operations is in storage */
     atomic_int error;
-    atomic_uint_fast32_t running;  /* requests that were begun and not answered */
-    atomic_uint_fast64_t requests; /* that were begun */
+    atomic_uint_fast32_t running;  /* requests that have begun and were not answered */
+    atomic_uint_fast64_t requests; /* requests that have begun */
 };
 
-/* Whether nobody wants what runs: the transfer was cancelled, or the connection broke. */
+/* Whether running requests have to end: the transfer was cancelled, or the connection broke. */
 bool lane_canceled(const struct iou_lane *lane);
 
-/* Whether no request is begun: the ticket has expired or was cancelled, the server stops, or the connection broke. */
+/* Whether no request may begin: the ticket has expired or was cancelled, the server stops, or the connection broke. */
 bool lane_refuses(const struct iou_lane *lane);
 
-/* Renew the ticket: a request that used it has ended. */
+/* Renew the ticket, because a request has ended. */
 void lane_renew(struct iou_lane *lane);
 
-/* Whether another connection waits for the place of a lane, and gets this one's. */
+/* Whether this lane has to give its place to a connection that waits. Takes one from iou_lanes_recall()'s count. */
 bool lane_gives_place(struct iou_lane *lane);
 
-/* Whether a request that has begun ends. */
+/* Whether a request that has begun has to end: of a kind that does not finish requests, also when none may begin. */
 bool lane_cuts(const struct iou_lane *lane);
 
 #endif

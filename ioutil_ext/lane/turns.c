@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The threads of a lane take turns: one, the leader, reads a request from the socket. If storage is likely to make it
- * sleep, it makes another one the leader before it does the request and answers it; there is one more thread then when
- * none is idle. If it is not, it goes on as the leader afterwards, with everything in the caches and nobody woken.
- * That is a guess. So while there are such turns an idle thread, the watcher, looks from time to time whether the
- * leader is still at the same one, and takes the lead then.
+ * The threads of a lane take turns. One of them, the leader, reads a request from the socket. If storage is likely to
+ * make it sleep, it makes another thread the leader before it does and answers the request; a thread is started if none
+ * is idle. Otherwise it does the request itself and stays the leader, with warm caches and without a wake-up. As this
+ * is a guess, an idle thread, the watcher, checks such turns from time to time. If the leader is still at the same
+ * turn, the watcher becomes the leader.
  */
 
 #define _GNU_SOURCE
@@ -21,11 +21,12 @@
 #include "engine/workers.h"
 #include "lane/lane.h"
 
-/* Requests of one lane that are done at a time; the others wait in the socket. nbdcopy sends 64, qemu 16. */
+/* Most threads of a lane, so most requests at a time; others wait in the socket. nbdcopy sends 64, qemu 16. */
 #define MAX_THREADS 64u
 
-/* Of all lanes, besides their first ones: no lane gets another one past this, and no ticket past its own limit, nor
-   when it has twice what is left, as of memory. A lane that gets none does its requests one by one. */
+/* Most threads of all lanes, and of the lanes of one ticket, without the first thread of each lane. A ticket may also
+   have at most twice as many as are left, which is the rule for memory. A lane without a second thread does its
+   requests one by one. */
 #define MAX_ALL_THREADS 512u
 #define MAX_TICKET_THREADS 128u
 
@@ -36,7 +37,8 @@ static void *thread_main(void *argument);
 
 /* ---- threads; the lane's lock is held --------------------------------------------------------------------------- */
 
-/* What a thread is known by. One that is used again may have been woken for the thread before: it looks why. */
+/* Get the structure of a new thread. A spare one may still get wake-ups for its earlier thread; waits allow for that.
+ */
 static struct lane_thread *new_thread(struct iou_lane *lane) {
     struct lane_thread *thread;
     if (!link_empty(&lane->turns.spare)) {
@@ -60,7 +62,7 @@ static bool may_have_thread(const struct iou_lane *lane) {
            (lane->turns.count < MAX_THREADS && lane->memory.share->threads < min_u64(MAX_TICKET_THREADS, 2 * left));
 }
 
-/* Count one that was added, or has gone: of each lane all but one. */
+/* Count the threads of a lane, and for all lanes and the ticket all but the first one of each lane. */
 static void count_thread(struct iou_lane *lane) {
     if (lane->turns.count++) {
         lane->lanes->threads++;
@@ -75,7 +77,7 @@ static void uncount_thread(struct iou_lane *lane) {
     }
 }
 
-/* NULL: none can be had. */
+/* Start a thread. NULL: none can be started. */
 static struct lane_thread *add_thread(struct iou_lane *lane) {
     if (!may_have_thread(lane))
         return NULL;
@@ -95,7 +97,7 @@ static struct lane_thread *add_thread(struct iou_lane *lane) {
     return NULL;
 }
 
-/* The one that became idle last, so that the others can end; not the watcher unless there is no other. */
+/* Return the thread that became idle last, so that the others can end; the watcher only if there is no other. */
 static struct lane_thread *pick_idle(struct iou_lane *lane) {
     for (struct link *node = lane->turns.idle.prev; node != &lane->turns.idle; node = node->prev) {
         struct lane_thread *thread = container_of(node, struct lane_thread, idle);
@@ -119,12 +121,12 @@ static bool sleep_ms(struct lane_thread *thread, uint32_t ms) {
     return true;
 }
 
-/* The watcher's look. Returns for how many ms it may sleep. */
+/* Check the leader, as the watcher. Returns for how many ms the watcher may sleep; 0: it leads now. */
 static uint32_t look(struct lane_thread *thread, uint64_t *seen) {
     struct iou_lane *lane = thread->lane;
     uint64_t turns = lane->turns.number;
     if (turns % 2 && turns == *seen) {
-        lane->turns.leader = thread; /* the leader has been at one turn for long */
+        lane->turns.leader = thread; /* the leader is still at the turn of the last check */
         return 0;
     }
     if (turns != *seen) {
@@ -132,7 +134,7 @@ static uint32_t look(struct lane_thread *thread, uint64_t *seen) {
         return WATCH_MS;
     }
     lane->turns.watcher_asleep = true;
-    if (lane->turns.number == turns) /* the leader looks at watcher_asleep after it has changed turns */
+    if (lane->turns.number == turns) /* the leader reads watcher_asleep after it has changed number */
         return IDLE_MS;
     lane->turns.watcher_asleep = false;
     return WATCH_MS;
@@ -157,7 +159,7 @@ static bool rest(struct lane_thread *thread) {
         if (lane->turns.watcher == thread) {
             lane->turns.watcher_asleep = false;
             if (ends) {
-                lane->turns.watcher = NULL; /* the leader looks for a watcher after it has changed turns */
+                lane->turns.watcher = NULL; /* the leader reads watcher after it has changed number */
                 ends = lane->turns.number == seen;
             }
         }
@@ -170,7 +172,7 @@ static bool rest(struct lane_thread *thread) {
 
 /* ---- turns ------------------------------------------------------------------------------------------------------ */
 
-/* A thread is woken without the lock, which it takes at once. */
+/* The thread is woken without the lock, because it takes the lock at once. */
 bool turn_hand_over(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     pthread_mutex_lock(&lane->turns.lock);
@@ -188,8 +190,8 @@ void turn_ensure_watcher(struct iou_lane *lane) {
         return;
     pthread_mutex_lock(&lane->turns.lock);
     struct lane_thread *idle = lane->turns.watcher ? lane->turns.watcher : pick_idle(lane);
-    lane->turns.watcher = idle ? idle : add_thread(lane); /* without one, requests wait for each other */
-    lane->turns.watcher_asleep = false;                   /* it is on its way */
+    lane->turns.watcher = idle ? idle : add_thread(lane); /* without a watcher, requests wait for each other */
+    lane->turns.watcher_asleep = false;                   /* the wake-up follows */
     pthread_mutex_unlock(&lane->turns.lock);
     if (idle)
         sem_post(&idle->wake);
@@ -205,14 +207,15 @@ bool turn_end(struct lane_thread *thread) {
     pthread_mutex_lock(&lane->turns.lock);
     bool leads = lane->turns.leader == thread;
     if (leads)
-        lane->turns.number++; /* else the new leader has made it even */
+        lane->turns.number++; /* otherwise the new leader has made it even */
     pthread_mutex_unlock(&lane->turns.lock);
     return leads;
 }
 
 /* ---- the life of a thread, and of the lane ---------------------------------------------------------------------- */
 
-/* The last one closes the connection. Whoever sees lane->turns.ended may free the lane once it gets the lock. */
+/* End a thread. The last one closes the connection. The owner may free the lane as soon as it gets the lock and sees
+   turns.ended. */
 static void leave(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     uncount_thread(lane);
@@ -238,7 +241,7 @@ static void *thread_main(void *argument) {
     pthread_mutex_lock(&lane->turns.lock);
     while (lane->turns.leader == thread || rest(thread)) {
         if (lane->turns.number % 2)
-            lane->turns.number++; /* of the leader before, who is still at it */
+            lane->turns.number++; /* the earlier leader is still at its turn */
         pthread_mutex_unlock(&lane->turns.lock);
         bool more = lane->kind->lead(thread);
         pthread_mutex_lock(&lane->turns.lock);

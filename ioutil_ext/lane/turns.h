@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The threads of a lane, and whose turn it is (turns.c). */
+/* The threads of a lane, and which of them leads (turns.c). */
 
 #ifndef IOUTIL_LANE_TURNS_H
 #define IOUTIL_LANE_TURNS_H
@@ -17,14 +17,14 @@
 
 struct lane_thread;
 
-/* What is different between the protocols. */
+/* A kind of lane: what differs between the protocols. */
 struct lane_kind {
     const char *thread_name;
-    /* A request that has begun goes on when the ticket expires, and when no more are wanted. */
+    /* A request that has begun goes on after the ticket has expired, and after iou_lane_refuse(). */
     bool finishes;
-    /* Read requests and do them until another thread leads, or there are no more; false: the latter. */
+    /* Read requests and do them. True: another thread leads now. False: there are no more requests. */
     bool (*lead)(struct lane_thread *thread);
-    /* No thread is left: give back what the kind has. */
+    /* Free the state of the kind. The lane has no threads any more. */
     void (*end)(struct iou_lane *lane);
 };
 
@@ -34,14 +34,14 @@ struct lane_thread {
     struct iou_lane *lane;
     struct external_thread external;
     sem_t wake;
-    atomic_uint_fast64_t storage_since; /* ns; 0: storage owes nothing */
+    atomic_uint_fast64_t storage_since; /* ns, start of its operation in storage; 0: it has none there */
 };
 
-/* Its lock is taken before those of the engine, of counts, of lanes and of claims. */
+/* The lock is taken before those of the engine, of counts, of lanes and of claims. */
 struct lane_turns {
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards all below */
     struct link threads, idle;
-    struct link spare; /* what threads leave behind: one may still be woken that has gone */
+    struct link spare; /* structures of threads that have ended: another thread may still post their semaphore */
     uint32_t count;    /* of threads */
     struct lane_thread *leader;
     struct lane_thread *_Atomic watcher;
@@ -50,20 +50,21 @@ struct lane_turns {
     bool ended;
 };
 
-/* Start the first thread, which leads. -EAGAIN: none can be had. */
+/* Start the first thread, which leads. -EAGAIN: no thread can be started. */
 int turn_first(struct iou_lane *lane);
 
-/* Make another thread the leader. False: there is none, and none can be had. */
+/* Make another thread the leader. False: none is idle, and none can be started. */
 bool turn_hand_over(struct lane_thread *thread);
 
-/* The leader does something itself that may turn out to sleep. Returns, at the end, whether it still leads. */
+/* The leader begins and ends a turn: a request that it does itself, and that may sleep. turn_end() returns whether it
+   still leads. */
 void turn_begin(struct lane_thread *thread);
 bool turn_end(struct lane_thread *thread);
 
-/* See to it that somebody watches the leader. */
+/* Make sure that an idle thread watches the leader. */
 void turn_ensure_watcher(struct iou_lane *lane);
 
-/* No thread is left. */
+/* Free the structures of threads. The lane has no threads any more. */
 void turns_free(struct iou_lane *lane);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Threads that wait for something scarce. Each is woken once, when it has what it waits for, and without the lock that
- * this is kept under: it would wait for that next.
+ * Threads that wait for a scarce resource. Each is woken once, when it has the resource, and without the lock of the
+ * list, for which it would have to wait next.
  */
 
 #define _GNU_SOURCE
@@ -23,7 +23,8 @@ void waiter_serve(struct waiter *waiter, struct link *served) {
     link_append(served, &waiter->link);
 }
 
-/* Who is woken may be gone before sem_post() returns, and his semaphore with him: glibc's does not look at it again. */
+/* A woken thread may end its waiter, and the semaphore, before sem_post() returns. glibc's sem_post() does not use the
+   semaphore after the wake-up. */
 void waiters_wake(struct link *served) {
     while (!link_empty(served)) {
         struct waiter *waiter = container_of(served->next, struct waiter, link);
@@ -45,7 +46,7 @@ bool waiter_sleep(struct waiter *waiter, uint64_t until) {
             continue;
         if (waiter->state == WAITER_WAITS)
             return false;
-        deadline = time_of(UINT64_MAX); /* it is about to be woken */
+        deadline = time_of(UINT64_MAX); /* it was served, and is about to be woken */
     }
     sem_destroy(&waiter->woken);
     return waiter->state == WAITER_WOKEN;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Waiting for what lanes share (waiters.c). */
+/* Waiting for a resource that lanes share (waiters.c). */
 
 #ifndef IOUTIL_LANE_WAITERS_H
 #define IOUTIL_LANE_WAITERS_H
@@ -14,23 +14,23 @@
 
 enum { WAITER_WAITS, WAITER_SERVED, WAITER_WOKEN };
 
-/* A thread that waits for something, in a list that some lock is for. */
+/* A thread that waits in a list. The list has a lock, which the user of these functions has. */
 struct waiter {
     struct link link;
     atomic_int state;
     sem_t woken;
 };
 
-/* Begin to wait. The lock is held. */
+/* Add a waiter to the list. The lock is held. */
 void waiter_join(struct waiter *waiter, struct link *waiters);
 
-/* It has what it waited for: move it to those who are to be woken. The lock is held. */
+/* Move a waiter that has its resource to the list of those that have to be woken. The lock is held. */
 void waiter_serve(struct waiter *waiter, struct link *served);
 
-/* Wake them, without the lock. */
+/* Wake all waiters of the list. The lock is not held. */
 void waiters_wake(struct link *served);
 
-/* Sleep until it is woken: the waiter is no more. False: a time of now_ns() has come before, and it still waits. */
+/* Sleep until the waiter is woken, which ends its use. False: it still waits at `until`, a time of now_ns(). */
 bool waiter_sleep(struct waiter *waiter, uint64_t until);
 
 #endif
