@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The engine, as its parts know it. Locks may nest in this order: engine->lock, then image->claims.lock; all others are
- * leaves.
+ * The engine, for its parts. Locks nest in this order: engine->lock, then image->claims.lock; all others are leaves.
  */
 
 #ifndef IOUTIL_ENGINE_ENGINE_H
@@ -16,24 +15,24 @@
 #include "base/fork.h"
 #include "base/link.h"
 
-/* All is under lock, but for what never changes. */
+/* The lock guards all members that change. */
 struct iou_engine {
     pthread_mutex_t lock;
     uint32_t max_threads, quota, idle_ms;
     uint32_t born; /* fork generation */
     struct link devices, ready, parked;
     struct link workers, dead, external_threads;
-    struct link idle;  /* the last one to become idle is first, so that the others can end */
-    struct link woken; /* taken from the idle list, to be woken when the lock is let go */
+    struct link idle;  /* the worker that became idle last comes first, so that the others can end */
+    struct link woken; /* workers from the idle list, to be woken when the lock is released */
     pthread_cond_t worker_ended;
     uint32_t threads, busy, waking;
     uint32_t queued, parked_count, devices_count, queues;
     uint64_t submitted, completed;
-    uint64_t numbers; /* of workers started */
+    uint64_t numbers; /* workers started so far */
     bool stopping;
 };
 
-/* Whether this is a forked child of the process that made it. */
+/* Whether this process is a forked child of the one that made the engine. */
 static inline bool engine_is_foreign(const struct iou_engine *engine) {
     return engine->born != fork_generation();
 }

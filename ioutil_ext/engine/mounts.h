@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* On which device a path lies (mounts.c). */
+/* The devices of paths (mounts.c). */
 
 #ifndef IOUTIL_ENGINE_MOUNTS_H
 #define IOUTIL_ENGINE_MOUNTS_H
 
 #include <stdint.h>
 
-/* The device id that opens of this path are counted for. */
+/* Return the device id of a path's mount, for which opens of the path count. Does not touch the mount. */
 uint64_t mount_device(const char *path);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How operations run, turn after turn, on whatever image (running.c), and on files and devices (file_image.c). */
+/* Running operations turn by turn: on any image (running.c), and on files and devices (file_image.c). */
 
 #ifndef IOUTIL_ENGINE_RUNNING_H
 #define IOUTIL_ENGINE_RUNNING_H
@@ -9,28 +9,29 @@
 
 #include "image/handle.h"
 
-/* -EINVAL if the request cannot be an operation. */
+/* Check an operation. -EINVAL: its kind, flags, range or buffer is invalid. */
 int op_check(const struct op *op);
 
 /*
- * Run in this thread, to the end or until it is others' turn; the claim, if any, is held. True: it has ended, and
- * op->result is filled in. A canceled one has ended without having begun, or gone on.
+ * Run an operation in this thread, to its end or to the end of its turn. Its claim, if it has one, may run. True: it
+ * has ended, and op->result is filled in. A canceled operation ends without a further step.
  */
 bool op_turn(struct op *op);
 
-/* End an operation that is not under way just now, canceled. */
+/* End an operation with ECANCELED. It is not in a turn now. */
 void op_cancel(struct op *op);
 
-/* Enter the claim of an operation that has one. -EAGAIN: it waits; -ENOMEM. */
+/* Enter the claim of an operation, if it is a change. -EAGAIN: it waits; -ENOMEM. */
 int op_claim(struct op *op);
 
-/* Wait in this thread until it may run, or is canceled. */
+/* Wait in this thread until the operation may run, or is canceled. */
 void op_await(struct op *op);
 
-/* Remove the claim that it has, if any, waiting or not; calls admitted of others. No lock of ours may be held. */
+/* Remove the operation's claim, if it has one, waiting or not. Calls admitted of others, so the caller must not hold
+   locks. */
 void op_unclaim(struct op *op);
 
-/* The row of files and devices. */
+/* The functions of files and devices. */
 extern const struct image_ops FILE_IMAGE;
 
 #endif

@@ -17,35 +17,35 @@ struct worker {
     struct link idle; /* in engine->idle, then in engine->woken */
     struct iou_engine *engine;
     pthread_t thread;
-    sem_t wake; /* posted once each time that it was in engine->woken, never waited for with the lock */
+    sem_t wake; /* posted once for each time in engine->woken; the worker waits for it without the lock */
     bool awake; /* taken from the idle list, or just started: counted in engine->waking */
     struct op *op;
     uint32_t number;
 };
 
-/* Let the lock go, and wake who was chosen meanwhile: with the lock held they would only run into it. */
+/* Release the lock, then wake the workers that were chosen: with the lock held, they would only wait for it. */
 void engine_unlock(struct iou_engine *engine);
 
-/* The lock is held, and engine_unlock() follows. Wake or start as many workers as there is work for. */
+/* Choose or start as many workers as there is work for. The lock is held, and engine_unlock() follows. */
 void workers_wake(struct iou_engine *engine);
 
-/* As above. Wake all that are idle, to let them see that the engine stops. */
+/* Choose all idle workers, so that they see that the engine stops. The lock is held, and engine_unlock() follows. */
 void workers_wake_all(struct iou_engine *engine);
 
-/* The lock is held. Wait for the threads of ended workers, which need it no more. */
+/* Join the threads of workers that have ended, which do not take the lock any more. The lock is held. */
 void workers_join_dead(struct iou_engine *engine);
 
-/* No lock is held below. */
+/* The lock is not held from here on. */
 
-/* Queue an operation; without a queue for its completion it is one of our own, which runs after stop, too. -ENOMEM,
+/* Queue an operation. One without a completion queue is the engine's own, and runs after the stop, too. -ENOMEM,
    -ESHUTDOWN. */
 int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device);
 
-/* Give up the handle and hand over the completion; op is not ours any more. */
+/* End the operation's reference to its handle, and push its completion to the queue, which owns op then. */
 void worker_finish(struct op *op);
 
-/* As handle_take(), handle_untake() and handle_put(). The last reference is closed by a worker, or, if none can be had,
-   here. */
+/* As handle_take(), handle_untake() and handle_put(). A worker closes the image after the last reference; if no worker
+   can be started, this thread does. */
 int engine_take_handle(struct iou_engine *engine, iou_handle *handle, uint32_t kind);
 void engine_untake_handle(struct iou_engine *engine, iou_handle *handle, uint32_t kind);
 void engine_put_handle(struct iou_engine *engine, iou_handle *handle);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Images that somebody else has: their operations (external.c), and their owner (external_owner.c). */
+/* External images: their operations (external.c), and the functions for their owner (external_owner.c). */
 
 #ifndef IOUTIL_IMAGE_EXTERNAL_H
 #define IOUTIL_IMAGE_EXTERNAL_H
@@ -13,14 +13,14 @@
 #include "base/link.h"
 #include "image/handle.h"
 
-/* The image and its queue. */
+/* An external image and its queue of errands. */
 struct external {
     struct image image;
     pthread_mutex_t lock; /* a leaf */
     int event_fd;
     bool signaled; /* the eventfd is readable */
     bool closed;
-    bool interrupted; /* one of those that were taken is canceled, and that was not told */
+    bool interrupted; /* an errand that was taken is canceled, and its owner does not know yet */
     uint64_t last_id;
     struct link queued, taken; /* operations, in order of arrival */
 };
@@ -33,15 +33,15 @@ static inline struct op *external_op(struct link *node) {
     return container_of(node, struct op, errand.link);
 }
 
-/* The row of such images. */
+/* The functions of external images. */
 extern const struct image_ops EXTERNAL_IMAGE;
 
 /* ---- the queue; the lock is held -------------------------------------------------------------------------------- */
 
-/* Let the thread of an operation go on: it is not ours any more. */
+/* Wake the thread of an operation, which owns the operation from now on. */
 void external_finish(struct op *op);
 
-/* End those that may be taken and are canceled, or all of them. */
+/* End the queued operations that may be taken: those that are canceled, or all. */
 void external_drop(struct external *external, bool all);
 
 #endif

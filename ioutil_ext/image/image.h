@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Images: what all handles of one file or device share (image.c). The lock of the registry and size_lock are leaves;
- * only size_lock is held over system calls on storage.
+ * Images: the state that all handles of one file or device share (image.c). The lock of the registry and size_lock are
+ * leaves. Only size_lock is held over system calls on storage.
  */
 
 #ifndef IOUTIL_IMAGE_IMAGE_H
@@ -17,20 +17,19 @@
 #include "api/ioutil.h"
 #include "image/admission.h"
 
-/* The calls that zero are first, in the order of iou_syscall. */
+/* The zeroing calls come first, in the order of iou_syscall. */
 enum { CAN_PUNCH_HOLE, CAN_ZERO_RANGE, CAN_FALLOCATE, CAN_BLKZEROOUT, CAN_SEEK_HOLE, CAPABILITIES };
 enum { CONTENT_UNKNOWN, CONTENT_ZERO, CONTENT_WRITTEN };
 
-/* How the data of a long request is cut (api/external.h); piece: 0: as the frontend does. */
+/* How a long request is cut into pieces (api/external.h). piece: 0: the frontend decides. */
 struct pieces {
     uint64_t piece, other_piece;
     uint32_t ahead;
 };
 
-/* A file or device, once in the process however many handles name it; or what somebody else has. Lives as long as its
-   handles. */
+/* A file or device: one in the process for all of its handles; or an external image. Lives as long as its handles. */
 struct image {
-    struct image *next; /* registry; with refs under its lock */
+    struct image *next; /* in the registry, whose lock guards next and refs */
     uint32_t refs;
     iou_type type;
     dev_t device; /* st_dev of a file, st_rdev of a block device */
@@ -38,31 +37,31 @@ struct image {
     bool grows;   /* a write past the end makes it larger */
     struct pieces pieces;
 
-    pthread_mutex_t size_lock; /* held by what changes the size, from the fresh fstat to the end of the change */
-    atomic_uint_fast64_t size; /* a lower bound of the real one: sizes only grow */
+    pthread_mutex_t size_lock; /* held during a change of the size, from the fresh fstat to the end of the change */
+    atomic_uint_fast64_t size; /* a lower bound of the real size: sizes only grow */
 
-    atomic_bool can[CAPABILITIES];           /* true -> false only */
-    atomic_bool given_up[IOU_ZEROING_CALLS]; /* refused once, and told in a completion */
-    atomic_bool fallocate_proven;            /* it worked once */
-    atomic_uint_fast64_t step;               /* longest range for one zeroing call */
-    atomic_uint_fast64_t activity;           /* generation << WRITERS_BITS | writers in flight */
+    atomic_bool can[CAPABILITIES];           /* change from true to false only */
+    atomic_bool given_up[IOU_ZEROING_CALLS]; /* the call was refused, and a completion has reported it */
+    atomic_bool fallocate_proven;            /* fallocate has worked once */
+    atomic_uint_fast64_t step;               /* most bytes of one zeroing call */
+    atomic_uint_fast64_t activity;           /* generation << WRITERS_BITS | number of changes that run */
     atomic_uint_fast32_t flush_failures;
-    atomic_int flush_error; /* errno of the last one */
+    atomic_int flush_error; /* errno of the last failure */
     atomic_uint_fast32_t direct_handles, buffered_handles;
     atomic_int content; /* CONTENT_... */
 
     struct claims claims;
 };
 
-/* One that is in no registry: external.c has it. */
+/* Initialise and destroy an image that is not in the registry, as that of external.c. */
 void image_init(struct image *image, iou_type type, dev_t device, ino_t inode);
 void image_destroy(struct image *image);
 
-/* The image, made if need be; NULL: no memory. Each gives one reference, image_put() ends it. */
+/* Get a reference to an image, and make the image if there is none. NULL: no memory. image_put() ends the reference. */
 struct image *image_get(iou_type type, dev_t device, ino_t inode);
 void image_put(struct image *image);
 
-/* image->activity: the generation above, the number of writers in flight below. */
+/* image->activity has the generation in its high bits, and the number of changes that run in the low ones. */
 #define WRITERS_BITS 16
 #define WRITERS_MASK (((uint64_t)1 << WRITERS_BITS) - 1)
 

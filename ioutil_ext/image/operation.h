@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Operations, as all that has a part in them knows them. What works for one returns 0 or -errno, and notes the failing
- * system call in op->result.syscall first (op_fail).
+ * Operations. The functions that work for an operation return 0 or -errno, and set the system call that has failed in
+ * op->result.syscall (op_fail).
  */
 
 #ifndef IOUTIL_IMAGE_OPERATION_H
@@ -21,65 +21,64 @@ struct device;
 struct op;
 
 /*
- * What is done with an image, by its kind: engine/file_image.c and external.c have a row each. How an operation goes,
- * whatever the image, is in running.c.
+ * The functions of a kind of image: engine/file_image.c has those of files and devices, external.c those of external
+ * images. engine/running.c has the course of an operation on any image.
  */
 struct image_ops {
-    /* Somebody else has the image: he is waited for, by the thread that runs the operation. */
+    /* The image is external: the thread that runs an operation waits for the owner. */
     bool remote;
 
-    /* Take the place of a change, in order of arrival: see op_claim(), op_await(), op_unclaim(). */
+    /* Claim the range of a change, in order of arrival: see op_claim(), op_await(), op_unclaim(). */
     int (*claim)(struct op *op);
     void (*await_claim)(struct op *op);
     void (*unclaim)(struct op *op);
 
-    /* Do an operation, or a turn of it, by iou_kind: from IOU_STAT on. 0 or -errno. */
+    /* Do an operation, or a turn of it, by iou_kind from IOU_STAT on. 0 or -errno. */
     int (*run[IOU_EXTENTS + 1])(struct op *op);
 
-    /* Put a change that was made on stable storage. NULL: that is part of the change. */
+    /* Put the change of an operation on stable storage. NULL: the change itself does so. */
     int (*sync)(struct op *op);
 
-    /* Controls were canceled: let those who wait in the image's operations look. */
+    /* Controls were canceled: wake the threads that wait in operations of the image. */
     void (*wake)(const iou_handle *handle);
 
-    /* Free what the handle has of the image, when nobody uses it any more; NULL: nothing is left. */
+    /* Free the handle's part of the image, after its last use. NULL: there is none. */
     void (*free)(iou_handle *handle);
 };
 
-/* An operation that somebody else does (external.c). */
+/* The errand of an operation on an external image (external.c). */
 struct errand {
-    struct link link; /* in the queue, or with those that were taken */
+    struct link link; /* in the list of queued or of taken operations */
     sem_t ended;
     uint64_t id; /* 0: it was not taken */
     bool ready;  /* it may be taken */
-    bool told;   /* that it is canceled */
+    bool told;   /* the owner knows that it is canceled */
 };
 
-/* One request to zero on its way down the table (zero/policy.c), or to trim; kept from turn to turn. */
+/* The state of a zero that tries one method after the other (zero/policy.c), or of a trim; kept between turns. */
 struct zeroing {
     struct op *op;
-    const iou_method *methods; /* methods in the order in which they are tried, then NONE; of a trim: NULL */
+    const iou_method *methods; /* in the order in which they are tried, then NONE; of a trim: NULL */
     bool fast_only;
-    bool past_eof;    /* the range started at or past the end of the file: there is nothing to be freed */
-    bool changed;     /* something of the range may have been zeroed */
-    int grow_later;   /* FALLOC_FL_KEEP_SIZE as long as the file has not been extended to the end of the range */
-    unsigned skipped; /* bits of methods that this request was refused */
+    bool past_eof;    /* the range starts at or past the end of the file: there is nothing to free */
+    bool changed;     /* a part of the range may have been zeroed */
+    int grow_later;   /* FALLOC_FL_KEEP_SIZE, until the file was extended to the end of the range */
+    unsigned skipped; /* bits of the methods that were refused for this request */
 };
 
 /*
- * An operation that takes longer lets others go first, at the next step. Eight of them then hold up whoever comes for
- * this and one step; and what changing turns costs, 10 us of locks and wake-ups, is nothing.
+ * The length of a turn. A longer operation lets others run at its next step. With eight long operations, another one
+ * waits for a turn and one step. A change of turns costs 10 us for locks and wake-ups, which is negligible.
  */
 #define TURN_NS UINT64_C(100000000)
 
 /*
- * What is done of it goes from its offset on without gaps: a turn goes on where result.done says that the one before
- * has stopped.
+ * An operation. Its progress has no gaps: a turn goes on at offset + result.done, where the turn before has stopped.
  */
 struct op {
     struct link link; /* in a device's queue, the parked list, or a completion queue */
     struct iou_engine *engine;
-    struct iou_queue *queue; /* NULL: nobody waits for the completion */
+    struct iou_queue *queue; /* NULL: it has no completion */
     struct device *device;
     iou_handle *handle; /* holds a reference; NULL: open */
     char *path;         /* open: owned */
@@ -87,20 +86,20 @@ struct op {
     uint64_t offset, length;
     void *buffer;
     uint64_t buffer_size;
-    void *rest; /* the last rest_length bytes of a write are here; remote images only */
+    void *rest; /* the last rest_length bytes of a write; remote images only */
     uint64_t rest_length;
     iou_control *control;
     uint64_t submitted_at, started_at; /* started_at: 0: it has not begun */
-    uint64_t turn_end;                 /* ns: others come first then */
-    uint64_t most;                     /* bytes of a turn of a write; 0: as many as come */
-    bool claimed;                      /* claim is one of the image's */
-    bool waits;                        /* it was not admitted when it was taken */
-    bool abandoned;                    /* picked up after stop: not to be run */
+    uint64_t turn_end;                 /* ns: the end of the turn */
+    uint64_t most;                     /* most bytes of a turn of a write; 0: no limit */
+    bool claimed;                      /* claim is in the image's claims */
+    bool waits;                        /* the claim had blockers when it was taken */
+    bool abandoned;                    /* the engine was stopped: it must not run */
     bool changes;                      /* it is counted in image->activity */
     struct claim claim;
     struct errand errand;
     struct zeroing zeroing;
-    char *bounce; /* aligned memory of io.c, made when first needed */
+    char *bounce; /* aligned memory of io.c, allocated at its first use */
     iou_completion result;
 };
 
@@ -109,17 +108,17 @@ static inline int op_fail(struct op *op, iou_syscall call, int error) {
     return error < 0 ? error : -error;
 }
 
-/* Where it goes on. */
+/* Return the offset at which the operation goes on. */
 static inline uint64_t op_position(const struct op *op) {
     return op->offset + op->result.done;
 }
 
-/* Whether others come first now; looked at between steps, of which each turn has at least one. */
+/* Whether the turn has ended. Checked between steps; each turn has at least one step. */
 static inline bool op_turn_is_over(const struct op *op) {
     return now_ns() >= op->turn_end;
 }
 
-/* Note progress, for the completion and for those who watch the request. */
+/* Count progress, for the completion and for the control of the request. */
 static inline void op_advance(struct op *op, uint64_t bytes) {
     op->result.done += bytes;
     if (op->control)

@@ -9,19 +9,19 @@
 
 #include "image/handle.h"
 
-/* Ask for the size and raise image->size. */
+/* Get the size by a system call, and raise image->size to it. */
 int size_refresh(struct op *op, iou_handle *handle, uint64_t *size);
 
-/* Make the file at least end bytes long. Does nothing, not even a system call, if image->size says it is. */
+/* Make the file at least end bytes long. Makes no system call if image->size is large enough. */
 int size_reach(struct op *op, uint64_t end);
 
-/* For who holds image->size_lock: make the file end bytes long, which is more than size_refresh() just told. */
+/* Extend the file to end bytes, which is more than size_refresh() has just returned. image->size_lock is held. */
 int size_extend_locked(struct op *op, uint64_t end);
 
-/* Fail because the image ends before the range, at size: others have cut it. */
+/* Fail with ENODATA: the image ends at size, before the end of the range. Another process has made it shorter. */
 int size_ends(struct op *op, uint64_t size);
 
-/* -ENOSPC if a block device ends before end. */
+/* Return -ENOSPC if a block device is shorter than end bytes. */
 int size_check_device(struct op *op, uint64_t end);
 
 #endif

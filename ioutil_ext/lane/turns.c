@@ -37,8 +37,7 @@ static void *thread_main(void *argument);
 
 /* ---- threads; the lane's lock is held --------------------------------------------------------------------------- */
 
-/* Get the structure of a new thread. A spare one may still get wake-ups for its earlier thread; waits allow for that.
- */
+/* Get the structure of a new thread. A spare one may still get wake-ups of its earlier thread, which waits allow. */
 static struct lane_thread *new_thread(struct iou_lane *lane) {
     struct lane_thread *thread;
     if (!link_empty(&lane->turns.spare)) {
