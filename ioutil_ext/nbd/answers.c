@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What a request is answered for what became of its operations. */
+/* The answers to requests, from the results of their operations. */
 
 #include <errno.h>
 #include <string.h>
@@ -20,7 +20,7 @@ const char *iou_nbd_text(uint32_t reason) {
     return reason < LENGTH(TEXTS) ? TEXTS[reason] : NULL;
 }
 
-/* Expired and cancelled look the same. */
+/* The client cannot tell an expired ticket from a cancelled one. */
 struct answer answer_ended(struct iou_lane *lane) {
     lane->state.refusing = true;
     return (struct answer){NBD_ESHUTDOWN, iou_nbd_text(IOU_NBD_ENDED)};
@@ -35,7 +35,7 @@ struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     const struct nbd *nbd = nbd_of(lane);
     uint32_t error = (uint32_t)op->result.error;
     bool refused = error == ENOTSUP && op->flags & IOU_FAST_ONLY &&
-                   op->result.syscall != IOU_SYS_EXTERNAL; /* as asked: no fault of the storage */
+                   op->result.syscall != IOU_SYS_EXTERNAL; /* the client has set FAST_ZERO: no fault of the storage */
     lane_renew(lane);
     counts_report(lane, op, error == ECANCELED || refused ? 0 : (int)error);
     if (error == 0)
@@ -44,7 +44,7 @@ struct answer answer_of(struct iou_lane *lane, const struct op *op) {
         return answer_ended(lane);
     if (refused)
         return (struct answer){NBD_ENOTSUP, iou_nbd_text(IOU_NBD_NOT_FAST)};
-    if (error == ENODATA && op->result.syscall == IOU_SYS_NONE) /* others have made the image shorter */
+    if (error == ENODATA && op->result.syscall == IOU_SYS_NONE) /* another process has made the image shorter */
         return (struct answer){op->kind == IOU_WRITE || op->kind == IOU_ZERO ? NBD_ENOSPC : NBD_EINVAL,
                                iou_nbd_text(IOU_NBD_OUTSIDE)};
     uint32_t known = error < nbd->errors_count ? nbd->errors[error] : 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Lanes of NBD: the transmission phase of a connection. Many requests may be under way, and are answered in whatever
- * order they end: so a leader whose request is likely to sleep in storage makes another thread the leader before.
+ * Lanes of NBD: the transmission phase of a connection. Many requests may run, and replies are sent in the order in
+ * which requests end. So a leader whose request is likely to sleep in storage makes another thread the leader first.
  */
 
 #include <errno.h>
@@ -11,15 +11,16 @@
 
 #include "nbd/nbd.h"
 
-/* Errnos have smaller numbers. */
+/* The limit on errors_count. Errnos have smaller numbers. */
 #define MAX_ERRORS 4096u
 
-/* What the first thread does before it leads. Another one is there then when the first request needs it. */
+/* Send the last reply of the negotiation, and start a second thread, so that it exists when the first request needs it.
+   The first thread calls this before it leads. */
 static void begin(struct iou_lane *lane) {
     struct nbd *nbd = nbd_of(lane);
     struct iovec part = {.iov_base = nbd->reply, .iov_len = nbd->reply_length};
     lane_send(lane, &part, 1);
-    lane->socket.sent = 0; /* what requests are answered is counted */
+    lane->socket.sent = 0; /* only replies to requests count */
     free(nbd->reply);
     nbd->reply = NULL;
     turn_ensure_watcher(lane);

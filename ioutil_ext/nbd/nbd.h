@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * NBD in lanes: what requests are answered (answers.c), payloads of WRITE (write.c), receiving (receive.c), replies
- * (replies.c), READ and BLOCK_STATUS (reads.c), all requests (requests.c), the order of it all (lane.c).
+ * NBD in lanes: answers to requests (answers.c), payloads of WRITE (write.c), receiving (receive.c), replies
+ * (replies.c), READ and BLOCK_STATUS (reads.c), all requests (requests.c), and the order of the steps (lane.c).
  */
 
 #ifndef IOUTIL_NBD_NBD_H
@@ -16,19 +16,20 @@
 #include "nbd/wire.h"
 
 /*
- * A payload of at most LANE_PIECE is written when it is there as a whole, unless it stops on its way (docs/nbd.md); a
- * longer one in such pieces. Reads are cut likewise, where that is allowed. Those of qemu-img are not longer.
+ * A payload of at most LANE_PIECE is written when all of it has arrived, unless it pauses on its way (docs/nbd.md). A
+ * longer payload is written in such pieces. Reads are cut in the same way, where the protocol allows it. The requests
+ * of qemu-img are not longer.
  */
 
 _Static_assert(MAX_PAYLOAD == LANE_LONG, "the longest READ that may not be cut has memory");
 
-/* The error of a request, 0: none, and its text. */
+/* The NBD error of a request, 0 for success, and its text. */
 struct answer {
     uint32_t error;
     const char *text;
 };
 
-/* The last piece of a WRITE's payload, and what became of those before it. */
+/* The last piece of a WRITE's payload, and the answer so far, from the pieces before it. */
 struct payload {
     struct memory *memory; /* NULL: there is none */
     char *data;
@@ -36,22 +37,22 @@ struct payload {
     struct answer answer;
 };
 
-/* The next request, as far as it is here. The leader's. */
+/* The next request, as far as it has arrived. For the leader. */
 struct incoming {
-    bool begun; /* its header is */
+    bool begun; /* its header has arrived */
     struct request request;
     struct body body;
     struct payload payload;
-    bool after_long; /* the payload before was a long one */
-    int error;       /* of the socket; what came before it is done first */
+    bool after_long; /* the payload before it was a long one */
+    int error;       /* of the socket; requests that came before it are done first */
 };
 
-/* What a lane of NBD knows besides. */
+/* The state of an NBD lane. */
 struct nbd {
     struct dialect dialect;
     uint32_t context;
     uint32_t *errors, errors_count;
-    char *reply; /* to the negotiation, until the first thread has sent it */
+    char *reply; /* the last one of the negotiation, until the first thread has sent it */
     size_t reply_length;
     struct incoming incoming;
 };
@@ -62,28 +63,28 @@ static inline struct nbd *nbd_of(const struct iou_lane *lane) {
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
-/* The transfer has ended: the connection ends with it. */
+/* Return the answer after the end of the transfer, and refuse further requests, so that the connection ends. */
 struct answer answer_ended(struct iou_lane *lane);
 
-/* Refuse a request of any command, or a piece of a payload, that was not refused yet, if the transfer has ended. */
+/* Refuse a request, or a piece of a payload, that was not refused yet, if the transfer has ended. */
 void answer_check(struct iou_lane *lane, struct answer *answer);
 
-/* What a request is told for which memory_get() had none. */
+/* Return the answer to a request for which memory_get() has failed with error. */
 struct answer answer_no_memory(struct iou_lane *lane, int error);
 
-/* What is said of an operation that has ended; and of one that is run here. */
+/* Return the answer for an operation that has ended; or run the operation first. */
 struct answer answer_of(struct iou_lane *lane, const struct op *op);
 struct answer answer_run(struct lane_thread *thread, struct op *op);
 
-/* Fill with what the image has, and zeros past its end. */
+/* Fill memory with the bytes of the image, and with zeros past its end. */
 struct answer answer_fill(struct lane_thread *thread, char *data, uint64_t offset, uint64_t length);
 
-/* A request is answered, or will not be. */
+/* Count a request that was answered, or that will not be. */
 void request_end(struct iou_lane *lane);
 
 /* ---- WRITE ------------------------------------------------------------------------------------------------------ */
 
-/* Make it the operation that writes the piece. */
+/* Set *op to the operation that writes the piece. */
 void write_set(struct op *op, const struct payload *payload, bool fua);
 
 /* Write a piece of a payload, unless an earlier one has failed. */
@@ -95,18 +96,18 @@ void reply_success(struct iou_lane *lane, const struct request *request);
 void reply_error(struct iou_lane *lane, const struct request *request, uint32_t error, const char *text);
 
 /*
- * Part or all of what a READ has found, which is at offset; done: it is the last part. If the client pauses, the memory
- * is given back meanwhile, and *memory is NULL then.
+ * Send a part or all of the data of a READ, which is at offset. done: it is the last part. If the client pauses, the
+ * memory is given back and *memory is NULL afterwards.
  */
 void reply_data(struct lane_thread *thread, const struct request *request, struct memory **memory, uint64_t offset,
                 uint64_t length, bool done);
 
-/* extents: count records, overwritten. */
+/* Send the reply to a BLOCK_STATUS. extents: count records, which are overwritten. */
 void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count);
 
 /* ---- READ and BLOCK_STATUS -------------------------------------------------------------------------------------- */
 
-/* Do it, which is allowed, and answer. */
+/* Do a request that was not refused, and answer it. */
 void read_run(struct lane_thread *thread, const struct request *request);
 void read_status(struct lane_thread *thread, const struct request *request);
 
@@ -114,26 +115,26 @@ void read_status(struct lane_thread *thread, const struct request *request);
  */
 
 /*
- * Receive a request and its payload. That of a WRITE is written but for its last piece, which is left in *payload for
- * request_run(); any other is dropped. False: the connection ends.
+ * Receive a request and its payload. The pieces of a WRITE's payload are written, except the last one, which is left in
+ * *payload for request_run(). Other payloads are discarded. False: the connection ends.
  */
 bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload);
 
-/* Receive what is there of the next request, if it is a WRITE. Waits for nothing. */
+/* Receive the bytes of the next request that have arrived, if it is a WRITE. Does not wait. */
 void receive_ahead(struct iou_lane *lane);
 
-/* Give back the memory of a request that nobody will do. */
+/* Give back the memory of an incoming request that will not be done. */
 void receive_end(struct iou_lane *lane);
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
-/* Whether storage is known to do this so fast that handing the turn on would cost more. */
+/* Whether storage is likely to do the request so fast that another leader would cost more. */
 bool request_is_quick(struct iou_lane *lane, const struct request *request);
 
-/* Begin what it changes, if it does and may; op->kind: 0: it does not. */
+/* Begin the change of a request. op->kind is 0 afterwards if the request is refused, or has no change. */
 void request_begin(struct iou_lane *lane, const struct request *request, struct payload *payload, struct op *op);
 
-/* Do it, and answer. Gives the payload's memory back. leads: this thread does. */
+/* Do a request, and answer it. Gives the payload's memory back. leads: this thread is the leader. */
 void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, struct op *op,
                  bool leads);
 

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Requests that are answered with what the image has: READ and BLOCK_STATUS. */
+/* The requests that return content of the image: READ and BLOCK_STATUS. */
 
 #include "nbd/nbd.h"
 
 /*
- * What is read at once where storage does not sleep: a socket holds 208 KiB, and its client sleeps while we copy more.
- * nbdcopy of 512 MiB out of tmpfs, requests of 256 KiB, quiet machine, 15 to 21 rounds, 1 connection: 277 ms whole, 213
- * with 160 KiB, 210 with 128, 224 with 96; 4 connections: 181, 182 with 128, 211 with 64.
+ * Most bytes of a piece of a READ if storage does not sleep. A socket holds 208 KiB, and its client sleeps while the
+ * lane copies more. Measured with nbdcopy of 512 MiB out of tmpfs, requests of 256 KiB, on a quiet machine, 15 to 21
+ * rounds. 1 connection: 277 ms with whole requests, 213 with 160 KiB, 210 with 128, 224 with 96; 4 connections: 181
+ * with whole requests, 182 with 128 KiB, 211 with 64.
  */
 #define QUICK_READ (128 * KIB)
 
-/* Memory for what is answered. False: there is none, and that was answered. */
+/* Get memory for a reply. False: there is none, and an error was sent. */
 static bool get_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
     int error = memory_get(lane, size, MEMORY_WAIT, memory);
     if (error) {
@@ -22,9 +23,9 @@ static bool get_memory(struct iou_lane *lane, const struct request *request, siz
 }
 
 /*
- * Wait for the turn to send what is in the memory. False: the client pauses, so it was given back meanwhile, and is to
- * be filled again before the next call; *error: there is none. Who has the turn does not wait for memory: others may
- * have it that wait for the turn.
+ * Wait for the turn to send the data in the memory. False: the client pauses, so the memory was given back meanwhile.
+ * The caller fills the new memory before the next call, unless *error says that there is none. A thread with the turn
+ * does not wait for memory: threads that wait for the turn may have it.
  */
 static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
     if (*turn || (*turn = socket_take_turn_until_pause(lane)))
@@ -45,7 +46,7 @@ static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size
 
 /* ---- READ ------------------------------------------------------------------------------------------------------- */
 
-/* Read a piece and send it; then there may be no memory any more. False: an error was sent. */
+/* Read a piece and send it. *memory may be NULL afterwards. False: an error was sent. */
 static bool send_piece(struct lane_thread *thread, const struct request *request, struct memory **memory, size_t size,
                        uint64_t start, uint64_t length) {
     struct iou_lane *lane = thread->lane;
@@ -63,7 +64,7 @@ static bool send_piece(struct lane_thread *thread, const struct request *request
     return !answer.error;
 }
 
-/* A reply that may not be cut is read whole before any of it is sent: later nothing could be said of an error. */
+/* If the reply must be one piece, read all data before any of it is sent: later it could not report an error. */
 void read_run(struct lane_thread *thread, const struct request *request) {
     struct iou_lane *lane = thread->lane;
     bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
@@ -84,7 +85,7 @@ void read_run(struct lane_thread *thread, const struct request *request) {
 
 /* ---- BLOCK_STATUS ----------------------------------------------------------------------------------------------- */
 
-/* Add what is behind those that were found, or make the last one longer. There is room for one. */
+/* Append an extent, or extend the last one if it is of the same kind. There is room for one. */
 static uint32_t add_extent(const struct request *request, iou_extent *extents, uint32_t count, uint64_t length,
                            bool hole) {
     iou_extent *last = count ? &extents[count - 1] : NULL;
@@ -100,7 +101,8 @@ static uint32_t add_extent(const struct request *request, iou_extent *extents, u
     return length ? count + 1 : count;
 }
 
-/* What lies past the end of the image is a hole. What another server has not told of it is none. */
+/* Add the rest of the range. Bytes past the end of the image are a hole. Bytes of a remote image that its server has
+   not reported are data. */
 static uint32_t add_rest(const struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t most,
                          uint32_t count) {
     uint64_t start = count ? extents[count - 1].start + extents[count - 1].length : request->offset;

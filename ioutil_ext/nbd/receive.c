@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Requests as they come: a header, then a payload. While the leader is at a long write itself, it takes what is there
- * of the next one: a socket holds 208 KiB, and a client whose socket is full sleeps.
+ * Receiving requests: a header, then a payload. Between the parts of a long write that the leader does itself, it
+ * receives bytes of the next request: a socket holds 208 KiB, and a client whose socket is full sleeps.
  */
 
 #include <errno.h>
 
 #include "nbd/nbd.h"
 
-/* Payloads from here on are received without a copy: what comes after one is looked at header by header, because
-   another one is likely to follow. */
+/* Payloads of at least so many bytes are received without a copy: after one, only a header goes to the staging, because
+   another long payload is likely to follow. */
 #define LONG_PAYLOAD (64 * KIB)
 
 static struct incoming *incoming_of(const struct iou_lane *lane) {
@@ -19,7 +19,8 @@ static struct incoming *incoming_of(const struct iou_lane *lane) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* NULL: there is none; if that is not for now only, the connection ends. A header that has begun comes to its end. */
+/* Stage the next header. NULL: there is none; with wait, the connection then ends. The rest of a header that has begun
+   must come within the timeout. */
 static const char *stage_header(struct iou_lane *lane, bool wait) {
     struct incoming *incoming = incoming_of(lane);
     uint32_t size = nbd_of(lane)->dialect.header_size, left;
@@ -61,7 +62,7 @@ static bool receive_header(struct iou_lane *lane) {
     return true;
 }
 
-/* What is left of it. */
+/* Discard the rest of the payload. */
 static bool drop_payload(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     uint64_t left = incoming->body.left;
@@ -76,7 +77,7 @@ static uint64_t most_of_piece(const struct body *body) {
     return LANE_PIECE - body->next % PAGE_UNIT;
 }
 
-/* A piece is there. Returns whether it is the last one. */
+/* Take a piece that was received. Returns whether it is the last one. */
 static bool take_piece(struct incoming *incoming) {
     struct body *body = &incoming->body;
     struct payload *payload = &incoming->payload;
@@ -94,7 +95,7 @@ static void write_out(struct lane_thread *thread, struct payload *payload) {
     payload->memory = NULL;
 }
 
-/* All pieces but the last one are written. */
+/* Receive all pieces, and write all but the last one. */
 static bool receive_pieces(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     struct incoming *incoming = incoming_of(lane);
@@ -119,7 +120,7 @@ static bool receive_payload(struct lane_thread *thread) {
     if (request->payload == 0)
         return true;
     if (request->error && request->payload > MAX_DRAINED) {
-        lane->state.leaving = true; /* before anybody could take it for requests */
+        lane->state.leaving = true; /* so that no thread reads the payload as requests */
         return true;
     }
     incoming->after_long = request->payload >= LONG_PAYLOAD;
@@ -146,7 +147,8 @@ bool receive_request(struct lane_thread *thread, struct request *request, struct
 
 /* ---- ahead ------------------------------------------------------------------------------------------------------ */
 
-/* Anything but a write of one piece waits for its turn, as what is not understood and the end do. */
+/* Take the header of the next request if it is a WRITE of one piece. All others, invalid ones and the end of the stream
+   are left to receive_request(). */
 static bool begin_ahead(struct iou_lane *lane) {
     struct request *request = &incoming_of(lane)->request;
     const char *header = stage_header(lane, false);
@@ -160,7 +162,7 @@ static bool begin_ahead(struct iou_lane *lane) {
 
 void receive_ahead(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
-    if (lane->socket.tls) /* it would wait until it can answer a change of keys */
+    if (lane->socket.tls) /* receiving may have to send, and would wait for room: receive_tls() */
         return;
     if (incoming->error || (!incoming->begun && !begin_ahead(lane)))
         return;

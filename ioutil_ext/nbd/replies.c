@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How requests are answered, in each of the three forms that can be negotiated. */
+/* Replies, in each of the three forms that can be negotiated: simple, structured, extended. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -8,13 +8,13 @@
 
 #include "nbd/nbd.h"
 
-/* Zeros of so many bytes are told as a hole, which is 32 bytes. */
+/* So many zeros are sent as a hole, which takes 32 bytes. */
 #define HOLE (64 * KIB)
 
-/* A header and what it stands before: the offset of data, the place of a hole. */
+/* Most bytes before data or for a hole: a header, then the offset of the data, or offset and length of the hole. */
 #define MAX_HEAD (MAX_HEADER + 12)
 
-/* Runs of data and holes in one piece, each with its head. */
+/* Most runs of data and holes in one piece, each with its head. */
 #define MAX_RUNS (LANE_PIECE / HOLE + 1)
 
 static void send_one(struct iou_lane *lane, char *message, size_t size) {
@@ -22,7 +22,8 @@ static void send_one(struct iou_lane *lane, char *message, size_t size) {
     lane_send(lane, &part, 1);
 }
 
-/* With structured replies, success without data stays a simple one: it is the shortest. But not that of a READ. */
+/* With structured replies, success without data is still a simple reply, which is the shortest one. A READ must have a
+   structured reply (proto.md, "Transmission"). */
 void reply_success(struct iou_lane *lane, const struct request *request) {
     char header[MAX_HEADER];
     bool chunk = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED ||
@@ -64,12 +65,12 @@ static size_t hole_head(const struct iou_lane *lane, char *head, const struct re
     return size + wire_put32(head + size, (uint32_t)length);
 }
 
-/* Most data is told by its first byte. */
+/* Whether the data starts with HOLE zeros. The first byte shows most data that does not. */
 static bool is_hole(const char *data, uint64_t length) {
     return length >= HOLE && *data == 0 && iou_is_zero(data, HOLE);
 }
 
-/* Where the run that begins at start ends: whole pieces of zeros, or anything else. */
+/* Return the end of the run that begins at start: a run of whole HOLE pieces of zeros, or of anything else. */
 static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool hole) {
     uint64_t stop = start;
     while (stop < length && is_hole(data + stop, length - stop) == hole)
@@ -77,12 +78,13 @@ static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool 
     return stop;
 }
 
-/* What is read again at once for a client that pauses. */
+/* Most bytes that are read again at a time for a client that pauses. */
 #define SLOW_PIECE (64 * KIB)
 
 /*
- * Read a piece again, when the client reads, and send what it takes. The memory is the thread's own, not the ticket's:
- * who has the turn must not wait for those that have memory and wait for their turn. A connection has one at most.
+ * Read a piece again when the client reads, and send as much as it takes. The memory is the thread's own, outside of
+ * the quotas: the thread has the turn to send, and must not wait for threads that have memory and wait for their turn.
+ * A connection has at most one such piece.
  */
 static int send_piece_again(struct lane_thread *thread, uint64_t offset, uint64_t size, uint64_t *sent) {
     struct iou_lane *lane = thread->lane;
@@ -98,7 +100,7 @@ static int send_piece_again(struct lane_thread *thread, uint64_t offset, uint64_
     return error;
 }
 
-/* Read data again and send it: its head has gone, so that an error ends the connection. */
+/* Read data again and send it. Its head was sent, so an error breaks the connection. */
 static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t length) {
     struct iou_lane *lane = thread->lane;
     while (length && !lane->state.broken) {
@@ -111,7 +113,7 @@ static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t len
     }
 }
 
-/* Send a reply with data, which is in the memory. To a client that pauses the rest is sent without. */
+/* Send a reply whose data is in the memory. If the client pauses, give the memory back and send the rest without it. */
 static void send_data(struct lane_thread *thread, struct iovec *parts, unsigned count, struct memory **memory,
                       uint64_t offset) {
     struct iou_lane *lane = thread->lane;
@@ -170,7 +172,7 @@ void reply_data(struct lane_thread *thread, const struct request *request, struc
 /* NBD_STATE_HOLE and NBD_STATE_ZERO. */
 #define STATUS_HOLE 3u
 
-/* Write the extent over its record or before it: it is shorter. Returns its size. */
+/* Write an extent over its record, or before it: it is shorter than the record. Returns its size. */
 static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
     if (extended) {
         wire_put64(place, length);
@@ -190,7 +192,7 @@ void reply_status(struct iou_lane *lane, const struct request *request, iou_exte
         iou_extent extent = extents[told++];
         length += put_extent(payload + length, extended, min_u64(extent.length, most), extent.hole ? STATUS_HOLE : 0);
         if (extent.length > most)
-            break; /* what the field cannot say ends the reply */
+            break; /* an extent that is longer than its field can say must be the last one */
     }
     size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
                              (extended ? 8 : 4) + length);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Messages of the transmission phase, and what requests may ask ("Transmission" and "Values" in doc/proto.md of the NBD
- * project). Numbers are big-endian.
+ * The messages of the transmission phase, and the checks of requests ("Transmission" and "Values" in doc/proto.md of
+ * the NBD project). Numbers are big-endian.
  */
 
 #include <endian.h>
@@ -61,7 +61,7 @@ void wire_refuse(struct request *request, uint32_t error, const char *text) {
     request->text = text;
 }
 
-/* FUA goes with every command, where it is offered. */
+/* Return the flags that a command may have. FUA is valid with every command, if it is offered. */
 static unsigned allowed_flags(const struct dialect *dialect, unsigned command) {
     unsigned fua = dialect->flags & IOU_LANE_NO_FLUSH ? 0 : FLAG_FUA;
     switch (command) {

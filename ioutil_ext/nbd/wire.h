@@ -13,20 +13,20 @@
 #include "api/nbd.h"
 #include "base/numbers.h"
 
-#define MAX_HEADER 32u /* of a request or a reply: an extended one */
+#define MAX_HEADER 32u /* bytes of the longest header: of an extended request or reply */
 #define MAX_COMPACT_EXTENT (((uint64_t)1 << 32) - 64 * KIB)
 
 struct request {
-    uint64_t cookie; /* as it came */
+    uint64_t cookie; /* in the byte order of the client */
     uint64_t offset, length, payload;
     uint16_t flags, command;
-    uint32_t error;   /* why it is refused; 0: it is not */
+    uint32_t error;   /* the NBD error if the request is refused, else 0 */
     const char *text; /* of the error */
     uint64_t began;   /* for its record */
-    uint32_t *told;   /* the error that it is answered with is noted here */
+    uint32_t *told;   /* reply_error() stores the error of the reply here */
 };
 
-/* What was negotiated. */
+/* The results of the negotiation. */
 struct dialect {
     uint64_t size;
     uint32_t flags;
@@ -38,7 +38,8 @@ static inline bool wire_has_chunks(const struct dialect *dialect) {
     return dialect->flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
 }
 
-/* -EPROTO: nothing can be understood any more. */
+/* Parse a request header, and refuse the request if it is not allowed. -EPROTO: the magic number is wrong, so further
+   bytes cannot be understood. */
 int wire_parse(const struct dialect *dialect, const char *header, struct request *request);
 void wire_refuse(struct request *request, uint32_t error, const char *text);
 

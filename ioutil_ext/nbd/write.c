@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Payloads of WRITE on their way to the image: those who receive them, and those who do the last piece of each. */
+/* Writing the pieces of a WRITE's payload: receive.c writes all but the last one, requests.c the last one. */
 
 #include "nbd/nbd.h"
 
