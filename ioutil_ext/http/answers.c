@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Answers to what went well, as the owner has written them: numbers and the date are filled in. */
+/* The answers to requests that succeed: the owner's templates, with numbers and the date filled in. */
 
 #include <stdio.h>
 #include <string.h>
 
 #include "http/http.h"
 
-/* The longest number, or a date, in place of each byte that stands for one; and what answers an Origin. */
+/* Most bytes of a filled template: the template, the fields for Origin, and 32 bytes for each number and the date. */
 #define MAX_FILLED (2 * HTTP_MAX_TEMPLATE + 4 * 32)
 
-/* The date of now (RFC 9110 5.6.7), in English whatever the locale. */
+/* Return the current date (RFC 9110 5.6.7), which does not depend on the locale. */
 static const char *date(struct http *http) {
     static const char DAYS[][4] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
     static const char MONTHS[][4] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
@@ -33,7 +33,7 @@ static size_t put_origin(const struct http *http, char *place) {
     return http->origin.length;
 }
 
-/* Write what stands for itself, or what is filled in; returns how many bytes. */
+/* Write one byte of a template, or the value that replaces it. Returns how many bytes were written. */
 static size_t put(struct http *http, char *place, char c) {
     const struct http_request *request = &http->request;
     switch (c) {
@@ -53,7 +53,7 @@ static size_t put(struct http *http, char *place, char c) {
     }
 }
 
-/* Each that stands for something may do so once (lane.c has looked): so it fits. */
+/* Fill a template. The result fits, because lane.c has checked that each replaced byte occurs at most once. */
 static size_t fill(struct http *http, const struct http_template *template, char *place) {
     size_t size = 0;
     for (uint64_t i = 0; i < template->length; i++)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Where a body in chunks ends (RFC 9112 7.1). The chunks themselves pass untouched, to a parser that reads them again.
- */
+/* The end of a chunked body (RFC 9112 7.1). The chunks are passed on unchanged; aiohttp's parser reads them again. */
 
 #include <string.h>
 
 #include "base/numbers.h"
 #include "http/head.h"
 
-/* Digits of a size: it is below 2^63 then. */
+/* Most digits of a size, which is below 2^63 then. */
 #define MAX_DIGITS 15
 
 enum part { SIZE, END, TRAILER };
@@ -32,7 +31,7 @@ static bool take_size(struct http_text *line, uint64_t *size) {
     return line->at > start;
 }
 
-/* `;name` or `;name=value`, any number of them. A value in quotes is no token: no program sends one. */
+/* Whether the line is any number of `;name` or `;name=value`. A value in quotes is refused: no program sends one. */
 static bool are_extensions(struct http_text line) {
     bool is_valid = true;
     while (line.at < line.end && is_valid) {
@@ -63,7 +62,7 @@ static int read_trailer(iou_chunks *chunks, struct http_text line) {
     return chunks->ended || http_is_field(line) ? 0 : IOU_CHUNKS_FIELD;
 }
 
-/* The line that is kept is whole. */
+/* Read the line in chunks->text, which is complete. */
 static int read_line(iou_chunks *chunks) {
     struct http_text line = {chunks->text, chunks->text + chunks->line};
     chunks->line = 0;
@@ -75,7 +74,7 @@ static int read_line(iou_chunks *chunks) {
     return chunks->part == END ? read_end(chunks, line) : read_trailer(chunks, line);
 }
 
-/* Keep the line, or as much of it as has come, and read it when it is whole. */
+/* Append data to the line in chunks->text, and read the line when it is complete. */
 static int take_line(iou_chunks *chunks, struct http_text *data) {
     const char *end = memchr(data->at, '\n', (size_t)(data->end - data->at));
     size_t length = (size_t)((end ? end + 1 : data->end) - data->at);

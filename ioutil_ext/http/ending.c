@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* How requests end: what has failed, what is left unread, and who is told. */
+/* The end of a request: its failure, the unread rest of its body, its answer and its record. */
 
 #include <errno.h>
 
@@ -34,7 +34,7 @@ void http_fail_outside(struct http *http, int error) {
 
 bool http_run(struct lane_thread *thread, struct op *op) {
     int error = operation_run(thread, op);
-    counts_report(thread->lane, op, 0); /* an error is told by who answers it */
+    counts_report(thread->lane, op, 0); /* the owner, which answers an error, logs it, too */
     if (error)
         http_note_failure(http_of(thread->lane), IOU_HTTP_FAILED, op);
     return error == 0;
@@ -47,7 +47,7 @@ void http_tell_leader(struct iou_lane *lane) {
         socket_wake(lane);
 }
 
-/* What is seen of the ticket is right when the answer is there. */
+/* End the use of the ticket, before the answer is sent: a client with the answer sees the new state of the ticket. */
 static void end_use(struct iou_lane *lane) {
     lane->state.active = false;
     lane_renew(lane);
@@ -73,11 +73,11 @@ static void leave_request(struct iou_lane *lane) {
     http_tell_leader(lane);
 }
 
-/* Drop what comes in a moment of a short rest: a connection of which the whole request was taken can go on. */
+/* Discard the bytes of a short rest of the body that come in a moment: the connection can go on after a whole body. */
 static void drop_rest(struct iou_lane *lane) {
     struct http *http = http_of(lane);
     int error;
-    if (http->body.left == 0) /* who took the last piece is not the leader, maybe, who looks at this */
+    if (http->body.left == 0) /* the thread that took the last piece may not be the leader any more */
         return;
     if (http->end.reason == IOU_HTTP_FAILED && http->body.left <= HTTP_PIECE && !lane->state.broken)
         http->body.left -= socket_receive(lane, NULL, http->body.left, SOCKET_MOMENT, &error);
@@ -91,7 +91,7 @@ void http_fail(struct iou_lane *lane) {
     if (http->started)
         http->end.reason = IOU_HTTP_CUT;
     end_use(lane);
-    lane->state.requests--; /* it is the owner's, who answers it */
+    lane->state.requests--; /* the owner answers and counts it */
     lane->state.leaving = true;
     record(lane, true);
     leave_request(lane);

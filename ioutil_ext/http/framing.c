@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Heads for Python: where a message ends, and whether another one may follow. */
+/* Heads for Python: the length of a message, and whether another one may follow. */
 
 #include "http/plain.h"
 
 /*
- * A message in chunks, or that asks for another protocol, is the connection's last: who stands between, and sees
- * another end of it, finds no request behind it.
+ * Whether another request may follow. A chunked message, or one with Upgrade, is the last one of its connection: if a
+ * proxy finds another end of the message, it finds no request behind it.
  */
 static bool keeps_alive(const struct http_head *head) {
     if (head->chunked || http_has(head, HTTP_UPGRADE) || head->options & HTTP_CLOSE)

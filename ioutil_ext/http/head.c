@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Heads of requests, strictly (RFC 9112): two readers that disagree are an attack. Refused are line ends that are not
- * CRLF, folded lines, white space before a colon, control characters, several Content-Length, one that is not digits,
- * Content-Length together with Transfer-Encoding, and codings other than chunked.
+ * The reader of request heads. It is strict (RFC 9112), because a head that two programs read differently allows
+ * request smuggling. It refuses line ends other than CRLF, folded lines, white space before a colon, control
+ * characters, several Content-Length fields, a Content-Length that is not digits, Content-Length together with
+ * Transfer-Encoding, and codings other than chunked.
  *
- * All heads are read here: those of requests that lanes serve, and those that Python hands on. What a refusal is
- * answered with is Python's.
+ * It reads all heads: those of requests that lanes serve, and those that Python hands on. Python answers refusals.
  */
 
 #include <string.h>
@@ -36,7 +36,7 @@ bool http_is_word(struct http_text text, const char *word) {
     return text.at == text.end && !*word;
 }
 
-/* What a byte may be part of: a token (RFC 9110 5.6.2), or a name without escapes (RFC 3986 2.3). */
+/* The classes of a byte: it may be part of a token (RFC 9110 5.6.2), or of a name without escapes (RFC 3986 2.3). */
 enum { TOKEN = 1, NAME = 2, BOTH = TOKEN | NAME };
 
 static const unsigned char PARTS[256] = {
@@ -45,7 +45,7 @@ static const unsigned char PARTS[256] = {
     ['`'] = TOKEN,        ['a' ... 'z'] = BOTH,   ['|'] = TOKEN,         ['~'] = BOTH,
 };
 
-/* Move over as many bytes as are part of it, and return them. */
+/* Move past the bytes that are of this class, and return them. */
 static struct http_text take(struct http_text *text, unsigned char part) {
     struct http_text taken = {text->at, text->at};
     while (taken.end < text->end && PARTS[(unsigned char)*taken.end] & part)
@@ -64,7 +64,7 @@ bool http_is_name(struct http_text text) {
     return taken.at < taken.end && text.at == text.end;
 }
 
-/* These look at all bytes, so that the compiler makes vectors of them. */
+/* The next two functions check all bytes without an early end, so that the compiler can vectorise them. */
 static bool is_value(struct http_text text) {
     unsigned char bad = 0;
     for (; text.at < text.end; text.at++) {
@@ -74,7 +74,7 @@ static bool is_value(struct http_text text) {
     return !bad;
 }
 
-/* Not empty, and without a fragment. */
+/* Whether the text is a request target: not empty, and without a fragment. */
 static bool is_target(struct http_text text) {
     unsigned char bad = text.at == text.end;
     for (; text.at < text.end; text.at++) {
@@ -93,11 +93,11 @@ static void trim(struct http_text *text) {
 
 /* ---- fields ----------------------------------------------------------------------------------------------------- */
 
-/* Different programs would read it differently if it stood twice. */
+/* A SINGLE field must not occur twice: programs differ in which value they use. */
 #define SINGLE(text) {.name = text, .length = sizeof(text) - 1, .is_single = true}
 #define OTHER(text) {.name = text, .length = sizeof(text) - 1}
 
-/* Fields that have a part in framing or meaning. All others are read over. */
+/* The fields that matter for framing or meaning. All others are ignored. */
 static const struct {
     const char *name;
     ptrdiff_t length;
@@ -126,7 +126,7 @@ static unsigned find_field(struct http_text name) {
     return i;
 }
 
-/* Note what Connection says (RFC 9110 7.6.1), of which there may be several. */
+/* Add the options of a Connection field (RFC 9110 7.6.1), of which there may be several. */
 static void take_options(struct http_text value, struct http_head *head) {
     while (value.at < value.end) {
         const char *comma = memchr(value.at, ',', (size_t)(value.end - value.at));
@@ -142,7 +142,7 @@ static void take_options(struct http_text value, struct http_head *head) {
     }
 }
 
-/* False: it is no field. */
+/* Split a line into name and value. False: it is not a field. */
 static bool split(struct http_text line, struct http_text *name, struct http_text *value) {
     *name = take(&line, TOKEN);
     if (name->at == name->end || !http_skip(&line, ":"))
@@ -192,7 +192,7 @@ static bool take_request_line(struct http_text line, struct http_head *head) {
     return true;
 }
 
-/* Take what stands before the next CRLF, which is there. */
+/* Take the text before the next CRLF, which exists. */
 static struct http_text take_line(struct http_text *rest) {
     struct http_text line = {rest->at, rest->at};
     do
@@ -203,7 +203,7 @@ static struct http_text take_line(struct http_text *rest) {
     return line;
 }
 
-/* Whether the end of the message is known, and the same for all (RFC 9112 6.3). Host is obligatory (3.2). */
+/* Check that the length of the message is known and unambiguous (RFC 9112 6.3), and that Host is there (3.2). */
 static iou_head_result check_framing(struct http_head *head) {
     bool has_length = http_has(head, HTTP_CONTENT_LENGTH);
     struct http_text length = head->values[HTTP_CONTENT_LENGTH];
@@ -219,7 +219,7 @@ static iou_head_result check_framing(struct http_head *head) {
     return head->chunked ? IOU_HEAD_WHOLE : IOU_HEAD_CODING;
 }
 
-/* lines: all but the empty one. */
+/* Read the lines of a head. lines: without the empty one at the end. */
 static iou_head_result read_lines(struct http_text lines, struct http_head *head) {
     iou_head_result result = IOU_HEAD_WHOLE;
     if (!take_request_line(take_line(&lines), head))
@@ -234,7 +234,7 @@ static iou_head_result read_lines(struct http_text lines, struct http_head *head
     return result == IOU_HEAD_WHOLE ? check_framing(head) : result;
 }
 
-/* Look for the empty line. searched: bytes that hold no end of it. */
+/* Find the empty line that ends the head. searched: bytes that do not contain its end. */
 static iou_head_result find_end(struct http_text data, uint64_t searched, uint32_t *size) {
     uint64_t length = (uint64_t)(data.end - data.at), most = min_u64(length, IOU_HEAD_MAX);
     uint64_t start = min_u64(searched, most);

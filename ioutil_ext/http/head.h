@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Heads of requests (head.c), of all of them. No lane is needed. */
+/* The reader of all request heads (head.c). It needs no lane. */
 
 #ifndef IOUTIL_HTTP_HEAD_H
 #define IOUTIL_HTTP_HEAD_H
@@ -12,15 +12,15 @@
 
 #include "api/head.h"
 
-/* Digits of a number: it is below 2^63 then. */
+/* Most digits of a number, which is below 2^63 then. */
 #define HTTP_MAX_DIGITS 18u
 
-/* A piece of text. */
+/* A piece of text, which does not end with a NUL. */
 struct http_text {
     const char *at, *end;
 };
 
-/* Move over what is expected; false: something else is there. Here, so that nothing counts the bytes of a literal. */
+/* Move past the expected text. False: the text is different. Inline, so that strlen() of a literal is a constant. */
 static inline bool http_skip(struct http_text *text, const char *expected) {
     size_t length = strlen(expected);
     if ((size_t)(text->end - text->at) < length || memcmp(text->at, expected, length) != 0)
@@ -29,13 +29,13 @@ static inline bool http_skip(struct http_text *text, const char *expected) {
     return true;
 }
 
-/* Move over a number of ASCII digits. False: there is none, or it is too long. */
+/* Read a number of ASCII digits, and move past it. False: there is none, or it is too long. */
 bool http_number(struct http_text *text, uint64_t *number);
 
-/* Whether it is this word, which is given in lower case, in any case and whatever the locale. */
+/* Whether the text is this word, which is given in lower case. Ignores case (ASCII), and does not use the locale. */
 bool http_is_word(struct http_text text, const char *word);
 
-/* Those that have a part in framing or meaning: head.c. */
+/* The fields that matter for framing or meaning; see head.c. */
 enum http_field {
     HTTP_CONTENT_LENGTH,
     HTTP_CONTENT_RANGE,
@@ -54,7 +54,7 @@ enum http_field {
     HTTP_FIELDS
 };
 
-/* What Connection says. */
+/* The options of Connection (RFC 9110 7.6.1). */
 enum { HTTP_CLOSE = 1, HTTP_KEEP_ALIVE = 2, HTTP_OTHER_OPTION = 4 };
 
 struct http_head {
@@ -63,26 +63,26 @@ struct http_head {
     uint32_t size;                        /* bytes of the head */
     uint32_t seen;                        /* fields, by their bits */
     uint32_t options;                     /* of Connection */
-    struct http_text values[HTTP_FIELDS]; /* of the last of those that may come more than once */
+    struct http_text values[HTTP_FIELDS]; /* the last one, if a field occurs more than once */
     uint64_t length;                      /* of the body, unless it is chunked */
     bool chunked;
-    const char *twice; /* the name of a field that stands twice, and may not */
+    const char *twice; /* the name of a field that occurs twice, and must not */
 };
 
 static inline bool http_has(const struct http_head *head, unsigned field) {
     return head->seen & 1u << field;
 }
 
-/* Move over a token (RFC 9110 5.6.2); false: there is none. */
+/* Move past a token (RFC 9110 5.6.2). False: there is none. */
 bool http_token(struct http_text *text);
 
-/* Whether it is a name that needs no escapes (RFC 3986 2.3). */
+/* Whether the text is a name that needs no escapes (RFC 3986 2.3). */
 bool http_is_name(struct http_text text);
 
-/* Whether it is a field: a name, a colon, and a value without control characters. */
+/* Whether the line is a field: a name, a colon, and a value without control characters (RFC 9112 5). */
 bool http_is_field(struct http_text line);
 
-/* Read the head that the data begins with, as iou_head_read() does. */
+/* Read the head at the start of the data, as iou_head_read() does. */
 iou_head_result http_read_head(struct http_text data, uint64_t searched, struct http_head *head);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * HTTP in lanes: which requests a lane serves (take.c), answers (answers.c), the end of a request (ending.c), how it is
- * done (requests.c), the order of it all (lane.c).
+ * HTTP in lanes: the requests that a lane serves (take.c), answers (answers.c), the end of a request (ending.c), doing
+ * requests (requests.c), and the order of the steps (lane.c).
  *
- * Only what is plain is served. Whatever else comes is given back unread, and refusals are not written here: a request
- * that cannot be served is given back, too, and one that fails is answered by the owner of the lane.
+ * A lane serves only plain requests, and gives others back unread. It does not write refusals: it also gives back plain
+ * requests that it cannot serve, and the owner of the lane answers a request that fails.
  */
 
 #ifndef IOUTIL_HTTP_HTTP_H
@@ -21,40 +21,43 @@
 #include "lane/records.h"
 
 /*
- * Data is moved in pieces, which end at multiples of this, and so many of a request are under way at a time: while one
- * is in storage another one is in the socket. PUT and GET of 64 MiB, one connection, to the rate of Python in the same
- * minute, busy machine: 1.14 and 1.18; 2 MiB: 1.28 and 1.23, with 10 MiB more memory for four connections; two at a
- * time: 0.82 and 0.97, with 2 MiB 1.15 and 1.01. send() in operations/streaming.py is Python's way of the same.
+ * Data is moved in pieces that end at multiples of HTTP_PIECE, with HTTP_AHEAD pieces of a request under way at a time:
+ * while one is in storage, another one is in the socket. Measured with PUT and GET of 64 MiB, one connection, on a busy
+ * machine, in multiples of the rate of Python in the same minute: 1.14 and 1.18. With pieces of 2 MiB: 1.28 and 1.23,
+ * but 10 MiB more memory for four connections. With two pieces at a time: 0.82 and 0.97, of 2 MiB 1.15 and 1.01. Python
+ * does the same in send() of operations/streaming.py.
  */
 #define HTTP_PIECE MIB
 #define HTTP_AHEAD 3u
 
 /*
- * The first piece of a connection, and of one that was slow. Pieces grow fourfold as long as the client goes on: one
- * that sends or takes nothing was lent little. Of many that begin at once each gets some soon.
+ * The first piece of a connection, and the next one after it was slow. Pieces grow fourfold while the client makes
+ * progress. So a client that sends or takes nothing has little memory, and of many clients that begin together each
+ * gets memory soon.
  */
 #define HTTP_FIRST_PIECE (64 * KIB)
 
 /*
- * Pieces of an answer to a client that pauses, one at a time: what a socket takes. With longer ones much would be read
- * again and again. It is taken for a fast one again after so many bytes: more than a socket holds.
+ * The pieces of an answer to a client that pauses, one at a time: about as much as a socket takes. Of longer pieces,
+ * much would be read again and again. After HTTP_UNPAUSED bytes without a pause, more than a socket holds, the client
+ * counts as fast again.
  */
 #define HTTP_SLOW_PIECE (128 * KIB)
 #define HTTP_UNPAUSED (8 * MIB)
 
-/* Bytes of a text that the owner has made for answers. */
+/* Most bytes of a template of the owner. */
 #define HTTP_MAX_TEMPLATE (4 * KIB)
 
 struct http_request {
     uint32_t kind; /* iou_kind */
     bool flush, fast;
-    bool whole;   /* GET: all of the image */
-    bool expects; /* PUT: its body comes when it is told to */
+    bool whole;   /* GET: the whole image */
+    bool expects; /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
     bool has_origin;
     uint64_t offset, length;
 };
 
-/* An answer in which numbers and the date are missing. */
+/* A template: an answer or a head in which the lane replaces bytes with numbers and the date. */
 struct http_template {
     char *text;
     uint64_t length;
@@ -65,31 +68,31 @@ struct http {
     uint64_t target_length;
     struct http_template done, partial, whole, origin;
     uint64_t generation; /* of the image that whole is for; 0: any */
-    char date[30];       /* of second; whose turn it is to answer */
+    char date[30];       /* of `second`; for the thread that answers */
     time_t second;
 
     /*
-     * The request that runs. Its pieces are taken by whoever leads; who takes the last one ends it, and if it fails
-     * before, the one who leads when no piece is under way.
+     * The request that runs. Each leader takes one of its pieces. The thread that takes the last piece ends the
+     * request. If it fails before, the leader ends it when no piece is under way.
      */
     struct http_request request;
     uint64_t began;             /* for its record */
-    uint64_t piece;             /* bytes of its pieces, which end at multiples */
-    uint32_t ahead;             /* so many of them are under way at a time */
-    struct body body;           /* the leader's; of what is sent, too */
-    uint32_t taken;             /* the leader's: pieces */
-    atomic_bool pauses;         /* the client did so in an answer lately */
-    atomic_uint_fast64_t moved; /* bytes of data since it began, was slow or paused */
-    atomic_bool busy;           /* there is one */
-    atomic_bool watched;        /* the leader waits for a change of these */
+    uint64_t piece;             /* bytes; its pieces end at multiples */
+    uint32_t ahead;             /* most pieces under way at a time */
+    struct body body;           /* for the leader; also of a body that is sent */
+    uint32_t taken;             /* for the leader: pieces taken */
+    atomic_bool pauses;         /* the client has paused in an answer lately */
+    atomic_uint_fast64_t moved; /* bytes of data since the client began, was slow or paused */
+    atomic_bool busy;           /* a request runs */
+    atomic_bool watched;        /* the leader waits for a change of these members */
     atomic_bool failed;
-    atomic_uint_fast32_t under_way; /* pieces */
+    atomic_uint_fast32_t under_way; /* pieces that were taken and have not ended */
 
     pthread_mutex_t lock; /* a leaf */
     pthread_cond_t changed;
-    uint32_t sent;    /* pieces of a GET; what is sent next */
-    bool started;     /* some of the answer was sent */
-    iou_http_end end; /* why the lane ends; why the request failed */
+    uint32_t sent;    /* pieces of a GET that were sent; the number of the next one */
+    bool started;     /* a part of the answer was sent */
+    iou_http_end end; /* why the lane ends; why the request has failed */
 };
 
 static inline struct http *http_of(const struct iou_lane *lane) {
@@ -98,36 +101,37 @@ static inline struct http *http_of(const struct iou_lane *lane) {
 
 /* ---- which requests --------------------------------------------------------------------------------------------- */
 
-/* Take the next request from what was received. OTHER: nothing was taken. */
+/* Take the next request from the staging. HTTP_OTHER: it is not for a lane, and no byte was taken. */
 enum http_found http_take(struct iou_lane *lane);
 
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
-/* The client shall send its body. */
+/* Send 100 Continue, which tells the client to send its body (RFC 9110 10.1.1). */
 void http_answer_continue(struct iou_lane *lane);
 
-/* All went well. */
+/* Send the answer to a PUT or PATCH that has succeeded. */
 void http_answer_done(struct iou_lane *lane);
 
-/* Send data of a GET until the client pauses; first: with the head before it. Returns how many bytes of it were sent.
+/* Send data of a GET until the client pauses. first: with the head before it. Returns how many bytes of data were sent.
  */
 uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first);
 
 /* ---- the end of a request --------------------------------------------------------------------------------------- */
 
-/* Note why it fails, if it is the first failure; op: what has failed, or NULL. */
+/* Fail the request that runs. Only the first failure counts. op: the operation that has failed, or NULL. */
 void http_note_failure(struct http *http, iou_http_reason reason, const struct op *op);
 
-/* The same, of what has failed outside of storage. */
+/* Fail the request that runs with an errno that is not from storage. */
 void http_fail_outside(struct http *http, int error);
 
-/* Run an operation; false: it has failed, and the request with it. */
+/* Run an operation. False: it has failed, and the request with it. */
 bool http_run(struct lane_thread *thread, struct op *op);
 
-/* Let the leader look, if it waits for what this thread does. */
+/* Wake the leader if it waits for pieces of other threads. */
 void http_tell_leader(struct iou_lane *lane);
 
-/* End a request of which no piece is under way: flush, if that was asked for, and answer; or as http_fail(). */
+/* End a request of which no piece is under way: flush if the client asked for it, and answer. After a failure, as
+   http_fail(). */
 void http_finish(struct lane_thread *thread);
 
 /* End a request that has failed, of which no piece is under way. */
@@ -135,7 +139,7 @@ void http_fail(struct iou_lane *lane);
 
 /* ---- how -------------------------------------------------------------------------------------------------------- */
 
-/* Do the request, or a piece of it. Returns whether this thread still leads. */
+/* Do the request that runs, or one piece of it. Returns whether this thread still leads. */
 bool http_serve(struct lane_thread *thread);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Lanes of HTTP: a connection that sends requests for one image. They are done in their order, one at a time. A lane
- * ends, and gives the connection back, when a request comes that it does not serve, or none for a moment.
+ * Lanes of HTTP: connections with requests for one image. A lane does its requests in their order, one at a time. It
+ * ends and gives the connection back at a request that it does not serve, or when no request comes for IDLE_MS.
  */
 
 #include <errno.h>
@@ -12,12 +12,12 @@
 #include "http/http.h"
 #include "lane/lanes.h"
 
-/* A connection on which nothing is asked for so long is given back: it should cost no thread. */
+/* A connection without a request for so long is given back, so that it does not need a thread. */
 #define IDLE_MS 1000
 
-/* ---- whose turn it is ------------------------------------------------------------------------------------------- */
+/* ---- the work of the leader ------------------------------------------------------------------------------------- */
 
-/* Whether there is something for the leader: a request to be read, a piece to be taken, a failure to be told. */
+/* Whether there is work for the leader: a request to read, a piece to take, or a failed request to end. */
 static bool has_work(const struct http *http) {
     if (!http->busy)
         return true;
@@ -25,11 +25,11 @@ static bool has_work(const struct http *http) {
     return http->body.left && (http->failed ? http->under_way == 0 : http->under_way < most);
 }
 
-/* Wait for it while others are at work; their client may leave meanwhile. False: the lane ends. */
+/* Wait for work while other threads have all pieces, and watch whether the client leaves. False: the lane ends. */
 static bool await_work(struct iou_lane *lane) {
     struct http *http = http_of(lane);
     while (!lane->state.leaving && !has_work(http)) {
-        http->watched = true; /* first: who changes something looks at it afterwards */
+        http->watched = true; /* first: other threads read it after they have made a change that has_work() sees */
         if (!has_work(http))
             lane_watch(lane, http->request.kind != IOU_WRITE || http->body.left == 0);
         http->watched = false;
@@ -37,7 +37,7 @@ static bool await_work(struct iou_lane *lane) {
     return !lane->state.leaving;
 }
 
-/* What somebody else has is moved in pieces that suit him; what is read is in one piece of memory. */
+/* Choose the size of pieces: for external images, their owner's. A piece that is read is in one piece of memory. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
     struct http *http = http_of(lane);
@@ -72,21 +72,21 @@ static bool give_back(struct http *http, iou_http_reason reason) {
     return false;
 }
 
-/* How many ms are left until then, -ETIMEDOUT: none. */
+/* Return the ms until the deadline; -ETIMEDOUT: it has passed. */
 static int ms_until(uint64_t deadline) {
     uint64_t now = now_ns();
     return now < deadline ? (int)((deadline - now) / 1000000) + 1 : -ETIMEDOUT;
 }
 
-/* Receive more of the next request. As socket_stage(). */
+/* Receive bytes of the next request, as socket_stage(). 0: also if the lane gives its place away. */
 static ssize_t await_request(struct iou_lane *lane, int ms) {
-    lane->state.rests = true; /* first: who wants a place looks at it afterwards */
+    lane->state.rests = true; /* first: iou_lanes_recall() reads it after it has changed the count of wanted places */
     ssize_t count = lane->state.requests && lane_gives_place(lane) ? 0 : socket_stage(lane, HTTP_ROOM, ms);
     lane->state.rests = false;
     return count;
 }
 
-/* Read the next request, all of which but data has to come in time. False: there is none. */
+/* Read the next request. All of it but data has to come within IDLE_MS. False: there is none, and the lane ends. */
 static bool read_request(struct iou_lane *lane) {
     uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
     enum http_found found = HTTP_MORE;
@@ -104,7 +104,7 @@ static bool read_request(struct iou_lane *lane) {
             return false;
         }
     }
-    if (found != HTTP_WHOLE) /* what was taken begins, whatever has come meanwhile */
+    if (found != HTTP_WHOLE) /* a request that was taken begins, also if the lane refuses requests now */
         return give_back(http_of(lane), IOU_HTTP_IDLE);
     begin(lane);
     return true;
@@ -154,7 +154,7 @@ static struct http_template template(const void *text, uint64_t length) {
     return (struct http_template){copy(text, length), length};
 }
 
-/* What is filled in, is once: so it is known how long the answer is at most. */
+/* Whether the text is a template. Each replaced byte occurs at most once, so that MAX_FILLED limits the answer. */
 static bool is_template(const char *text, uint64_t length) {
     unsigned seen[IOU_HTTP_ORIGIN + 1] = {0};
     for (uint64_t i = 0; i < length && length <= HTTP_MAX_TEMPLATE; i++)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a PATCH asks for, in the form that programs write: one object of known keys, each once, with plain numbers. JSON
- * that says the same in another way is somebody else's.
+ * The JSON of a PATCH, in the form that programs write: one object of known keys, each once, with plain numbers. Python
+ * reads JSON in other forms.
  */
 
 #include <string.h>
@@ -16,7 +16,7 @@ static void skip_space(struct http_text *text) {
         text->at++;
 }
 
-/* Move over a token and the space around it. */
+/* Move past a token and the white space around it. */
 static bool skip_token(struct http_text *text, const char *token) {
     skip_space(text);
     bool found = http_skip(text, token);
@@ -24,7 +24,7 @@ static bool skip_token(struct http_text *text, const char *token) {
     return found;
 }
 
-/* JSON has no leading zeros. A fraction or an exponent is not what comes after a number. */
+/* Read a number. JSON has no leading zeros (RFC 8259 6). A fraction or an exponent fails as the next token. */
 static bool take_number(struct http_text *text, uint64_t *number) {
     const char *start = text->at;
     return http_number(text, number) && (*start != '0' || text->at == start + 1);

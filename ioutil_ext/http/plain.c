@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Requests in the form that programs send: exact words, each field that matters once, numbers of 18 digits. What is
- * said in another way is not refused: Python reads it.
+ * Plain requests: the form that programs send, with exact words, each field that matters once, and numbers of at most
+ * 18 digits. A request in another form is not refused: Python serves it.
  */
 
 #include <string.h>
 
 #include "http/plain.h"
 
-/* Fields that a plain request may have; the others that matter make it somebody else's. */
+/* The fields of enum http_field that a plain request may have. Python serves requests with others of them. */
 #define PLAIN_FIELDS                                                                                                   \
     (1u << HTTP_CONTENT_LENGTH | 1u << HTTP_CONTENT_RANGE | 1u << HTTP_RANGE | 1u << HTTP_HOST |                       \
      1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN)
@@ -43,7 +43,7 @@ static bool read_target(struct http_text target, struct http_plain *plain) {
     return (is_end(query) || plain->method == HTTP_PUT) && http_skip(&name, IMAGES) && http_is_name(name);
 }
 
-/* One range, from its first byte to its last, or to the end of the image. */
+/* Read a Range field: one range, from its first byte to its last one, or to the end of the image (RFC 9110 14.2). */
 static bool read_range(struct http_text value, struct http_plain *plain) {
     if (!http_skip(&value, "bytes=") || !http_number(&value, &plain->first) || !http_skip(&value, "-"))
         return false;
@@ -56,7 +56,8 @@ static bool number_or_star(struct http_text *text, uint64_t *number, bool *star)
     return *star || http_number(text, number);
 }
 
-/* The last byte and the total have to make sense, and say nothing. As parse_content_range() in Python reads it. */
+/* Read a Content-Range field as parse_content_range() in Python does. The last byte and the total must be consistent,
+   but are not used. */
 static bool read_content_range(struct http_text value, struct http_plain *plain) {
     uint64_t total = 0;
     bool no_last, no_total;
@@ -67,7 +68,7 @@ static bool read_content_range(struct http_text value, struct http_plain *plain)
     return no_last || (plain->first <= plain->last && (no_total || plain->last < total));
 }
 
-/* Whether what was said goes together. */
+/* Whether method, fields and body go together. */
 static bool is_sound(const struct http_head *head, const struct http_plain *plain) {
     bool range = http_has(head, HTTP_RANGE), content_range = http_has(head, HTTP_CONTENT_RANGE);
     if (plain->method == HTTP_PUT)

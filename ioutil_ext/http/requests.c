@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How requests are done: one after the other. Zeros, flushes and what fits one piece are done by the leader. The pieces
- * of a longer body are taken by one leader after the other: while one thread writes, the next one receives; while one
- * sends, the next one reads.
+ * Doing requests, one after the other. The leader itself does zeros, flushes and requests of one piece. One leader
+ * after the other takes the pieces of a longer body: while one thread writes, the next one receives; while one sends,
+ * the next one reads.
  */
 
 #include <errno.h>
@@ -22,7 +22,7 @@ struct piece {
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
-/* How long the next piece is at most: the longer ones end at multiples of their length. */
+/* Return the most bytes of the next piece. Pieces end at multiples of their size, unless all that is left fits. */
 static uint64_t most_of_piece(const struct http *http) {
     const struct body *body = &http->body;
     uint64_t most = HTTP_FIRST_PIECE;
@@ -35,7 +35,7 @@ static uint64_t most_of_piece(const struct http *http) {
     return most - body->next % most;
 }
 
-/* Count the piece, which is the next one. */
+/* Take the next piece, and count it. */
 static void take_piece(struct http *http, struct piece *piece) {
     struct body *body = &http->body;
     *piece = (struct piece){
@@ -51,7 +51,7 @@ static void take_piece(struct http *http, struct piece *piece) {
     http->under_way++;
 }
 
-/* False: the request ends. */
+/* Get memory for data at offset. False: there is none, and the request has failed. */
 static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, struct memory **memory) {
     int error = memory_get(lane, room_for(offset, length), MEMORY_WAIT, memory);
     if (error)
@@ -67,7 +67,7 @@ static void put_memory(struct iou_lane *lane, struct piece *piece) {
     piece->memory = piece->more = NULL;
 }
 
-/* Fail because the body does not come, or finds no memory. */
+/* Fail the request because its body does not come, or there is no memory for it. */
 static void fail_to_receive(struct iou_lane *lane, int error) {
     struct http *http = http_of(lane);
     if (error == -ECANCELED || error == -ENOMEM)
@@ -78,7 +78,7 @@ static void fail_to_receive(struct iou_lane *lane, int error) {
         lane_break(lane, -error);
 }
 
-/* Receive the next piece. A body that comes slowly is none of a client that goes on. False: the request ends. */
+/* Receive the next piece. After a slow body, pieces are small again. False: the request ends. */
 static bool receive(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     int error = body_receive(lane, &http->body, most_of_piece(http));
@@ -91,7 +91,7 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
     return true;
 }
 
-/* Have memory for the next piece of an answer. False: the request ends. */
+/* Get memory for the next piece of an answer. False: the request ends. */
 static bool prepare(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     struct body *body = &http->body;
@@ -102,7 +102,7 @@ static bool prepare(struct iou_lane *lane, struct piece *piece) {
     return true;
 }
 
-/* Claim its range, before anything else is received. */
+/* Begin the write of a piece: claim its range, before further bytes are received. */
 static void begin_write(struct iou_lane *lane, struct piece *piece) {
     piece->op = (struct op){
         .kind = IOU_WRITE,
@@ -122,7 +122,7 @@ static void write_piece(struct lane_thread *thread, struct piece *piece) {
         http_run(thread, &piece->op);
 }
 
-/* Wait until all before it was sent. False: the request has failed, or the client pauses, if that is looked for. */
+/* Wait until all earlier pieces were sent. False: the request has failed, or, with until_pause, the client pauses. */
 static bool await_order(struct iou_lane *lane, const struct piece *piece, bool until_pause) {
     struct http *http = http_of(lane);
     struct timespec deadline;
@@ -150,12 +150,12 @@ static bool read_data(struct lane_thread *thread, const struct piece *piece) {
     return http_run(thread, &op);
 }
 
-/* Read what was given back once more. */
+/* Read a piece again whose memory was given back. */
 static bool read_again(struct lane_thread *thread, struct piece *piece) {
     return get_memory(thread->lane, piece->offset, piece->length, &piece->memory) && read_data(thread, piece);
 }
 
-/* A client that pauses has no memory meanwhile: what is sent after that is read again. */
+/* Read a piece, and wait for its turn. A client that pauses holds no memory: the piece is read again afterwards. */
 static bool read_in_turn(struct lane_thread *thread, struct piece *piece) {
     struct iou_lane *lane = thread->lane;
     if (!read_data(thread, piece))
@@ -166,7 +166,7 @@ static bool read_in_turn(struct lane_thread *thread, struct piece *piece) {
     return await_order(lane, piece, false) && read_again(thread, piece);
 }
 
-/* Note whether the client has paused while so many bytes were sent. */
+/* Note whether the client has paused after so many bytes. */
 static void note_pause(struct http *http, bool paused, uint64_t sent) {
     http->moved = paused ? 0 : http->moved + sent;
     if (paused)
@@ -179,7 +179,7 @@ static uint64_t answer(struct iou_lane *lane, const struct piece *piece, bool fi
     return http_answer_data(lane, place_in(piece->memory, piece->offset), piece->length, first);
 }
 
-/* Send what was read. False: the rest could not be read again. */
+/* Send a piece that was read. False: after a pause, the rest could not be read again. */
 static bool send_data(struct lane_thread *thread, struct piece *piece) {
     struct iou_lane *lane = thread->lane;
     uint64_t sent = answer(lane, piece, piece->number == 0);

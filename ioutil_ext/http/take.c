@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which requests a lane serves. What it does not is found again, served or refused by its owner. */
+/* The requests that a lane serves. Its owner reads other requests again, and serves or refuses them. */
 
 #include "http/http.h"
 
 /*
- * The bytes that are asked for. False: they are not all there, or the image is not the one that the answer for all of
- * it was written for. What is known of an image smaller than the ticket may be old.
+ * Resolve the range of a GET. False: the image does not have all of it, or the template for the whole image is for
+ * another generation. The known size of an image that is smaller than the ticket may be outdated.
  */
 static bool resolve(const struct iou_lane *lane, const struct http_plain *plain, struct http_request *request) {
     uint64_t last = plain->part == HTTP_SPAN ? plain->last : lane->size - 1;
@@ -21,7 +21,7 @@ static bool resolve(const struct iou_lane *lane, const struct http_plain *plain,
     return true;
 }
 
-/* One that grows may be smaller. */
+/* Whether the ticket and the image allow a change of this range. An image that grows may be smaller. */
 static bool may_write(const struct iou_lane *lane, uint64_t offset, uint64_t length) {
     const struct image *image = lane->handle->image;
     uint64_t size = image->grows ? lane->size : min_u64(lane->size, image->size);
@@ -50,7 +50,7 @@ static enum http_found take_put(struct iou_lane *lane, const struct http_plain *
     return HTTP_WHOLE;
 }
 
-/* It is understood when all of it is there. */
+/* Take a PATCH, as soon as all of its body has arrived. */
 static enum http_found take_patch(struct iou_lane *lane, struct http_text data, struct http_plain *plain) {
     struct http_text body = {data.at + plain->size, data.at + plain->size + plain->length};
     struct http_patch patch;
