@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Data and holes of a range, by SEEK_DATA and SEEK_HOLE (lseek(2)). What cannot tell holes is all data. */
+/* Data and holes of a range, by SEEK_DATA and SEEK_HOLE (lseek(2)). Where these do not work, all is data. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -16,8 +16,8 @@ static bool unsupported(int64_t error) {
 }
 
 /*
- * Where the run of data or hole that pos lies in ends, at most end. *hole: whether the run before was a hole, whose end
- * is where SEEK_DATA has found data; set for this one.
+ * Find the end (at most `end`) of the run of data or hole at pos. *hole: before, whether the previous run was a hole,
+ * at whose end SEEK_DATA has found data; after, whether this run is one.
  */
 static int find_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *hole) {
     atomic_bool *can_seek = &op->handle->image->can[CAN_SEEK_HOLE];
@@ -37,9 +37,9 @@ static int find_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, b
         next = sys_lseek(op->handle->fd, pos, SEEK_HOLE);
     if (unsupported(next))
         *can_seek = false;
-    else if (next < 0 && next != -ENXIO) /* ENXIO: the file got shorter; data is always a safe answer */
+    else if (next < 0 && next != -ENXIO) /* ENXIO: the file has got shorter; data is always a safe answer */
         return op_fail(op, IOU_SYS_LSEEK, (int)next);
-    else if (next > (int64_t)pos) /* else the data went away in between */
+    else if (next > (int64_t)pos) /* otherwise the data has become a hole in between */
         *stop = min_u64((uint64_t)next, end);
     return 0;
 }
@@ -51,7 +51,7 @@ int extents_run(struct op *op) {
     bool hole = false;
     int error = size_refresh(op, op->handle, &size);
     if (!error && start >= size && start < op->handle->image->size)
-        /* It got shorter: what was there is lost, and nothing may say that it was zeros. */
+        /* The image has got shorter: the bytes are lost, and must not be reported as zeros. */
         error = size_ends(op, size);
     uint64_t end = error ? 0 : min_u64(op->offset + op->length, size);
     for (; !error && start < end && op->result.count < most; start = stop) {
@@ -60,7 +60,7 @@ int extents_run(struct op *op) {
         error = find_run(op, start, end, &stop, &hole);
         if (error)
             break;
-        if (op->result.count && extents[op->result.count - 1].hole == hole) /* it changes while we look */
+        if (op->result.count && extents[op->result.count - 1].hole == hole) /* the image has changed meanwhile */
             extents[op->result.count - 1].length += stop - start;
         else
             extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .hole = hole};

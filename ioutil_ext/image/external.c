@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Images that somebody else has. A thread that has an operation puts it into the image's queue and sleeps; the owner
- * takes it out in order, and wakes the thread when nobody uses the operation's memory any more. So an operation that is
- * canceled is waited for, too: the owner is only told.
+ * External images. The thread of an operation puts it into the image's queue and sleeps. The owner takes operations in
+ * order, and wakes the thread when the memory of its operation is not used any more. So the thread also waits for an
+ * operation that is canceled: the owner only learns of the cancellation.
  *
- * Changes are put into the queue when they arrive, before anything that waits, and may be taken when their thread says
- * so: in between it looks whether its client is still there. What comes later waits behind them, so that the order of
- * the queue is the order of arrival. Which changes exclude each other is for the owner to say; nothing is claimed here.
+ * A change enters the queue when it arrives, before anything that waits, so the order of the queue is the order of
+ * arrival. The owner may take it after its thread has checked that the client is still there. Later operations wait
+ * behind it. The owner decides which changes exclude each other; nothing is claimed here.
  *
- * No thread waits with a lock. The owner waits for no thread.
+ * No thread holds a lock while it waits. The owner does not wait for threads.
  */
 
 #include <errno.h>
@@ -54,9 +54,9 @@ void external_drop(struct external *external, bool all) {
     }
 }
 
-/* ---- for operations: the row of the table ----------------------------------------------------------------------- */
+/* ---- the functions for operations ------------------------------------------------------------------------------- */
 
-/* Without a range it has no order. */
+/* Put a change into the queue. One without a range has no order. */
 static int claim(struct op *op) {
     struct external *external = external_of(op->handle);
     if (op->length == 0)
@@ -69,10 +69,10 @@ static int claim(struct op *op) {
 }
 
 static void await_claim(struct op *op) {
-    (void)op; /* its turn comes with the owner */
+    (void)op; /* the owner keeps the order */
 }
 
-/* One that has run has left the queue. */
+/* Remove a change that has not run from the queue. The owner has taken one that has run. */
 static void unclaim(struct op *op) {
     struct external *external = external_of(op->handle);
     if (!op->claimed || op->errand.ready)
@@ -80,12 +80,12 @@ static void unclaim(struct op *op) {
     pthread_mutex_lock(&external->lock);
     link_remove(&op->errand.link);
     if (!link_empty(&external->queued))
-        external_notify(external); /* of what was behind it */
+        external_notify(external); /* operations behind it may be ready */
     pthread_mutex_unlock(&external->lock);
     sem_destroy(&op->errand.ended);
 }
 
-/* Let the owner have it. False: nobody takes it any more, or it is canceled, and it is not in the queue. */
+/* Make an operation ready for the owner. False: the image is closed or the operation canceled; it left the queue. */
 static bool hand_over(struct external *external, struct op *op) {
     pthread_mutex_lock(&external->lock);
     if (!op->claimed)
@@ -100,7 +100,7 @@ static bool hand_over(struct external *external, struct op *op) {
     return goes;
 }
 
-/* All of it, FUA included. */
+/* Run an operation to its end, with FUA. */
 static int run(struct op *op) {
     struct external *external = external_of(op->handle);
     bool goes = hand_over(external, op);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the owner of images does with their operations: he takes them in order, does them, and says what became of them.
- */
+/* The functions for the owner of an external image: taking operations in order, and ending them with a result. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,7 +16,7 @@
 #define MIN_PIECE (64 * KIB)
 #define MAX_AHEAD 16u
 
-/* ---- what is to be done ------------------------------------------------------------------------------------------ */
+/* ---- taking operations ------------------------------------------------------------------------------------------ */
 
 static bool is_foreign(const iou_handle *handle) {
     return handle->born != fork_generation();
@@ -38,7 +37,7 @@ static void describe(const struct op *op, iou_errand *errand) {
     };
 }
 
-/* The lock is held. Tell of those that were canceled after they were taken. */
+/* Add an errand for each operation that was canceled after it was taken. The lock is held. */
 static uint32_t take_canceled(struct external *external, iou_errand *errands, uint32_t max) {
     uint32_t count = 0;
     for (struct link *node = external->taken.next; node != &external->taken && count < max; node = node->next) {
@@ -52,7 +51,7 @@ static uint32_t take_canceled(struct external *external, iou_errand *errands, ui
     return count;
 }
 
-/* The lock is held. What is behind one that is not ready waits with it. */
+/* Take operations from the queue, up to the first one that is not ready. The lock is held. */
 static uint32_t take_queued(struct external *external, iou_errand *errands, uint32_t max) {
     uint32_t count = 0;
     external_drop(external, false);
@@ -88,9 +87,9 @@ int iou_external_take(iou_handle *handle, iou_errand *errands, uint32_t max) {
     return (int)count;
 }
 
-/* ---- what has become of it --------------------------------------------------------------------------------------- */
+/* ---- ending operations ------------------------------------------------------------------------------------------ */
 
-/* From the operation's offset on, without gaps, and not past its end. */
+/* Whether the records are extents from the operation's offset on, without gaps, and not past its end. */
 static bool are_extents(const struct op *op, uint32_t count) {
     const iou_extent *extents = op->buffer;
     uint64_t place = op->offset, left = op->length;
@@ -125,7 +124,7 @@ static void fill_in(struct op *op, const iou_completion *completion) {
     op->result.count = completion->count;
 }
 
-/* The lock is held. NULL: there is none. */
+/* Find an operation that was taken. NULL: there is none. The lock is held. */
 static struct op *find(struct external *external, uint64_t id) {
     for (struct link *node = external->taken.next; node != &external->taken; node = node->next)
         if (external_op(node)->errand.id == id)
@@ -185,7 +184,7 @@ static iou_handle *new_handle(const iou_external_options *options) {
         .born = fork_generation(),
         .fd = -1,
         .tail_fd = -1,
-        .writable = true, /* the owner says what it refuses */
+        .writable = true, /* the owner refuses writes that it cannot do */
         .path = name,
     };
     image_init(&external->image, IOU_EXTERNAL, options->device, 0);

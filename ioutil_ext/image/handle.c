@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* References to handles, and what a handle tells. */
+/* References to handles, and the properties of their images. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ bool handle_put(iou_handle *handle) {
         return false;
     bool open = handle->fd != -1;
     if (open)
-        handle->refs = 1; /* the caller's, who closes */
+        handle->refs = 1; /* of the caller, which closes the image */
     else
         handle_free(handle);
     return open;
@@ -47,7 +47,7 @@ void handle_end(iou_handle *handle) {
     handle_free(handle);
 }
 
-/* The reference comes first, so that a close that runs now does not take this for the last one. */
+/* Takes the reference before it checks `closing`: a close that runs now then does not see the last reference. */
 int handle_take(iou_handle *handle, uint32_t kind, bool *last) {
     *last = false;
     if (handle->born != fork_generation())

@@ -8,15 +8,15 @@
 #include "image/image.h"
 
 /*
- * Bytes of the first call that zeroes; zero/methods.c adapts them. On a device the kernel may write them: eight such
- * calls at a time take 0.64 s at 200 MB/s. File systems change records.
+ * Bytes of the first zeroing call; zero/methods.c adapts them. On a device the kernel may write the zeros: eight such
+ * calls at a time take 0.64 s at 200 MB/s. File systems only change metadata.
  */
 #define FIRST_FILE_STEP (128 * MIB)
 #define FIRST_DEVICE_STEP (16 * MIB)
 
 static struct image *registry;
-/* Of all images that are gone: one that is opened again begins above it, or what was written meanwhile would not be
- * seen. */
+/* The highest generation of all closed images. An image that is opened again starts above it: otherwise a change
+   meanwhile, by another program, would not be noticed. */
 static uint64_t last_generation;
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -28,7 +28,7 @@ static void parent_after_fork(void) {
     pthread_mutex_unlock(&registry_lock);
 }
 
-/* A child starts with none: threads that it does not have may hold the locks of its parent's images. */
+/* A forked child starts with an empty registry: threads of the parent may hold the locks of the images. */
 static void child_after_fork(void) {
     registry = NULL;
     pthread_mutex_unlock(&registry_lock);
@@ -38,7 +38,7 @@ static void watch_forks(void) {
     pthread_atfork(prepare_fork, parent_after_fork, child_after_fork);
 }
 
-/* It is all zeros. */
+/* The memory of the image is all zeros before. */
 void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
     image->type = type;
     image->device = device;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reading and writing whole ranges. Direct I/O, and all I/O of a device, moves whole blocks; what is not aligned goes
- * through a bounce buffer, and a block that a write covers only in part is read, changed and written back under the
- * operation's claim, of which it is a part (engine/running.c, admission.c).
+ * Reading and writing whole ranges. Direct I/O, and all I/O of a device, moves whole blocks. Unaligned memory goes
+ * through a bounce buffer. A block that a write covers only in part is read, changed and written back under the
+ * operation's claim, which includes the block (engine/running.c, admission.c).
  *
- * A block that the end of the file cuts is written through the buffered descriptor, exactly the bytes of the caller:
- * a direct write of the whole block would move the end of the file. Whether a block is one of those is seen from the
- * read before: a full block came back, or not. Files only grow, so a full block stays one.
+ * For a block that the end of the file cuts, the buffered descriptor writes exactly the bytes of the caller: a direct
+ * write of the whole block would move the end of the file. The read before the write shows whether a block is cut: it
+ * returns less than a full block. Files only grow, so a full block stays full.
  */
 
 #include <errno.h>
@@ -20,18 +20,19 @@
 #include "image/size.h"
 
 /*
- * 8 MiB in one call: on a virtio disk direct writes of 1 MiB cost up to twice the CPU per byte of 4 to 8 MiB ones.
- * Cancellation is looked at in between.
+ * Most bytes of one call: on a virtio disk, direct writes of 1 MiB take up to twice the processor time per byte of
+ * those of 4 to 8 MiB. The operation checks for cancellation between calls.
  */
 #define MAX_PIECE (8 * MIB)
 
-/* Enough to make the copy, not the call, the price of memory that is not aligned. */
+/* Large enough that the copy, not the call, is the main cost of unaligned memory. */
 #define BOUNCE_SIZE MIB
 
-/* Calls that moved nothing, one after the other, before we give up. */
+/* Most consecutive calls that move no bytes before the operation fails. */
 #define MAX_STUCK 8
 
-/* What zeros are written from. Never written to, so it stays one shared page of the kernel. Not const: in .bss. */
+/* The source of zeros that are written. It is never written to, so it stays one shared page of the kernel. It is not
+   const, so that it is in .bss. */
 #define ZEROS_SIZE (4 * MIB)
 static char zeros[ZEROS_SIZE] __attribute__((aligned(PAGE_UNIT)));
 
@@ -57,7 +58,7 @@ static bool fits_calls(const iou_handle *handle, const char *memory, uint64_t of
 
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-/* A read at offset got nothing new: the end of the image, or a reason to try again, a few times. */
+/* Check a read that got no new bytes: fail at the end of the image, otherwise let it be repeated a few times. */
 static int check_stuck_read(struct op *op, uint64_t offset, unsigned *stuck) {
     uint64_t size;
     int error = size_refresh(op, op->handle, &size);
@@ -68,7 +69,7 @@ static int check_stuck_read(struct op *op, uint64_t offset, unsigned *stuck) {
     return ++*stuck > MAX_STUCK ? op_fail(op, IOU_SYS_PREAD, EIO) : 0;
 }
 
-/* Read length bytes, or at least need of them if the image ends in between. */
+/* Read length bytes, or at least `need` of them if the image ends in between. */
 static int read_span(struct op *op, char *memory, uint64_t offset, uint64_t length, uint64_t need) {
     uint64_t got = 0;
     unsigned stuck = 0;
@@ -88,13 +89,13 @@ static int read_span(struct op *op, char *memory, uint64_t offset, uint64_t leng
     return 0;
 }
 
-/* Read blocks into the bounce buffer and copy what is wanted of start..end; sets *stop to where it ends. */
+/* Read blocks into the bounce buffer, and copy the bytes from start to *stop, which is at most end. */
 static int read_bounced(struct op *op, char *target, uint64_t start, uint64_t end, uint64_t *stop) {
     uint64_t block = op->handle->unit;
     uint64_t first = round_down(start, block);
     uint64_t last = min_u64(round_up(end, block), first + BOUNCE_SIZE);
     char *bounce;
-    /* If the memory is aligned like the offset, only the first block needs the copy. */
+    /* If memory and offset have the same alignment, only the first block has to be copied. */
     uint64_t next = first + block;
     if (start > first && next < end && fits_calls(op->handle, target + (next - start), next))
         last = next;
@@ -134,7 +135,7 @@ int io_read(struct op *op) {
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 
-/* Write all, without counting progress. unit: what a short write may be continued at. */
+/* Write all bytes, without counting progress. unit: a short write continues at a multiple of it. */
 static int write_span(struct op *op, int fd, const char *data, uint64_t offset, uint64_t length, uint64_t unit) {
     uint64_t written = 0;
     unsigned stuck = 0;
@@ -142,7 +143,7 @@ static int write_span(struct op *op, int fd, const char *data, uint64_t offset, 
         ssize_t count = sys_pwrite(fd, data + written, length - written, offset + written);
         if (count < 0)
             return op_fail(op, IOU_SYS_PWRITE, (int)count);
-        /* What a direct write left inside a block is written again, whole. */
+        /* A block of which a direct write has written a part is written again as a whole. */
         uint64_t whole = written + (uint64_t)count == length ? (uint64_t)count : round_down((uint64_t)count, unit);
         if (whole == 0 && ++stuck > MAX_STUCK)
             return op_fail(op, IOU_SYS_PWRITE, EIO);
@@ -175,11 +176,11 @@ static int write_blocks(struct op *op, const char *data, uint64_t start, uint64_
     return error;
 }
 
-/* Read one block as far as the image goes; returns the bytes there, or -errno. */
+/* Read one block, up to the end of the image. Returns how many bytes it has, or -errno. */
 static int64_t read_block(struct op *op, char *block, uint64_t offset) {
     uint64_t size = op->handle->unit, got = 0;
     while (got < size) {
-        /* Only a whole block can be asked for. */
+        /* Direct I/O reads only whole blocks, so a short read is repeated from the start of the block. */
         ssize_t count = sys_pread(op->handle->fd, block, size, offset);
         if (count < 0)
             return op_fail(op, IOU_SYS_PREAD, (int)count);
@@ -190,7 +191,7 @@ static int64_t read_block(struct op *op, char *block, uint64_t offset) {
     return (int64_t)got;
 }
 
-/* Write start..end, a part of one block; the block is ours alone. Counts progress. */
+/* Write start..end, a part of one block. No other change uses the block. Counts progress. */
 static int write_edge(struct op *op, const char *data, uint64_t start, uint64_t end) {
     const iou_handle *handle = op->handle;
     uint64_t first = round_down(start, handle->unit);
@@ -246,8 +247,8 @@ int io_write(struct op *op) {
 /* ---- flushing --------------------------------------------------------------------------------------------------- */
 
 /*
- * After a failed fsync the data is lost and the next fsync succeeds, so a failure is kept: all flushes through handles
- * that were open then fail. Backend.flush() in Python names the places of other storage.
+ * After a failed fsync the data is lost, and the next fsync succeeds. So the failure is kept: all flushes of handles
+ * that were open then fail. Backend.flush() in Python names the places that do this for other storage.
  */
 int io_flush_failed(struct op *op, iou_syscall call, int error) {
     op->handle->image->flush_error = -error;
@@ -255,7 +256,8 @@ int io_flush_failed(struct op *op, iou_syscall call, int error) {
     return op_fail(op, call, error);
 }
 
-/* Looked at again after the call, because another handle's may have taken the error meanwhile. */
+/* Fail if a flush has failed since the handle was opened. Called before and after fdatasync(), because a call of
+   another handle may have received the error meanwhile. */
 static int check_flushes(struct op *op) {
     struct image *image = op->handle->image;
     bool failed = image->flush_failures != op->handle->flush_failures;

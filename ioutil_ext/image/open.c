@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Opening an image: what it is, whether direct I/O works, and what it demands. */
+/* Opening an image: its type, whether direct I/O works, and its alignment. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -33,15 +33,15 @@ _Static_assert(sizeof(struct statx_dioalign) == 256, "struct statx has 256 bytes
 #define MAX_CACHE_UNIT (64 * KIB)
 
 #define MIN_BLOCK_SIZE 512u
-#define MAX_BLOCK_SIZE (64u << 10) /* of Linux; bounds what an edge needs of memory */
+#define MAX_BLOCK_SIZE (64u << 10) /* of Linux; limits the memory for an edge */
 
 static bool is_image(mode_t mode) {
     return S_ISREG(mode) || S_ISBLK(mode);
 }
 
 /*
- * Opening has effects on some devices (watchdogs, tapes) and blocks on FIFOs, so look first. Who replaces the file
- * between stat and open meets O_NONBLOCK and the fstat.
+ * Check the type before the open, which has effects on some devices (watchdogs, tapes) and blocks on FIFOs. If the file
+ * is replaced between stat and open, O_NONBLOCK and the later fstat handle that.
  */
 static int check_path(struct op *op) {
     struct stat st;
@@ -69,13 +69,13 @@ static int open_fd(struct op *op, iou_handle *handle) {
     return 0;
 }
 
-/* O_NONBLOCK was for the open only; O_DIRECT goes where the file system accepts but does not support it. */
+/* Clear O_NONBLOCK, which was for the open only, and O_DIRECT if the file system accepts but does not support it. */
 static int settle_flags(struct op *op, iou_handle *handle) {
     int opened = fcntl(handle->fd, F_GETFL);
     int wanted = opened & ~(O_NONBLOCK | (handle->direct ? 0 : O_DIRECT));
     if (opened == -1)
         return op_fail(op, IOU_SYS_OPEN, errno);
-    /* A left O_NONBLOCK means nothing to files and block devices; a left O_DIRECT would. */
+    /* O_NONBLOCK has no effect on files and block devices, so only O_DIRECT must be cleared. */
     if (fcntl(handle->fd, F_SETFL, wanted) == -1 && opened & ~wanted & O_DIRECT)
         return op_fail(op, IOU_SYS_OPEN, errno);
     return 0;
@@ -96,7 +96,7 @@ static uint32_t power_of_two(uint32_t value) {
     return value ? power : 0;
 }
 
-/* The smallest unit that a read at the start is accepted with. An empty file proves nothing: 4096. */
+/* Return the smallest unit with which a read at the start works. An empty file proves nothing: 4096. */
 static uint32_t probe_alignment(int fd) {
     uint64_t size;
     char *memory;
@@ -122,7 +122,7 @@ static void align_file(iou_handle *handle) {
     }
 }
 
-/* A device that does not tell gets 4096, which is aligned for smaller blocks too. */
+/* A device that does not report its block size gets 4096, which is also a multiple of smaller blocks. */
 static void align_device(iou_handle *handle) {
     struct statx_dioalign dio;
     int logical;
@@ -156,7 +156,7 @@ static int find_alignment(struct op *op, iou_handle *handle, const struct stat *
 
 /* ---- the handle ------------------------------------------------------------------------------------------------- */
 
-/* The second descriptor, for blocks that are not wholly inside the file. The same file, or none. */
+/* Open the buffered descriptor, for blocks that the end of the file cuts. Fails if the path names another file now. */
 static int open_tail(struct op *op, iou_handle *handle, const struct stat *st) {
     struct stat tail;
     if (!handle->writable || !handle->direct || !S_ISREG(st->st_mode))
@@ -197,8 +197,8 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
 }
 
 /*
- * The image is already registered: a write through another handle that starts before the answer is stored marks the
- * content as written, and the answer is not stored.
+ * The image is in the registry already: a write of another handle that starts before the result is stored sets
+ * CONTENT_WRITTEN, and the result is not stored then.
  */
 void look_at_content(iou_handle *handle) {
     struct image *image = handle->image;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The size of an image. It only grows, and only here: a file is extended with ftruncate before what lies past its end
- * is written or zeroed, under the image's size lock and after a fresh fstat. ftruncate after an fstat outside the lock
- * cuts off what somebody else wrote past the end in between. All data goes inside the size, so nothing else changes it.
+ * The size of an image. It only grows, and only here: before bytes past the end of a file are written or zeroed, the
+ * file is extended with ftruncate, under the image's size lock and after a fresh fstat. With an fstat outside of the
+ * lock, ftruncate would cut off bytes that another thread has written past the end in between. All data is written
+ * inside of the size, so no other call changes it.
  */
 
 #include <errno.h>
