@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Threads of others that run operations themselves: no queue, no hop, and as visible as the engine's own. */
+/* External threads, which run operations themselves, without a queue. The engine lists them like those of workers. */
 
 #include <errno.h>
 

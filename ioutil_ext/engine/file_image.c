@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Files and block devices: which function does what. */
+/* The functions of files and block devices, by kind of operation. */
 
 #include <errno.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine's interface: submission, cancellation, what runs, stop. */
+/* The engine's interface: submission, cancellation, running operations, stop. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -78,7 +78,7 @@ static uint32_t count_unfinished(const iou_engine *engine) {
     return engine->busy + engine->queued + engine->parked_count;
 }
 
-/* Wait until all threads have ended, or the time is over and an operation is what they wait for. The lock is held. */
+/* Wait until all threads have ended, or the time has passed and an operation has not ended. The lock is held. */
 static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
     struct timespec deadline;
     deadline_in(CLOCK_MONOTONIC, &deadline, timeout_ms);
@@ -86,7 +86,7 @@ static void await_workers(iou_engine *engine, uint32_t timeout_ms) {
     while ((engine->threads || engine->busy) && (in_time || !count_unfinished(engine))) {
         if (in_time)
             in_time = pthread_cond_timedwait(&engine->worker_ended, &engine->lock, &deadline) != ETIMEDOUT;
-        else /* nothing is left that could take long */
+        else /* no operation is left, so the threads end soon */
             pthread_cond_wait(&engine->worker_ended, &engine->lock);
     }
 }
@@ -187,7 +187,7 @@ int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t k
     return error;
 }
 
-/* ---- what goes on ----------------------------------------------------------------------------------------------- */
+/* ---- running operations ----------------------------------------------------------------------------------------- */
 
 void iou_engine_stats(iou_engine *engine, iou_stats *stats) {
     *stats = (iou_stats){0};

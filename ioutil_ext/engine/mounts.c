@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Which device a path lies on, without touching that device: /proc/self/mountinfo (proc(5)). A symbolic link is not
- * followed, because that may block; then the open is counted for the file system that holds the link.
+ * The device of a path, from /proc/self/mountinfo (proc(5)), without access to that device. A symbolic link is not
+ * followed, because that may block: its open counts for the file system that has the link.
  */
 
 #include <stdbool.h>
@@ -41,7 +41,7 @@ uint64_t mount_device(const char *path) {
     FILE *file = fopen("/proc/self/mountinfo", "re");
     char *line = NULL;
     size_t size = 0, best = 0;
-    uint64_t device = 0; /* unknown: counted together */
+    uint64_t device = 0; /* for all paths whose device is unknown */
     while (file && getline(&line, &size, file) != -1) {
         unsigned major, minor;
         int start = 0, end = 0;
@@ -50,7 +50,7 @@ uint64_t mount_device(const char *path) {
         line[end] = '\0';
         unescape(line + start);
         size_t length = strlen(line + start);
-        /* Of those stacked on one directory the last one is seen. */
+        /* The last of several mounts on one directory is the visible one. */
         if (length >= best && lies_below(path, line + start, length)) {
             best = length;
             device = makedev(major, minor);

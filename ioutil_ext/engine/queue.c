@@ -55,14 +55,14 @@ int iou_queue_fd(iou_queue *queue) {
     return queue->eventfd;
 }
 
-/* The eventfd is written under the lock: once the completion is seen, the queue may be freed. */
+/* Writes the eventfd under the lock: as soon as the completion was reaped, the queue may be freed. */
 void queue_push(struct iou_queue *queue, struct op *op) {
     uint64_t one = 1;
     pthread_mutex_lock(&queue->lock);
     bool was_empty = link_empty(&queue->completed);
     link_append(&queue->completed, &op->link);
     if (was_empty && write(queue->eventfd, &one, sizeof(one)) == -1) {
-        /* Only EAGAIN is possible, at 2^64 - 2 writes: readable already. */
+        /* Only EAGAIN is possible, after 2^64 - 2 writes: the eventfd is readable then. */
     }
     pthread_mutex_unlock(&queue->lock);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Operations: what is accepted, and how they run, turn after turn, on whatever image. */
+/* Operations on any image: their checks, and running them turn by turn. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ int op_check(const struct op *op) {
     return 0;
 }
 
-/* ---- places of changes ------------------------------------------------------------------------------------------ */
+/* ---- claims of changes ------------------------------------------------------------------------------------------ */
 
 int op_claim(struct op *op) {
     return changes_data(op->kind) ? op->handle->ops->claim(op) : 0;
@@ -80,7 +80,7 @@ static int run_kind(struct op *op) {
     }
 }
 
-/* What changes data is seen in the image's generation. */
+/* Change the image's generation at the start of a change. end() does so at its end. */
 static void begin_change(struct op *op) {
     struct image *image = op->handle->image;
     op->changes = true;
@@ -98,7 +98,7 @@ static void end(struct op *op, int error) {
     op->result.error = -error;
 }
 
-/* Only what moves or changes data goes in turns. */
+/* Whether the operation is complete. Only reads and changes of data run in turns. */
 static bool is_whole(const struct op *op) {
     return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
 }
@@ -143,7 +143,7 @@ static int execute_on_handle(struct op *op) {
         return error;
     error = op_claim(op);
     op_await(op);
-    op->turn_end = UINT64_MAX; /* nobody waits for this thread */
+    op->turn_end = UINT64_MAX; /* no other operation needs this thread */
     if (error != -ENOMEM)
         op_turn(op);
     op_unclaim(op);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What runs next: devices take turns, each in order of submission, with at most its quota running. An operation that
- * overlaps an earlier change is parked; it gets ahead of the queue as soon as it is admitted. One whose turn is over
- * goes to the end of the queue.
+ * The scheduler. Devices take turns. The operations of a device run in order of submission, at most its quota at a
+ * time. An operation that overlaps an earlier change is parked; when it is admitted, it runs ahead of the queue. An
+ * operation whose turn is over goes to the end of the queue.
  */
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static struct device *find_device(struct iou_engine *engine, uint64_t id) {
     return device;
 }
 
-/* Put the device where it belongs after a change: among those that are ready, or not, or to an end. */
+/* Update the list of ready devices after a change of the device, and free a device without operations. */
 static void settle(struct iou_engine *engine, struct device *device) {
     bool ready = device->queued && device->running < engine->quota;
     if (ready && link_empty(&device->ready))
@@ -86,7 +86,7 @@ void schedule_admitted(struct iou_engine *engine, struct op *op) {
     settle(engine, op->device);
 }
 
-/* ---- what runs -------------------------------------------------------------------------------------------------- */
+/* ---- running ---------------------------------------------------------------------------------------------------- */
 
 int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id, void (*admitted)(struct claim *claim)) {
     op->device = find_device(engine, device_id);
@@ -111,7 +111,7 @@ struct op *schedule_next(struct iou_engine *engine) {
     dequeue(engine, op);
     op->abandoned = engine->stopping && op->kind != IOU_CLOSE && !op->started_at;
     device->running++;
-    link_remove(&device->ready); /* to the end of the line */
+    link_remove(&device->ready); /* settle() appends it: other devices come first */
     settle(engine, device);
     return op;
 }
@@ -129,7 +129,7 @@ void schedule_again(struct iou_engine *engine, struct op *op) {
 
 /* ---- canceling -------------------------------------------------------------------------------------------------- */
 
-/* all: those that have not begun. */
+/* Whether an operation has to end. all: each that has not begun, except closes. */
 static bool is_canceled(const struct op *op, bool all) {
     return op->kind != IOU_CLOSE && ((all && !op->started_at) || op_canceled(op));
 }
@@ -154,7 +154,7 @@ static uint32_t cancel_parked(struct iou_engine *engine, bool all, struct link *
         struct op *op = container_of(node, struct op, link);
         struct device *device = op->device;
         next = node->next;
-        /* One that was admitted meanwhile is on its way to the queue, and ends when it is picked up. */
+        /* An operation that was admitted meanwhile enters the queue, and ends when a worker takes it. */
         if (!is_canceled(op, all) || !claim_withdraw(&op->handle->image->claims, &op->claim, freed))
             continue;
         op->claimed = false;

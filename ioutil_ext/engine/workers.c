@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Worker threads: started on demand, woken one for one operation, ended when idle. */
+/* Worker threads: they start on demand, one is woken for each operation, and they end when idle. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 /* ---- one operation ---------------------------------------------------------------------------------------------- */
 
-/* False: it was only a turn. */
+/* Run an operation for a turn. False: it has not ended. */
 static bool run(struct op *op) {
     if (!op_turn(op))
         return false;
@@ -47,8 +47,8 @@ static void clear_awake(struct worker *worker) {
     worker->engine->waking--;
 }
 
-/* Sleep until woken. False: not in so many ms. Of real time: all that a clock that is set could do is to end idle
-   threads early or late. */
+/* Sleep until woken. False: after so many ms. Uses the real-time clock: if it is set, idle threads only end early or
+   late. */
 static bool sleep_ms(struct worker *worker, uint64_t ms) {
     struct timespec deadline;
     deadline_in(CLOCK_REALTIME, &deadline, ms);
@@ -62,7 +62,7 @@ static bool sleep_ms(struct worker *worker, uint64_t ms) {
 static bool rest(struct worker *worker) {
     struct iou_engine *engine = worker->engine;
     bool woken, wanted;
-    /* A parked operation needs a thread when it is admitted, and then none may be had. */
+    /* A parked operation needs a thread when it is admitted, and it may not be possible to start one then. */
     if (engine->stopping && engine->parked_count == 0)
         return false;
     worker->idle.prev = &engine->idle; /* first in the list */
@@ -73,7 +73,7 @@ static bool rest(struct worker *worker) {
         pthread_mutex_unlock(&engine->lock);
         woken = sleep_ms(worker, (uint64_t)engine->idle_ms + 1);
         pthread_mutex_lock(&engine->lock);
-        wanted = worker->awake || engine->parked_count; /* awake: the post is on its way */
+        wanted = worker->awake || engine->parked_count; /* awake: the wake-up follows */
     } while (!woken && wanted);
     if (woken)
         clear_awake(worker);
@@ -101,7 +101,7 @@ static void end_op(struct worker *worker, struct op *op, bool ended) {
     schedule_ended(engine, op);
 }
 
-/* The lock is taken once for an operation: its end is noted, and the next one picked, in one go. */
+/* Run operations until the worker ends. Takes the lock once for each: to count its end and to take the next one. */
 static void work(struct worker *worker) {
     struct iou_engine *engine = worker->engine;
     struct op *ended = NULL;
@@ -138,7 +138,7 @@ static void *thread_main(void *argument) {
     link_remove(&worker->link);
     link_append(&engine->dead, &worker->link);
     if (engine->stopping)
-        workers_wake_all(engine); /* who rests for the sake of a parked operation that is gone now */
+        workers_wake_all(engine); /* workers that rest because of a parked operation, which may have ended now */
     pthread_cond_broadcast(&engine->worker_ended);
     engine_unlock(engine);
     return NULL;
@@ -174,7 +174,7 @@ static void wake_one(struct iou_engine *engine) {
     set_awake(worker);
 }
 
-/* A worker may be gone as soon as it was woken. */
+/* Does not use a worker after its wake-up: it may be freed then. */
 void engine_unlock(struct iou_engine *engine) {
     struct link woken;
     link_move(&engine->woken, &woken);
@@ -196,7 +196,7 @@ void workers_wake(struct iou_engine *engine) {
     }
 }
 
-/* See to it that there is a worker, which stays as long as there is work. False: none can be started. */
+/* Make sure that there is a worker, which stays as long as there is work. False: none can be started. */
 static bool workers_ensure(struct iou_engine *engine) {
     return engine->threads || start_worker(engine);
 }
