@@ -54,7 +54,7 @@ class Admission:
         return place
 
     def refuse(self, address: str, drop: Callable[[], object]) -> Place:
-        """Return a place for a refused connection, until its answer is sent. Raises TooManyConnections."""
+        """Return a place for a refused connection, until its answer is sent. Does not fail."""
         return self._limit.enter(Stage.REFUSED, address, drop)
 
     def forget(self, connection: AdmittedConnection) -> None:
