@@ -87,8 +87,8 @@ void request_end(struct iou_lane *lane);
 /* Set *op to the operation that writes the piece. */
 void write_set(struct op *op, const struct payload *payload, bool fua);
 
-/* Write a piece of a payload, unless an earlier one has failed. */
-void write_piece(struct lane_thread *thread, struct payload *payload);
+/* Write a piece of a payload before the last one, unless an earlier one has failed. fua: of the request. */
+void write_piece(struct lane_thread *thread, struct payload *payload, bool fua);
 
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 

@@ -90,7 +90,7 @@ static bool take_piece(struct incoming *incoming) {
 }
 
 static void write_out(struct lane_thread *thread, struct payload *payload) {
-    write_piece(thread, payload);
+    write_piece(thread, payload, incoming_of(thread->lane)->request.flags & FLAG_FUA);
     memory_put(thread->lane, payload->memory);
     payload->memory = NULL;
 }

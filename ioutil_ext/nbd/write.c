@@ -14,11 +14,16 @@ void write_set(struct op *op, const struct payload *payload, bool fua) {
     };
 }
 
-void write_piece(struct lane_thread *thread, struct payload *payload) {
+/*
+ * The sync after the last piece of a file covers all pieces. A remote image has no sync: FUA is part of each write
+ * there, and covers only that write.
+ */
+void write_piece(struct lane_thread *thread, struct payload *payload, bool fua) {
+    bool is_part = !thread->lane->handle->ops->sync;
     struct op op;
     answer_check(thread->lane, &payload->answer);
     if (payload->answer.error)
         return;
-    write_set(&op, payload, false);
+    write_set(&op, payload, fua && is_part);
     payload->answer = answer_run(thread, &op);
 }

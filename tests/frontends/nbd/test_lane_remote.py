@@ -145,6 +145,20 @@ async def test_write_does_not_overtake_a_trim(world: World, monkeypatch: pytest.
         assert [asked.header.command for asked in server.asked][:2] == [TRIM, WRITE]
 
 
+# Durability
+
+
+@pytest.mark.parametrize("length", [4096, 3 * MiB])
+async def test_all_of_a_write_with_fua_is_durable(world: World, monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    async with nbd_world(world, monkeypatch) as server:
+        client = await world.go()
+        assert (await client.request(WRITE, 4096, data=bytes(length), flags=CommandFlag.FUA)).error == 0
+        writes = server.commands(WRITE)
+        assert sum(asked.header.length for asked in writes) == length
+        # FUA says something of its own request only (proto.md, "NBD_CMD_FLAG_FUA").
+        assert server.commands(FLUSH) or all(asked.header.flags & CommandFlag.FUA for asked in writes)
+
+
 # Who has the memory
 
 
