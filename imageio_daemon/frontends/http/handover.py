@@ -66,6 +66,7 @@ class LaneHandover:
         self._returned: Callable[[Returned], None] | None = None
         self._given_back = False  # the next request is for a handler
         self._lost = False
+        self._aborted = False  # a lane that has ended already does not know it
         self._opening: asyncio.Task[None] | None = None
         self._waits = b""  # the received bytes, from the head of a request that waits for a place
         self._lane: HttpLane | None = None
@@ -116,6 +117,7 @@ class LaneHandover:
     def abort(self) -> None:
         """Make the lane close the connection now."""
         if self._lane is not None:
+            self._aborted = True
             self._lane.abort()
 
     def lost(self) -> Count:
@@ -175,7 +177,7 @@ class LaneHandover:
         transfer.remove_lane(lane)
         if self._place is not None:
             self._place.leave()
-        cut = _reason_to_cut(end)
+        cut = "cut" if self._aborted else _reason_to_cut(end)
         if end.error is not None and (cut is not None or self._lost):
             errors.answer(end.error, self._exchange.peer)  # not sent, but it logs the error
         self._give_back(Returned(lane.served(), end.rest, None if cut is not None else end.error, end.unread, cut))
