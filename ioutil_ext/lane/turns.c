@@ -220,6 +220,9 @@ static void leave(struct lane_thread *thread) {
     uncount_thread(lane);
     bool last = lane->turns.count == 0;
     if (last) {
+        if (lane->state.active) /* a request that ends with its connection */
+            lane_renew(lane);
+        lane->state.active = false;
         socket_restore(lane);
         close(lane->socket.fd);
         engine_put_handle(lane->engine, lane->handle);

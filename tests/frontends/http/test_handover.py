@@ -2,6 +2,7 @@
 """Connections on their way to a lane and back, in the test's own process, on a socket pair and a file."""
 
 import asyncio
+import select
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,11 +22,12 @@ from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
-from tests.support.polling import SOON, eventually
+from tests.support.polling import SOON, eventually, eventually_async
 
 SIZE = 64 * 1024
-#: A request that a lane serves, and one that it gives back.
+#: Requests that a lane serves, and one that it gives back.
 PLAIN = b"GET /images/disk HTTP/1.1\r\nHost: x\r\nRange: bytes=0-9\r\n\r\n"
+UPLOAD = b"PUT /images/disk HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
 OTHER = b"BREW /images/disk HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -36,7 +38,7 @@ class World:
         self.engine = Engine(2)
         self.lanes = Lanes(self.engine, MIN_LANE_MEMORY)
         self.store = TransferStore(self._open, most_tickets=9, most_connections=9)
-        self.store.add(
+        self.disk = self.store.add(
             Ticket(
                 ticket_id="disk",
                 url=f"file://{image}",
@@ -113,3 +115,13 @@ async def test_connection_that_is_dropped_when_its_lane_has_just_ended_is_cut(wo
         eventually(lambda: world.lane.stats.ended, "the lane ends")  # the loop, which this blocks, does not know yet
         world.connection._drop()
         assert await received(client) == b""
+
+
+async def test_upload_whose_connection_breaks_renews_the_ticket(world: World) -> None:
+    async with world.client() as client:
+        client.send(UPLOAD)
+        eventually(lambda: select.select([client], [], [], 0)[0], "the client is told to send its body")
+        world.disk.permission.lease.expires = 0
+    # Its end of the socket was closed with 100 Continue unread, which resets the connection.
+    await eventually_async(lambda: not world.lanes.alive)
+    assert world.disk.permission.valid
