@@ -28,7 +28,7 @@ class Places:
         self._recall = recall
         self._lock = threading.Lock()
         self._taken = 0
-        self._shares: Counter[Hashable] = Counter()
+        self._taken_by: Counter[Hashable] = Counter()
         self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # in the order of turns; no empty queues
 
     def enter(self, owner: Hashable) -> bool:
@@ -64,19 +64,19 @@ class Places:
         """Give a place back."""
         with self._lock:
             self._taken -= 1
-            self._shares[owner] -= 1
-            if not self._shares[owner]:
-                del self._shares[owner]
+            self._taken_by[owner] -= 1
+            if not self._taken_by[owner]:
+                del self._taken_by[owner]
         self._serve()
 
     def _may_have(self, owner: Hashable) -> bool:
         left = self._most - self._taken - 1
-        share = self._shares[owner]
-        return left >= 0 and (not share or share + 1 <= 2 * left)
+        taken = self._taken_by[owner]
+        return left >= 0 and (not taken or taken + 1 <= 2 * left)
 
     def _take(self, owner: Hashable) -> None:
         self._taken += 1
-        self._shares[owner] += 1
+        self._taken_by[owner] += 1
 
     def _remove(self, waiting: Waiting) -> None:
         others = self._waiting[waiting.owner]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The movement of bytes between a peer and an image: in pieces through lent buffers, several of them at a time."""
+"""The movement of bytes between a peer and an image: in pieces through leased buffers, several of them at a time."""
 
 import asyncio
 from collections import deque

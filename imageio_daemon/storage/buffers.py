@@ -2,7 +2,7 @@
 """Page-aligned buffers under one budget for the whole process.
 
 A buffer counts its holders. It is retained before a thread or a transport gets it, and released when they have finished
-with it. So its memory is lent again only when nothing can read or write it any more.
+with it. So its memory is given out again only when nothing can read or write it any more.
 """
 
 import asyncio
@@ -128,18 +128,18 @@ class BufferPool:
         self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = {}
         self._allocated = 0
-        self._lent = 0
-        self._lent_to: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
+        self._in_use = 0
+        self._in_use_by: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
         self._waiting: dict[Hashable, deque[_Claim]] = {}  # in the order of turns; no empty queues
 
     @property
-    def lent(self) -> int:
-        """Return the bytes that are lent now."""
-        return self._lent
+    def in_use(self) -> int:
+        """Return the bytes in use."""
+        return self._in_use
 
     @property
     def allocated(self) -> int:
-        """Return the bytes of all buffers, lent or free."""
+        """Return the bytes of all buffers, in use or free."""
         return self._allocated
 
     async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
@@ -174,10 +174,10 @@ class BufferPool:
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer whose last holder has released it."""
         with self._lock:
-            self._lent -= buffer.size
-            self._lent_to[buffer.owner] -= buffer.size
-            if not self._lent_to[buffer.owner]:
-                del self._lent_to[buffer.owner]
+            self._in_use -= buffer.size
+            self._in_use_by[buffer.owner] -= buffer.size
+            if not self._in_use_by[buffer.owner]:
+                del self._in_use_by[buffer.owner]
             buffer.owner = None
             self._free.setdefault(buffer.size, []).append(buffer)
         if self._waiting:
@@ -191,8 +191,8 @@ class BufferPool:
 
     def _may_have(self, owner: Hashable, size: int) -> bool:
         """Tell whether an owner's quota allows for another buffer."""
-        lent = self._lent_to[owner]
-        return owner is None or not lent or lent + size <= 2 * (self._limit - self._lent - size)
+        in_use = self._in_use_by[owner]
+        return owner is None or not in_use or in_use + size <= 2 * (self._limit - self._in_use - size)
 
     def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
         """Take a buffer, unless a claim that waits comes first."""
@@ -212,15 +212,15 @@ class BufferPool:
             self._allocated += size
         else:
             return None
-        self._lent += size
-        self._lent_to[owner] += size
+        self._in_use += size
+        self._in_use_by[owner] += size
         buffer.owner = owner
         buffer.retain()
         return buffer
 
     def _make_room(self, size: int) -> bool:
         """Drop free buffers of other sizes until size more bytes fit into the budget."""
-        if self._lent + size > self._limit:
+        if self._in_use + size > self._limit:
             return False
         for buffers in self._free.values():
             while buffers and self._allocated + size > self._limit:

@@ -37,7 +37,7 @@ int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result) {
     lanes->limit = memory - lanes->long_limit;
     link_init(&lanes->kept);
     pthread_mutex_init(&lanes->lock, NULL);
-    link_init(&lanes->shares);
+    link_init(&lanes->quotas);
     link_init(&lanes->members);
     link_init(&lanes->waiting);
     *result = lanes;
@@ -62,40 +62,40 @@ int iou_lanes_free(iou_lanes *lanes) {
 /* ---- joining and leaving ---------------------------------------------------------------------------------------- */
 
 /* The lock is held. NULL: no memory. */
-static struct share *join_share(struct iou_lanes *lanes, const iou_lease *ticket) {
-    struct share *share = NULL;
-    for (struct link *node = lanes->shares.next; node != &lanes->shares && !share; node = node->next)
-        if (container_of(node, struct share, link)->ticket == ticket)
-            share = container_of(node, struct share, link);
-    if (!share && (share = calloc(1, sizeof(*share)))) {
-        share->ticket = ticket;
-        link_init(&share->waiters);
-        link_append(&lanes->shares, &share->link);
+static struct ticket_quota *join_quota(struct iou_lanes *lanes, const iou_lease *ticket) {
+    struct ticket_quota *quota = NULL;
+    for (struct link *node = lanes->quotas.next; node != &lanes->quotas && !quota; node = node->next)
+        if (container_of(node, struct ticket_quota, link)->ticket == ticket)
+            quota = container_of(node, struct ticket_quota, link);
+    if (!quota && (quota = calloc(1, sizeof(*quota)))) {
+        quota->ticket = ticket;
+        link_init(&quota->waiters);
+        link_append(&lanes->quotas, &quota->link);
     }
-    if (share)
-        share->lanes++;
-    return share;
+    if (quota)
+        quota->lanes++;
+    return quota;
 }
 
 /* The lock is held. */
-static void part_share(struct share *share) {
-    if (--share->lanes)
+static void leave_quota(struct ticket_quota *quota) {
+    if (--quota->lanes)
         return;
-    link_remove(&share->link);
-    free(share);
+    link_remove(&quota->link);
+    free(quota);
 }
 
 int lanes_join(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     pthread_mutex_lock(&lanes->lock);
-    lane->memory.share = join_share(lanes, lane->lease);
-    lane->memory.slabs = lane->memory.share ? slab_join(lanes, lane->handle->image->device) : NULL;
+    lane->memory.quota = join_quota(lanes, lane->lease);
+    lane->memory.slabs = lane->memory.quota ? slab_join(lanes, lane->handle->image->device) : NULL;
     if (lane->memory.slabs) {
         lane->memory.limit = slab_limit(lane->memory.slabs);
         link_append(&lanes->members, &lane->memory.member);
         lanes->count++;
-    } else if (lane->memory.share) {
-        part_share(lane->memory.share);
+    } else if (lane->memory.quota) {
+        leave_quota(lane->memory.quota);
     }
     pthread_mutex_unlock(&lanes->lock);
     return lane->memory.slabs ? 0 : -ENOMEM;
@@ -108,14 +108,14 @@ void lanes_leave(struct iou_lane *lane) {
     pthread_mutex_lock(&lanes->lock);
     link_remove(&lane->memory.member);
     lanes->count--;
-    part_share(lane->memory.share);
+    leave_quota(lane->memory.quota);
     slab_part(lanes, lane->memory.slabs);
     pthread_mutex_unlock(&lanes->lock);
 }
 
 bool lanes_is_alone(struct iou_lane *lane) {
     pthread_mutex_lock(&lane->lanes->lock);
-    bool alone = lane->memory.share->lanes == 1;
+    bool alone = lane->memory.quota->lanes == 1;
     pthread_mutex_unlock(&lane->lanes->lock);
     return alone;
 }

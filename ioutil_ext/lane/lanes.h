@@ -9,7 +9,7 @@
 
 #include "api/lane.h"
 
-/* Join and leave: the lane has a part in its ticket's share and in its device's memory. -ENOMEM. */
+/* Join and leave: the lane has a part in its ticket's quota and in its device's memory. -ENOMEM. */
 int lanes_join(struct iou_lane *lane);
 void lanes_leave(struct iou_lane *lane);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The quotas of memory for the data of all lanes, and the queue of requests that wait. Memory is lent in pieces of
+ * The quotas of memory for the data of all lanes, and the queue of requests that wait. Memory is given out in pieces of
  * slabs (slabs.c); a long READ has memory of its own.
  *
  * A ticket that has memory gets more only if it then has at most twice as much as is left. So some memory is always
@@ -25,15 +25,15 @@
 
 /* Whether the lane's ticket may have another piece of this size: at most twice as much as is left then. */
 static bool ticket_may_have(const struct iou_lane *lane, size_t piece) {
-    uint64_t left = slab_left(lane->lanes, lane->memory.slabs), lent = lane->memory.share->lent;
-    return lent == 0 || lent + piece + 2 * piece <= 2 * left;
+    uint64_t left = slab_left(lane->lanes, lane->memory.slabs), used = lane->memory.quota->used;
+    return used == 0 || used + piece + 2 * piece <= 2 * left;
 }
 
 /* Whether the lane may have it: at most three quarters of what its ticket may have. Each lane may have one piece. */
 static bool lane_may_have(const struct iou_lane *lane, size_t piece) {
     uint64_t left = slab_left(lane->lanes, lane->memory.slabs);
-    uint64_t most = min_u64((lane->memory.share->lent + left) / 2, LANE_MOST);
-    return lane->memory.lent == 0 || lane->memory.lent + piece <= most;
+    uint64_t most = min_u64((lane->memory.quota->used + left) / 2, LANE_MOST);
+    return lane->memory.used == 0 || lane->memory.used + piece <= most;
 }
 
 /* Take a piece of a slab. -EAGAIN: there is none until another one is given back; -ENOMEM. */
@@ -43,14 +43,14 @@ static int take_piece(struct iou_lane *lane, size_t size, struct memory **memory
     int error = slab_take(lane->lanes, lane->memory.slabs, size, memory);
     if (error)
         return error;
-    lane->memory.lent += (*memory)->size;
-    lane->memory.share->lent += (*memory)->size;
+    lane->memory.used += (*memory)->size;
+    lane->memory.quota->used += (*memory)->size;
     return 0;
 }
 
 static void put_piece(struct iou_lane *lane, struct memory *memory) {
-    lane->memory.lent -= memory->size;
-    lane->memory.share->lent -= memory->size;
+    lane->memory.used -= memory->size;
+    lane->memory.quota->used -= memory->size;
     slab_put(lane->lanes, memory);
 }
 
@@ -106,9 +106,9 @@ static void leave(struct claimant *claimant, int error, struct link *served) {
 }
 
 /* Serve the first request of a ticket that can have its memory now. The lock is held. */
-static bool serve_one(struct share *share, struct link *served) {
+static bool serve_one(struct ticket_quota *quota, struct link *served) {
     bool blocks = false;
-    for (struct link *node = share->waiters.next; node != &share->waiters && !blocks; node = node->next) {
+    for (struct link *node = quota->waiters.next; node != &quota->waiters && !blocks; node = node->next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
         int error = take(claimant->lane, claimant->size, &claimant->memory, &blocks);
         if (error != -EAGAIN) {
@@ -122,28 +122,28 @@ static bool serve_one(struct share *share, struct link *served) {
 /* Serve waiting requests as far as there is memory. A ticket that was served goes to the end. The lock is held. */
 static void serve(struct iou_lanes *lanes, struct link *served) {
     for (struct link *node = lanes->waiting.next, *next; node != &lanes->waiting; node = next) {
-        struct share *share = container_of(node, struct share, turn);
+        struct ticket_quota *quota = container_of(node, struct ticket_quota, turn);
         next = node->next;
-        if (!serve_one(share, served))
+        if (!serve_one(quota, served))
             continue;
-        link_remove(&share->turn);
-        if (link_empty(&share->waiters))
+        link_remove(&quota->turn);
+        if (link_empty(&quota->waiters))
             continue;
-        link_append(&lanes->waiting, &share->turn);
-        next = next == &lanes->waiting ? &share->turn : next;
+        link_append(&lanes->waiting, &quota->turn);
+        next = next == &lanes->waiting ? &quota->turn : next;
     }
 }
 
 /* End the waits of a ticket's requests whose lane has ended them. The lock is held. */
-static void release_cut(struct share *share, struct link *served) {
-    for (struct link *node = share->waiters.next, *next; node != &share->waiters; node = next) {
+static void release_cut(struct ticket_quota *quota, struct link *served) {
+    for (struct link *node = quota->waiters.next, *next; node != &quota->waiters; node = next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
         next = node->next;
         if (lane_cuts(claimant->lane))
             leave(claimant, -ECANCELED, served);
     }
-    if (link_empty(&share->waiters))
-        link_remove(&share->turn);
+    if (link_empty(&quota->waiters))
+        link_remove(&quota->turn);
 }
 
 void memory_wake(struct iou_lanes *lanes) {
@@ -152,7 +152,7 @@ void memory_wake(struct iou_lanes *lanes) {
     pthread_mutex_lock(&lanes->lock);
     for (struct link *node = lanes->waiting.next, *next; node != &lanes->waiting; node = next) {
         next = node->next;
-        release_cut(container_of(node, struct share, turn), &served);
+        release_cut(container_of(node, struct ticket_quota, turn), &served);
     }
     serve(lanes, &served); /* requests that were behind them may need less */
     pthread_mutex_unlock(&lanes->lock);
@@ -161,27 +161,27 @@ void memory_wake(struct iou_lanes *lanes) {
 
 /* Enter the queue, and serve it: earlier requests need not be in the way. -EAGAIN: it waits. The lock is held. */
 static int begin_to_wait(struct claimant *claimant, struct link *served) {
-    struct share *share = claimant->lane->memory.share;
+    struct ticket_quota *quota = claimant->lane->memory.quota;
     /* Under the lock: after a later change of state, memory_wake() takes the lock and finds the claimant. */
     if (lane_cuts(claimant->lane))
         return -ECANCELED;
-    if (link_empty(&share->waiters))
-        link_append(&claimant->lane->lanes->waiting, &share->turn);
-    waiter_join(&claimant->waiter, &share->waiters);
+    if (link_empty(&quota->waiters))
+        link_append(&claimant->lane->lanes->waiting, &quota->turn);
+    waiter_join(&claimant->waiter, &quota->waiters);
     serve(claimant->lane->lanes, served);
     return -EAGAIN;
 }
 
 void memory_give_up(struct claimant *claimant, int error) {
     struct iou_lanes *lanes = claimant->lane->lanes;
-    struct share *share = claimant->lane->memory.share;
+    struct ticket_quota *quota = claimant->lane->memory.quota;
     struct link served;
     link_init(&served);
     pthread_mutex_lock(&lanes->lock);
     if (claimant->waiter.state == WAITER_WAITS) {
         leave(claimant, error, &served);
-        if (link_empty(&share->waiters))
-            link_remove(&share->turn);
+        if (link_empty(&quota->waiters))
+            link_remove(&quota->turn);
         serve(lanes, &served);
     }
     pthread_mutex_unlock(&lanes->lock);
@@ -202,7 +202,7 @@ int memory_ask(struct claimant *claimant) {
         return -ECANCELED;
     pthread_mutex_lock(&lanes->lock);
     int error =
-        link_empty(&lane->memory.share->waiters) ? take(lane, claimant->size, &claimant->memory, &blocks) : -EAGAIN;
+        link_empty(&lane->memory.quota->waiters) ? take(lane, claimant->size, &claimant->memory, &blocks) : -EAGAIN;
     if (error == -EAGAIN && claimant->patience != MEMORY_NOW)
         error = begin_to_wait(claimant, &served);
     pthread_mutex_unlock(&lanes->lock);

@@ -19,9 +19,9 @@
 struct lane_memory {
     struct device_slabs *slabs;
     struct device_limit *limit;
-    struct share *share; /* of the ticket */
-    struct link member;  /* in lanes->members */
-    uint64_t lent;       /* bytes of pieces; under the lock of lanes */
+    struct ticket_quota *quota;
+    struct link member; /* in lanes->members */
+    uint64_t used;      /* bytes of pieces; under the lock of lanes */
 };
 
 /* Data has the same offset in a page of memory as in the image, so that direct I/O need not copy whole blocks.

@@ -14,12 +14,12 @@
 #include "base/fork.h"
 #include "base/link.h"
 
-/* The share of one ticket in memory and threads, and its requests that wait for memory. */
-struct share {
-    struct link link;             /* in lanes->shares */
+/* What one ticket has of memory and threads, and its requests that wait for memory. */
+struct ticket_quota {
+    struct link link;             /* in lanes->quotas */
     struct link turn;             /* in lanes->waiting, while a request waits */
     const iou_lease *ticket;      /* identifies the ticket */
-    uint64_t lent;                /* bytes of pieces */
+    uint64_t used;                /* bytes of pieces */
     atomic_uint_fast32_t threads; /* without the first thread of each lane */
     uint32_t lanes;
     struct link waiters; /* in order of arrival */
@@ -36,8 +36,8 @@ struct iou_lanes {
     bool long_taken;
     struct link kept; /* unused slabs; the one used last comes first, because it is in the caches */
     uint64_t kept_size;
-    struct link shares;
-    struct link waiting;         /* shares with requests that wait for memory, in the order of turns; memory.c */
+    struct link quotas;
+    struct link waiting;         /* quotas with requests that wait for memory, in the order of turns; memory.c */
     struct link members;         /* lanes */
     uint32_t count;              /* of members */
     atomic_uint_fast32_t wanted; /* how many lanes have to give their places back; iou_lanes_recall() */

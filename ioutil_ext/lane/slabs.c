@@ -37,7 +37,7 @@ struct slab {
 /* The slabs of a file system or block device. Their number is limited: a device that hangs must not have all. */
 struct device_slabs {
     struct device_slabs *next;
-    uint64_t id, lent; /* bytes of slabs */
+    uint64_t id, used; /* bytes of slabs */
     uint32_t lanes;
     struct link slabs[MEMORY_CLASSES];
     struct device_limit limit;
@@ -128,13 +128,13 @@ static void give_slab(struct device_slabs *device, struct slab *slab, int class)
     if (slab->class != class)
         cut(slab, class);
     slab->device = device;
-    device->lent += LANE_PIECE;
+    device->used += LANE_PIECE;
     link_append(device->slabs[class].next, &slab->link);
 }
 
 /* Take back a slab without used pieces: keep it, or give it back to the system. */
 static void return_slab(struct iou_lanes *lanes, struct slab *slab) {
-    slab->device->lent -= LANE_PIECE;
+    slab->device->used -= LANE_PIECE;
     link_remove(&slab->link);
     if (lanes->kept_size + LANE_PIECE > KEPT) {
         free_slab(lanes, slab);
@@ -186,7 +186,7 @@ struct device_limit *slab_limit(struct device_slabs *device) {
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
 uint64_t slab_left(const struct iou_lanes *lanes, const struct device_slabs *device) {
-    uint64_t all = lanes->limit - (lanes->used - lanes->kept_size), own = lanes->limit / 4 * 3 - device->lent;
+    uint64_t all = lanes->limit - (lanes->used - lanes->kept_size), own = lanes->limit / 4 * 3 - device->used;
     return round_down(min_u64(all, own), LANE_PIECE);
 }
 

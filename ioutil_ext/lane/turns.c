@@ -58,21 +58,21 @@ static struct lane_thread *new_thread(struct iou_lane *lane) {
 static bool may_have_thread(const struct iou_lane *lane) {
     uint64_t left = MAX_ALL_THREADS - min_u64(lane->lanes->threads, MAX_ALL_THREADS);
     return lane->turns.count == 0 ||
-           (lane->turns.count < MAX_THREADS && lane->memory.share->threads < min_u64(MAX_TICKET_THREADS, 2 * left));
+           (lane->turns.count < MAX_THREADS && lane->memory.quota->threads < min_u64(MAX_TICKET_THREADS, 2 * left));
 }
 
 /* Count the threads of a lane, and for all lanes and the ticket all but the first one of each lane. */
 static void count_thread(struct iou_lane *lane) {
     if (lane->turns.count++) {
         lane->lanes->threads++;
-        lane->memory.share->threads++;
+        lane->memory.quota->threads++;
     }
 }
 
 static void uncount_thread(struct iou_lane *lane) {
     if (--lane->turns.count) {
         lane->lanes->threads--;
-        lane->memory.share->threads--;
+        lane->memory.quota->threads--;
     }
 }
 

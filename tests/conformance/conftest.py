@@ -50,7 +50,7 @@ async def engine() -> AsyncIterator[Engine]:
 def pool() -> Iterator[BufferPool]:
     pool = BufferPool(16 * MiB)
     yield pool
-    assert pool.lent == 0
+    assert pool.in_use == 0
 
 
 @pytest.fixture

@@ -120,11 +120,11 @@ async def test_cancelling_the_awaiting_task_keeps_buffer_and_operation_until_the
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert pool.lent == buffer.size
+    assert pool.in_use == buffer.size
     assert not ended
     stuck.release.set()
     await engine.release_loop()
-    assert pool.lent == 0
+    assert pool.in_use == 0
     assert ended == [op]
     assert stuck.seen == b"a" * PAGE
 
@@ -163,7 +163,7 @@ async def test_write_to_a_read_only_image_is_refused(engine: Engine, image: Path
     with pytest.raises(StorageError):
         await backend.pwrite(Operation(), buffer.slice(0, PAGE), 0)
     buffer.release()
-    assert pool.lent == 0
+    assert pool.in_use == 0
     await backend.close()
 
 

@@ -565,9 +565,9 @@ async def test_a_write_whose_client_is_gone_keeps_its_buffer_until_the_answer(
     op.cancel()
     backend.interrupt()
     await asyncio.wait([writing])
-    assert pool.lent
+    assert pool.in_use
     go_on.set()
-    await eventually_async(lambda: not pool.lent)
+    await eventually_async(lambda: not pool.in_use)
     assert received == b"a" * (8 * 1024 * KiB)
     assert not op.in_storage
 

@@ -357,7 +357,7 @@ async def test_a_change_waits_for_an_earlier_one_that_overlaps_although_its_clie
     await later
     assert server.asked[-1].payload == b"new"
     assert not op.in_storage
-    assert not pool.lent
+    assert not pool.in_use
 
 
 async def test_what_was_cancelled_while_it_waited_is_not_asked_for(
@@ -695,7 +695,7 @@ async def test_all_that_runs_fails_once_when_the_server_leaves_and_the_next_conn
     await server.stop()
     results = await asyncio.gather(*running_calls, return_exceptions=True)
     assert all(isinstance(result, ServerGone) for result in results)
-    assert pool.lent == 0
+    assert pool.in_use == 0
     with pytest.raises(ServerGone):
         await read(backend, pool, 0, 10)
     server.answer = None
@@ -926,7 +926,7 @@ async def test_a_write_that_is_answered_before_it_was_sent_is_a_violation(
     with pytest.raises(ServerGone, match="not sent yet"):
         await backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0)
     buffer.release()
-    assert pool.lent == 0
+    assert pool.in_use == 0
 
 
 @pytest.mark.parametrize("reply", [Reply.ERR_UNKNOWN, Reply.ERR_TLS_REQD, Reply.ERR_SHUTDOWN])
@@ -971,10 +971,10 @@ async def test_a_buffer_is_in_use_until_the_reply(server: FakeNbd, open_nbd: Ope
     buffer.release()
     op.release()
     await asyncio.sleep(0)
-    assert pool.lent > 0
+    assert pool.in_use > 0
     assert not ended
     waiting.set_result(None)
-    await eventually_async(lambda: pool.lent == 0)
+    await eventually_async(lambda: pool.in_use == 0)
     assert ended == [op]
 
 
@@ -987,7 +987,7 @@ async def test_a_buffer_is_free_when_the_connection_is_lost(server: FakeNbd, ope
     future.cancel()
     buffer.release()
     await server.stop()
-    await eventually_async(lambda: pool.lent == 0)
+    await eventually_async(lambda: pool.in_use == 0)
 
 
 async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, open_nbd: Open) -> None:

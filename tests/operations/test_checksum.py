@@ -104,7 +104,7 @@ def hashing() -> Iterator[Hashing]:
 async def test_digest_is_that_of_the_content_and_holes_are_not_read(parts: list[Part], hashing: Hashing) -> None:
     world = World(parts, hashing)
     assert await world.checksum() == world.expected()
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_block_size_counts(hashing: Hashing) -> None:
@@ -127,7 +127,7 @@ async def test_storage_error_ends_it(hashing: Hashing) -> None:
     world.backend.error = StorageError(5, "read", "pread")
     with pytest.raises(StorageError):
         await world.checksum()
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_cancelling_the_transfer_ends_it(hashing: Hashing) -> None:
@@ -139,7 +139,7 @@ async def test_cancelling_the_transfer_ends_it(hashing: Hashing) -> None:
     with pytest.raises(Canceled):
         await running
     await asyncio.wait_for(world.transfer.end.until_ended(), 10)
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_buffer_is_held_until_the_thread_has_let_go(hashing: Hashing) -> None:
@@ -158,10 +158,10 @@ async def test_buffer_is_held_until_the_thread_has_let_go(hashing: Hashing) -> N
     with pytest.raises(asyncio.CancelledError):
         await running
     buffer.release()
-    assert world.pool.lent == buffer.size
+    assert world.pool.in_use == buffer.size
     leave.set_result(None)
     async with asyncio.timeout(10):
-        while world.pool.lent:
+        while world.pool.in_use:
             await asyncio.sleep(0)
 
 

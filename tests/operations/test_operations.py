@@ -119,7 +119,7 @@ async def test_write_puts_the_bytes_at_the_offset(world: World, offset: int, len
     data = os.urandom(length)
     await world.write(offset, Source([data]), length)
     assert bytes(world.memory.content) == bytes(offset) + data + bytes(SIZE - offset - length)
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_write_of_unknown_length_takes_all_there_is(world: World) -> None:
@@ -140,7 +140,7 @@ async def test_read_sends_the_bytes_at_the_offset(offset: int, length: int) -> N
     sink = Sink()
     await operations.read(world.transfer, world.buffers, offset, length, sink)
     assert sink.received == world.memory.content[offset : offset + length]
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_flush_after_write_comes_last(world: World) -> None:
@@ -156,13 +156,13 @@ async def test_write_without_flush_does_not_flush(world: World) -> None:
 async def test_source_that_ends_early_is_truncated(world: World) -> None:
     with pytest.raises(Truncated):
         await world.write(0, Source([b"abc"]), 4)
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_peer_that_goes_away_leaks_nothing(world: World) -> None:
     with pytest.raises(PeerGone):
         await world.write(0, Source([bytes(MIN_BUFFER), PeerGone("reset")]), 2 * MIN_BUFFER)
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
     assert not world.transfer.status()["active"]
 
 
@@ -170,7 +170,7 @@ async def test_storage_error_while_receiving_ends_the_write(world: World) -> Non
     world.backend.fail("pwrite", StorageError(28, "write", "pwrite"))
     with pytest.raises(StorageError):
         await world.write(0, Source([bytes(4 * MIN_BUFFER)]), 4 * MIN_BUFFER, flush=True)
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
     assert world.memory.flushes == 0
 
 
@@ -234,11 +234,11 @@ async def begun(slow: SlowBackend, count: int) -> None:
     await eventually_async(lambda: len(slow.begun) == count)
 
 
-async def end_one_by_one(world: World, slow: SlowBackend, *, lent: int) -> None:
-    """End the writes of a long one, which begin one after the other, each while so much memory is lent."""
+async def end_one_by_one(world: World, slow: SlowBackend, *, in_use: int) -> None:
+    """End the writes of a long one, which begin one after the other, each while so much memory is in use."""
     for number in range(6):
         await begun(slow, number + 1)
-        assert world.pool.lent == lent
+        assert world.pool.in_use == in_use
         slow.begun[number][1].set_result(None)
 
 
@@ -247,13 +247,13 @@ async def test_as_many_writes_are_under_way_as_storage_takes_and_one_buffer_is_f
 ) -> None:
     writing, data = start_long_write(world)
     await begun(slow, 3)
-    assert world.pool.lent == 4 * MIN_BUFFER
+    assert world.pool.in_use == 4 * MIN_BUFFER
     for number in range(6):
         await begun(slow, min(6, number + 3))
         slow.begun[number][1].set_result(None)
     await writing
     assert slow.content[: len(data)] == data
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_requests_beside_each_other_have_one_write_under_way_each(world: World, slow: SlowBackend) -> None:
@@ -261,7 +261,7 @@ async def test_requests_beside_each_other_have_one_write_under_way_each(world: W
     other = asyncio.create_task(world.write(0, stuck, 1))
     await stuck.reached.wait()
     writing, data = start_long_write(world)
-    await end_one_by_one(world, slow, lent=3 * MIN_BUFFER)
+    await end_one_by_one(world, slow, in_use=3 * MIN_BUFFER)
     await writing
     assert slow.content[: len(data)] == data
     other.cancel()
@@ -272,7 +272,7 @@ async def test_requests_beside_each_other_have_one_write_under_way_each(world: W
 async def test_fewer_writes_are_under_way_where_memory_is_short(world: World, slow: SlowBackend) -> None:
     hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(5)]
     writing, data = start_long_write(world)
-    await end_one_by_one(world, slow, lent=7 * MIN_BUFFER)
+    await end_one_by_one(world, slow, in_use=7 * MIN_BUFFER)
     await writing
     assert slow.content[: len(data)] == data
     for hog in hogs:
@@ -289,11 +289,11 @@ async def test_an_error_of_one_of_several_writes_ends_the_request_and_each_keeps
     with pytest.raises(StorageError):
         await writing
     started = len(slow.begun)
-    assert world.pool.lent == (started - 2) * MIN_BUFFER
+    assert world.pool.in_use == (started - 2) * MIN_BUFFER
     assert world.transfer.status()["active"]
     slow.finish()
     await eventually_async(lambda: not world.transfer.status()["active"])
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
     assert len(slow.begun) == started
 
 
@@ -305,11 +305,11 @@ async def test_cancelling_the_transfer_ends_several_writes_and_each_keeps_its_bu
     removing = asyncio.create_task(world.store.remove("secret", 60))
     with pytest.raises(Canceled):
         await writing
-    assert world.pool.lent == 3 * MIN_BUFFER
+    assert world.pool.in_use == 3 * MIN_BUFFER
     assert not removing.done()
     slow.finish()
     await removing
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_pieces_end_at_multiples_of_what_storage_takes_at_once(world: World, slow: SlowBackend) -> None:
@@ -380,7 +380,7 @@ async def test_cancelling_the_transfer_ends_a_request_that_waits_for_its_peer(wo
     await world.store.remove("secret", 60)
     with pytest.raises(Canceled):
         await running
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_cancelling_the_transfer_ends_a_request_that_waits_for_a_buffer(world: World) -> None:
@@ -392,7 +392,7 @@ async def test_cancelling_the_transfer_ends_a_request_that_waits_for_a_buffer(wo
         await waiting
     for buffer in hogs:
         buffer.release()
-    assert world.pool.lent == 0
+    assert world.pool.in_use == 0
 
 
 async def test_timeout_of_the_peer_is_not_taken_for_cancellation(world: World) -> None:
@@ -460,8 +460,8 @@ async def test_who_had_to_wait_for_memory_gets_less_so_that_all_get_some() -> No
         async with buffers.lease(None, None):
             await everybody.wait()
 
-    async with buffers.lease(None, None) as lent:
-        assert [buffer.size for buffer in lent] == [4 * MiB, 4 * MiB]
+    async with buffers.lease(None, None) as leased:
+        assert [buffer.size for buffer in leased] == [4 * MiB, 4 * MiB]
         tasks = [asyncio.create_task(hold()) for _ in range(8)]
         await asyncio.sleep(0)
     async with asyncio.timeout(SOON):

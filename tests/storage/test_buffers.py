@@ -113,7 +113,7 @@ async def test_waiter_cancelled_after_it_was_served_gives_the_buffer_back() -> N
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert pool.lent == 0
+    assert pool.in_use == 0
 
 
 async def test_more_than_the_whole_budget_is_refused() -> None:
@@ -139,7 +139,7 @@ async def test_memory_that_cannot_be_had_is_the_waiters_error_and_not_the_releas
     with pytest.raises(Unavailable):
         await waiting
     monkeypatch.undo()
-    assert pool.lent == 0
+    assert pool.in_use == 0
     assert pool.try_acquire(2 * MIN_BUFFER) is not None
 
 
@@ -149,7 +149,7 @@ async def test_memory_that_cannot_be_had_is_unavailable(monkeypatch: pytest.Monk
     with pytest.raises(Unavailable):
         await pool.acquire(MIN_BUFFER)
     assert pool.try_acquire(MIN_BUFFER) is None
-    assert (pool.lent, pool.allocated) == (0, 0)
+    assert (pool.in_use, pool.allocated) == (0, 0)
 
 
 def no_memory(*_: object) -> mmap.mmap:

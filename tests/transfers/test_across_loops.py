@@ -65,7 +65,7 @@ async def world(loops: Loops, tmp_path: Path) -> AsyncIterator[World]:
     for loop in loops:
         await loop.run(made.engine.release_loop())
     assert made.engine.stop(SOON) == []
-    assert made.buffers.pool.lent == 0
+    assert made.buffers.pool.in_use == 0
 
 
 class Stuck:
@@ -109,7 +109,7 @@ async def test_buffer_released_on_one_loop_goes_to_who_waits_on_another(loops: L
     first.release()
     assert await waiting is first
     await loops[1].run(release(first))
-    assert pool.lent == 0
+    assert pool.in_use == 0
 
 
 async def test_no_buffer_is_lost_when_waiting_is_given_up_on_several_loops(loops: Loops) -> None:
@@ -136,7 +136,7 @@ async def test_no_buffer_is_lost_when_waiting_is_given_up_on_several_loops(loops
     async with asyncio.timeout(2 * SOON):
         got = await asyncio.gather(*(loop.run(use(seed)) for seed, loop in enumerate(loops * 2)))
     assert min(got) > 0
-    await until(lambda: pool.lent == 0)
+    await until(lambda: pool.in_use == 0)
     assert [pool.try_acquire(1) is not None for _ in range(3)] == [True, True, False]
 
 

@@ -102,7 +102,7 @@ async def test_client_that_does_not_read_is_closed_in_time(make_world: MakeWorld
         for _ in range(100):
             client.send(READ, 0, MiB)
         await world.until(lambda: not world.server.connections)
-        assert world.pool.lent == 0
+        assert world.pool.in_use == 0
 
 
 POINTS = [0, 1, 27, 28, 29, 3027, 3028, 3055, 3056, 3084, 3112, 3140, 3141, 40000, len(REQUESTS)]

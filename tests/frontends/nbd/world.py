@@ -142,7 +142,7 @@ class World:
                 listening.close()
                 async with asyncio.timeout(2 * SOON):
                     await self._stop()
-            assert self.pool.lent == 0, "buffers are lent for ever"
+            assert self.pool.in_use == 0, "buffers are in use for ever"
 
     async def _listen(self) -> asyncio.Server:
         return await asyncio.get_running_loop().create_unix_server(self.server.connection, self.address)
@@ -162,7 +162,7 @@ class World:
         for client in self.clients:
             await client.close()
         self.clients.clear()
-        await self.until(lambda: not self.server.connections and not self.pool.lent)
+        await self.until(lambda: not self.server.connections and not self.pool.in_use)
 
     async def until(self, condition: Any) -> None:
         """Wait until condition() is true."""
