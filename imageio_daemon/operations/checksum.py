@@ -50,8 +50,8 @@ async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algor
 
     block_size: in bytes. Raises Forbidden, Canceled, Unavailable, StorageError.
     """
-    async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as leased:
-        work = _Checksum(backend, op, hashing, leased, algorithm)
+    async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as held:
+        work = _Checksum(backend, op, hashing, held, algorithm)
         try:
             plan = BlockPlan(block_size)
             async with aclosing(backend.extents(op, 0, transfer.ticket.size, Context.ZERO)) as lists:

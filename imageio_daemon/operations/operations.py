@@ -62,8 +62,8 @@ async def write(
         writes, piece = 1, MAX_BUFFER
         if transfer.running == 1:  # several requests overlap without it, and longer pieces cost less
             writes, piece = backend.info.writes, backend.info.write_piece
-        async with buffers.lease(transfer, length, 1 + writes, piece) as leased:
-            await Writer(transfer, backend, op, leased, piece).run(offset, length, source)
+        async with buffers.lease(transfer, length, 1 + writes, piece) as held:
+            await Writer(transfer, backend, op, held, piece).run(offset, length, source)
         if flush:
             await backend.flush(op)
 
@@ -74,8 +74,8 @@ async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, s
     Raises OutOfRange, Forbidden, Canceled, Unavailable, PeerGone, StorageError.
     """
     transfer.ticket.require_range(offset, length)
-    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(transfer, length) as memory:
-        await send(backend, op, memory, offset, length, sink)
+    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(transfer, length) as held:
+        await send(backend, op, held, offset, length, sink)
 
 
 async def zero(
