@@ -5,8 +5,9 @@ import asyncio
 import errno
 import logging
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
@@ -16,11 +17,12 @@ from ..image.extents import Extent, ExtentList
 from .backend import Backend, Context, Operation
 from .completions import RECORD_SIZE, check, describe, fill_records
 from .errand import Errand, address_of, code_of
+from .home_loop import HomeLoop
 from .work import Work
 
 log = logging.getLogger(__name__)
 
-#: Most errands that are taken in one turn of the loop. The next turn takes the others.
+#: Most errands that one call of C returns.
 BATCH = 64
 #: The bit that tells the device numbers of servers from those of the kernel, which never have it.
 _NO_DEVICE = 1 << 63
@@ -47,17 +49,26 @@ class External:
 
     name: of the image, for logs, without secrets. server: identifies the server that has the image. Images of one
     server share threads and memory of lanes, as images of one device do. size: of the image, in bytes; see resized().
-    grows: a write past the end may make the image larger. Raises StorageError if no descriptor or memory is left.
+    grows: a write past the end may make the image larger. home_loop: starts errands in one order with the work of other
+    loops. Raises StorageError if no descriptor or memory is left.
     """
 
     def __init__(
-        self, backend: Backend, name: str, server: object, pieces: Pieces, *, size: int = 0, grows: bool = False
+        self,
+        backend: Backend,
+        name: str,
+        server: object,
+        pieces: Pieces,
+        *,
+        size: int = 0,
+        grows: bool = False,
+        home_loop: HomeLoop | None = None,
     ) -> None:
         self.name = name
         self._backend = backend
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._freed = False
         self._errands: dict[int, Errand] = {}
         self._batch = ffi.new("iou_errand[]", BATCH)
         self._completion = ffi.new("iou_completion *")
@@ -69,6 +80,8 @@ class External:
         options, _kept = _options(name, server, pieces, size, grows=grows)
         check(lib.iou_external_new(options, result), f"prepare {name} for lanes")
         self._handle = result[0]
+        self._home_loop = home_loop or HomeLoop()
+        self._home_loop.add_lanes(self._take)
         self._loop.add_reader(lib.iou_external_fd(self._handle), self._look)
 
     @contextmanager
@@ -101,32 +114,44 @@ class External:
         while left := lib.iou_external_close(self._handle):
             if left < 0:
                 check(left, f"close {self.name} for lanes")
-            for errand in self._errands.values():
+            for errand in list(self._errands.values()):  # a copy: other threads add to it
                 errand.op.cancel()
             self._backend.interrupt()
             self._drained = self._loop.create_future()
             await self._drained
         self._loop.remove_reader(lib.iou_external_fd(self._handle))
+        with self._lock:
+            self._freed = True
         check(lib.iou_external_free(self._handle), "let go of an image")
 
     # Errands
 
     def _look(self) -> None:
-        count = lib.iou_external_take(self._handle, self._batch, BATCH)
-        interrupts = False
-        for i in range(count):
-            told = self._batch[i]
-            if told.kind:
-                self._start(told)
-            else:
-                self._errands[told.id].op.cancel()
-                interrupts = True
-        if interrupts:
+        self._home_loop.begin_arrived()
+
+    def _take(self) -> list[Callable[[], None]]:
+        """Take all errands from C. Return functions that start them, in order, on the home loop. Thread-safe."""
+        taken: list[Callable[[], None]] = []
+        count = BATCH
+        with self._lock:
+            while count == BATCH and not self._freed:
+                count = lib.iou_external_take(self._handle, self._batch, BATCH)
+                taken += [self._taken(self._batch[i]) for i in range(count)]
+        return taken
+
+    def _taken(self, told: Any) -> Callable[[], None]:
+        if not told.kind:
+            return partial(self._cancel, told.id)
+        errand = self._errands[told.id] = Errand(self, told)
+        return partial(self._start, errand)
+
+    def _cancel(self, number: int) -> None:
+        errand = self._errands.get(number)  # None: it has ended meanwhile
+        if errand is not None:
+            errand.op.cancel()
             self._backend.interrupt()
 
-    def _start(self, told: Any) -> None:
-        errand = Errand(self, told)
-        self._errands[errand.id] = errand
+    def _start(self, errand: "Errand") -> None:
         try:
             work = self._run(errand)
         except Exception as e:  # noqa: BLE001 - a thread of C waits for the errand; errand_failed() logs a bug

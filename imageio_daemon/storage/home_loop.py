@@ -2,8 +2,9 @@
 """The home loop of a backend: other loops start work on it."""
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from .backend import Holder
@@ -24,11 +25,26 @@ class HomeLoop:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        #: Functions that start the work of other loops, in order of arrival.
+        #: Functions that start the work of other loops and of lanes, in order of arrival.
         self._arrived: deque[Callable[[], None]] = deque()
+        self._order = threading.Lock()
+        self._take: Callable[[], Iterable[Callable[[], None]]] = tuple
+        self._begins = False  # one of these functions is running
+
+    def add_lanes(self, take: Callable[[], Iterable[Callable[[], None]]]) -> None:
+        """Let work of lanes have its place in the order.
+
+        take: returns functions that start the work that waits, in order of arrival. It is called in any thread.
+        """
+        self._take = take
+
+    def begin_arrived(self) -> None:
+        """Start all work that has arrived. Called on the home loop."""
+        self._arrive()
+        self._begin_arrived()
 
     def run(self, coroutine: Coroutine[Any, Any, _T], *holders: Holder) -> "asyncio.Future[_T] | Work[_T]":
-        """Start work on the home loop, after all work that any loop has started before. Call it on any loop.
+        """Start work on the home loop, after all work that any loop or lane has started before. Call it on any loop.
 
         Cancelling the future does not end the work. holders: released, on the calling loop, when the work has ended.
         """
@@ -36,7 +52,8 @@ class HomeLoop:
         for holder in holders:
             holder.retain()
         if asking is self._loop:
-            self._begin_arrived()
+            if not self._begins:  # else this is work that has arrived, and the rest came later
+                self.begin_arrived()
             return Work(_holding(coroutine, holders))
         future: asyncio.Future[_T] = asking.create_future()
 
@@ -45,7 +62,7 @@ class HomeLoop:
                 lambda work: asking.call_soon_threadsafe(_hand_back, work, future, holders)
             )
 
-        self._arrived.append(start)
+        self._arrive(start)
         self._loop.call_soon_threadsafe(self._begin_arrived)
         return future
 
@@ -65,9 +82,19 @@ class HomeLoop:
         task.add_done_callback(ended)
         return future
 
+    def _arrive(self, *starts: Callable[[], None]) -> None:
+        """Add functions that start work, behind those of lanes, whose work came before."""
+        with self._order:
+            self._arrived.extend(self._take())
+            self._arrived.extend(starts)
+
     def _begin_arrived(self) -> None:
         while self._arrived:
-            self._arrived.popleft()()
+            before, self._begins = self._begins, True
+            try:
+                self._arrived.popleft()()
+            finally:
+                self._begins = before
 
     def call_soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call a function on the home loop. Thread-safe."""

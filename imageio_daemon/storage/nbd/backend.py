@@ -52,7 +52,12 @@ class NbdBackend(RemoteImage):
         self._exclusion = Exclusion()
         pieces = Pieces(WRITE_PIECE, REQUEST, WRITES)
         self._external = External(
-            self, f"NBD server {reconnecting.address}", reconnecting.address, pieces, size=reconnecting.agreed.size
+            self,
+            f"NBD server {reconnecting.address}",
+            reconnecting.address,
+            pieces,
+            size=reconnecting.agreed.size,
+            home_loop=self._home_loop,
         )
 
     @classmethod

@@ -145,6 +145,31 @@ async def test_write_does_not_overtake_a_trim(world: World, monkeypatch: pytest.
         assert [asked.header.command for asked in server.asked][:2] == [TRIM, WRITE]
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_write_of_any_loop_does_not_overtake_one_of_a_lane(
+    world: World, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    async with nbd_world(world, monkeypatch) as server:
+        client = await world.go()
+        await client.request(READ, 0, 4096)  # opens the image
+        backend = cast(NbdBackend, world.disk.opened)
+        loop, descriptor = asyncio.get_running_loop(), lib.iou_external_fd(backend._external._handle)
+        loop.remove_reader(descriptor)  # as if the loop were busy
+        client.send(WRITE, 0, data=b"1" * 4096)
+        await world.until(lambda: len(world.engine.running()) == 1)
+        buffer = await world.pool.acquire(4096)
+        buffer.view[:4096] = b"2" * 4096
+
+        async def write() -> None:
+            await backend.pwrite(Operation(), buffer.slice(0, 4096), 0)
+
+        await (asyncio.to_thread(asyncio.run, write()) if elsewhere else write())
+        buffer.release()
+        loop.add_reader(descriptor, backend._external._look)
+        assert {result.error for result in (await client.receive_all()).values()} == {0}
+        assert [asked.payload[:1] for asked in server.commands(WRITE)] == [b"1", b"2"]
+
+
 # Durability
 
 
