@@ -175,6 +175,8 @@ class Transfer:
         with self._lock:
             if self.permission.canceled or self.running or self._image.on_its_way:
                 return
+            if not self.permission.expired:  # a request has ended since the first check, and renewed it
+                return
             callbacks = self.connections.callbacks()
             if not self._traffic.any:
                 self.covered = False

@@ -49,8 +49,8 @@ void http_tell_leader(struct iou_lane *lane) {
 
 /* End the use of the ticket, before the answer is sent: a client with the answer sees the new state of the ticket. */
 static void end_use(struct iou_lane *lane) {
+    lane_renew(lane); /* first: a ticket that is expired and has no request is released */
     lane->state.active = false;
-    lane_renew(lane);
 }
 
 static void record(const struct iou_lane *lane, bool failed) {

@@ -18,6 +18,7 @@ from imageio_daemon.errors import (
 )
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -691,6 +692,25 @@ async def test_lane_with_a_request_keeps_the_image_and_is_left_alone(expired: Tr
     ended: list[str] = []
     expired.connections.add("connection", lambda: ended.append("connection"))
     expired.add_lane(cast(Lane, lane), expired.opened)
+    expired.release_expired()
+    assert expired.opened is not None
+    assert not ended
+
+
+async def test_request_that_ends_during_the_check_for_expiry_renews_the_ticket(
+    expired: Transfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    expired.connections.add(object(), lambda: ended.append("nbd"))
+    requests = [expired.begin(Access.READ)]
+
+    def is_expired(permission: Permission) -> bool:
+        found = permission._clock() >= permission.lease.expires
+        while requests:
+            requests.pop().release()  # on another loop
+        return found
+
+    monkeypatch.setattr(Permission, "expired", property(is_expired))
     expired.release_expired()
     assert expired.opened is not None
     assert not ended
