@@ -10,7 +10,7 @@
 /* Count forks from now on. */
 void fork_watch(void);
 
-/* Changes in a forked child: who keeps it tells whether he is in one. */
+/* Changes in a forked child: an object that keeps the number knows whether it was made before the fork. */
 uint32_t fork_generation(void);
 
 #endif

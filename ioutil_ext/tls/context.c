@@ -39,7 +39,7 @@ void tls_take_reason(char *reason, const char *otherwise) {
 
 /* ---- contexts --------------------------------------------------------------------------------------------------- */
 
-/* A daemon has nobody to ask. */
+/* No passphrase is asked for: a daemon has no terminal. */
 static int no_passphrase(char *memory, int size, int writing, void *data) {
     (void)memory, (void)size, (void)writing, (void)data;
     return -1;

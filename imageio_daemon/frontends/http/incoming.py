@@ -109,7 +109,7 @@ class Incoming:
     # Errors
 
     def on_error(self, call: Callable[[Exception], None]) -> None:
-        """Call back when the body fails, at once if it has failed: nobody need wait for the rest of it."""
+        """Call back when the body fails, at once if it has failed: the handler need not wait for the rest."""
         self._on_error = call
         if self._error is not None:
             call(self._error)
