@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tests.support import malformed
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import MakeImage, MiB, pattern
@@ -98,25 +99,7 @@ def test_a_range_outside_of_the_image(client: Connection, new_image: MakeImage, 
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "bytes=0-1,5-6",
-        "bytes=0-1, 2-3",
-        "bytes=5-2",
-        "bytes=",
-        "bytes=-",
-        "bytes=a-b",
-        "bytes=1",
-        "bytes=1-2-3",
-        "bytes=0x1-0x2",
-        "bytes=+1-2",
-        "bytes=--1",
-        "bytes=1_0-20",
-        "bytes 0-1",
-        "bytes",
-        "0-1",
-        "bytes=\u0661-2",
-        "bytes=" + "1" * 5000 + "-",
-    ],
+    malformed.RANGES,
 )
 def test_a_malformed_range(client: Connection, new_image: MakeImage, value: str) -> None:
     image = new_image(CONTENT)

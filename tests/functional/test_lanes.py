@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.test_wire import AMBIGUOUS
+from tests.support import malformed
 from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, DisconnectedError, encode_request
 from tests.support.images import Image, MiB, make_image, pattern
@@ -225,7 +225,7 @@ def test_c_answers_what_went_well_byte_for_byte_as_python_does(lanes: list[Daemo
 
 @pytest.mark.parametrize(
     "fields",
-    [*AMBIGUOUS, "Content-Length: 5\r\nContent-Range: bytes 0-4/*\r\nContent-Range: bytes 9-13/*",
+    [*malformed.LENGTHS, "Content-Length: 5\r\nContent-Range: bytes 0-4/*\r\nContent-Range: bytes 9-13/*",
      "Content-Length: 5\r\nContent-Range: bytes 0-4", "Content-Length: 5\r\nHost: other", "Content-Length: 5\n",
      "Content-Length: 5\r\nContent-Range: bytes=0-4/*", "Content-Length: 5\r\nExpect: x\r\nX: y"],
 )  # fmt: skip

@@ -5,6 +5,7 @@ import gzip
 
 import pytest
 
+from tests.support import malformed
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, pattern
@@ -71,37 +72,7 @@ def test_the_first_byte_counts(client: Connection, image: Image, value: str) -> 
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "",
-        "bytes",
-        "bytes 0-9",
-        "bytes 0-9/",
-        "bytes 9-0/*",
-        "bytes 0-9/9",
-        "bytes 0-9/5",
-        "bytes */10",
-        "bytes */*",
-        "bytes *-9/*",
-        "bytes -9/*",
-        "bytes 0-/*",
-        "bytes 0/*",
-        "bytes=0-9/*",
-        "bytes  0-9/*",
-        "bytes\t0-9/*",
-        "bytes 0 - 9/*",
-        "bytes 0-9 /*",
-        "0-9/*",
-        "sectors 0-9/*",
-        "bytes a-9/*",
-        "bytes 0-b/*",
-        "bytes +0-9/*",
-        "bytes 1_0-20/*",
-        "bytes 0x0-0x9/*",
-        "bytes -1-9/*",
-        "bytes 0-9/*,bytes 10-19/*",
-        "bytes 0.5-9/*",
-        "bytes \u0660-9/*",
-    ],
+    malformed.CONTENT_RANGES,
 )
 def test_a_malformed_content_range_writes_nothing(client: Connection, image: Image, value: str) -> None:
     before = image.content()
