@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import uvloop
 
 from .config.config import Config
-from .errors import Error
+from .errors import ConfigError, Error
 from .frontends.http.server import control_server, images_server
 from .frontends.nbd.server import nbd_servers
 from .lanes.lane import MIN_LANE_MEMORY, Lanes
@@ -21,6 +21,7 @@ from .net.service_sockets import ServiceSockets
 from .operations.checksum import Hashing
 from .service import logs, privileges, systemd
 from .service.served import Served
+from .service.state import StateDirectory, make_directory, open_state
 from .storage.backend import Backend
 from .storage.buffers import BufferPool, Buffers
 from .storage.file.backend import FileBackend
@@ -78,6 +79,7 @@ class Daemon:
         self._sockets = ServiceSockets(config)
         remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
         self._drop_privileges()
+        self._state = self._open_state()
 
     async def main(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -90,6 +92,7 @@ class Daemon:
             self._identify,
             most_tickets=self._config.daemon.max_tickets,
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
+            state=self._state,
         )
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
             listening = await self._start(loops)
@@ -114,11 +117,27 @@ class Daemon:
 
     def _drop_privileges(self) -> None:
         config = self._config
+        made = make_directory(self._state_path) if self._state_path else False
         if not config.daemon.drop_privileges or os.geteuid() != 0:
             return
         identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
         self._sockets.give(identity)
+        if made:
+            privileges.give(self._state_path, identity)
         privileges.drop(identity)
+
+    @property
+    def _state_path(self) -> str:
+        """Return the configured directory, or that of the unit (StateDirectory= in systemd.exec(5)); "": none."""
+        return self._config.daemon.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+
+    def _open_state(self) -> StateDirectory | None:
+        """Open the state directory, as the user that the daemon is now. Raises ConfigError if another daemon has it."""
+        try:
+            return open_state(self._state_path) if self._state_path else None
+        except ConfigError:
+            self._sockets.remove()
+            raise
 
     async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
         """Serve on all loops. The control service is on the first, which accepts, so no other loop delays it."""
@@ -253,6 +272,8 @@ class Daemon:
             self._lanes.records.tell()
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
+        if self._state is not None and ended:
+            self._state.close()
         for operation in hung:
             log.error("storage operation does not end: %s", operation)
         log.info("stopped")

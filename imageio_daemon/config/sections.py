@@ -77,6 +77,13 @@ class Daemon:
         "a path",
         "Directory of the control socket. The daemon makes it if it is missing.",
     )
+    state_dir: str = text(
+        "",
+        "a path",
+        "Directory of what outlives the daemon: tickets, and which ranges of their images are on stable storage. The "
+        "daemon makes it, for its user only, if it is missing; each daemon needs one of its own. By default it is the "
+        "StateDirectory of the systemd service; without one, nothing is kept.",
+    )
     drop_privileges: bool = flag(
         True,
         "If the daemon is started as root, it becomes user_name and group_name after it has opened its sockets.",

@@ -8,6 +8,7 @@ import time
 
 from ..errors import DENIED, Forbidden, InUse, TooManyTickets
 from ..service import logs
+from ..service.state import StateDirectory
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend
@@ -32,7 +33,8 @@ class TransferStore:
     """All transfers by ticket id. Thread-safe.
 
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
-    store at a time. most_connections: on one ticket at a time. clock: in seconds.
+    store at a time. most_connections: on one ticket at a time. state: what is kept there outlives the process; None:
+    nothing is kept. clock: in seconds.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class TransferStore:
         *,
         most_tickets: int,
         most_connections: int,
+        state: StateDirectory | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        self._state = state
         self._open_backend = open_backend
         self._identify = identify
         self._most_tickets = most_tickets

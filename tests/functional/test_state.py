@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state directory of a running daemon."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.daemon import MakeDaemon, Section, run_to_end, write_config
+
+
+def test_daemon_makes_its_state_directory(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    make_daemon(daemon={"state_dir": tmp_path / "state"}).stop()
+    assert (tmp_path / "state" / "version").exists()
+
+
+def test_directory_of_the_unit_is_used(
+    make_daemon: MakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path / 'state'}:/another")
+    make_daemon().stop()
+    assert (tmp_path / "state" / "version").exists()
+
+
+def test_second_daemon_on_a_directory_refuses_to_start(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    make_daemon(daemon={"state_dir": tmp_path / "state"})
+    options = {"run_dir": tmp_path, "state_dir": tmp_path / "state", "drop_privileges": False}
+    other: dict[str, Section] = {"daemon": options, "tls": {"enable": False}, "remote": {"port": 0}}
+    write_config(tmp_path / "conf.d" / "a.conf", other)
+    done = run_to_end(["-c", str(tmp_path)])
+    assert done.returncode == 2
+    assert "imageio-daemon: [daemon] state_dir: another daemon uses the directory\n" in done.stderr
+    assert not (tmp_path / "sock").exists()
+
+
+def test_daemon_serves_without_a_directory_that_cannot_be_used(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    (state / "version").write_text("2\n")
+    daemon = make_daemon(daemon={"state_dir": state})
+    assert daemon.log.find("the state directory .* cannot be used, so nothing is kept")
+    daemon.add_ticket("/nowhere", 4096)
+    assert os.listdir(state) == ["version"]
