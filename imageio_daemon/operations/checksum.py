@@ -8,12 +8,15 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
+from typing import NamedTuple
 
+from ..errors import OutOfRange
 from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Hash, Segment, ZeroBlocks, new_hash, update_zeros
 from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import PAGE, Buffer, Buffers
 from ..transfers.transfer import Transfer
 from ..units import KiB
+from .bounds import readable_size
 from .operations import running
 
 #: Most threads that hash. More would take processor time from transfers.
@@ -45,25 +48,51 @@ class Hashing:
         self._executor.shutdown(cancel_futures=True)
 
 
-async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, algorithm: str, block_size: int) -> str:
-    """Return the digest of the readable bytes of the image, in hexadecimal; see image/blockhash.py.
+class Checksum(NamedTuple):
+    """The digest, in hexadecimal, of so many bytes."""
 
-    block_size: in bytes. Raises Forbidden, Canceled, Unavailable, StorageError.
+    digest: str
+    length: int
+
+
+async def checksum(
+    transfer: Transfer,
+    buffers: Buffers,
+    hashing: Hashing,
+    algorithm: str,
+    block_size: int,
+    offset: int = 0,
+    length: int | None = None,
+) -> Checksum:
+    """Return the digest of the readable bytes of the image from offset on; see image/blockhash.py.
+
+    block_size, offset, length: in bytes; length None: to the end of the image. Blocks begin at offset. Raises
+    OutOfRange, Forbidden, Canceled, Unavailable, StorageError.
     """
+    transfer.ticket.require_range(offset, length or 0)
     async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as held:
+        await backend.refresh(op)
+        length = _inside(readable_size(transfer, backend), offset, length)
         work = _Checksum(backend, op, hashing, held, algorithm)
         try:
             plan = BlockPlan(block_size)
-            async with aclosing(backend.extents(op, 0, transfer.ticket.size, Context.ZERO)) as lists:
+            async with aclosing(backend.extents(op, offset, length, Context.ZERO)) as lists:
                 async for found in lists:
                     for extent in found:
                         for block in plan.add(extent):
                             await work.add(block)
             for block in plan.end():
                 await work.add(block)
-            return await work.end()
+            return Checksum(await work.end(), length)
         finally:
             await work.stop()
+
+
+def _inside(size: int, offset: int, length: int | None) -> int:
+    """Return the length of a range of an image, which has size bytes. Raises OutOfRange."""
+    if offset + (length or 1) > size and (offset or length):
+        raise OutOfRange(f"Requested range is outside of the image's {size} bytes", size)
+    return size - offset if length is None else length
 
 
 class _Checksum:

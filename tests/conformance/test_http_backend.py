@@ -43,7 +43,7 @@ from .conftest import SIZE
 from .test_backend import read, write
 
 SECRET = "the-other-ticket"
-FEATURES = ["checksum", "extents", "flush", "zero"]
+FEATURES = ["checksum", "checksum_range", "extents", "flush", "zero"]
 
 Answer = bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -790,7 +790,7 @@ async def test_a_server_that_cannot_flush_is_told_and_not_asked(
 async def test_a_server_whose_ticket_only_reads_is_not_complained_of(
     open_scripted: OpenScripted, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await open_scripted(options(features=["checksum", "extents"]), first_byte())
+    await open_scripted(options(features=["checksum", "checksum_range", "extents"]), first_byte())
     assert "cannot flush" not in caplog.text
 
 

@@ -89,6 +89,78 @@ def test_it_ends_with_the_image(client: Connection, new_image: MakeImage) -> Non
     assert client.get(f"{image.url}/checksum").json()["checksum"] == checksum(CONTENT)
 
 
+@pytest.mark.every_kind
+@pytest.mark.parametrize(
+    ("offset", "length"),
+    [(0, 1), (0, len(CONTENT)), (4096, 4096), (8192, 5 * MiB + 1), (MiB + 4096, 8 * MiB), (9 * MiB, 12_345)],
+)
+def test_a_range_is_cut_in_blocks_from_its_own_begin(
+    client: Connection, new_image: MakeImage, offset: int, length: int
+) -> None:
+    answer = client.get(f"{new_image(CONTENT).url}/checksum?offset={offset}&length={length}&block_size={MiB}").json()
+    assert answer == {
+        "algorithm": "blake2b",
+        "block_size": MiB,
+        "checksum": checksum(CONTENT[offset : offset + length], block_size=MiB),
+        "offset": offset,
+        "length": length,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "offset", "length"),
+    [
+        (f"offset={8 * MiB}", 8 * MiB, MiB + 12_345),
+        ("offset=0", 0, len(CONTENT)),
+        ("length=5000", 0, 5000),
+    ],
+)
+def test_half_a_range_goes_from_the_begin_or_to_the_end(
+    client: Connection, new_image: MakeImage, query: str, offset: int, length: int
+) -> None:
+    answer = client.get(f"{new_image(CONTENT).url}/checksum?{query}").json()
+    assert (answer["offset"], answer["length"]) == (offset, length)
+    assert answer["checksum"] == checksum(CONTENT[offset : offset + length])
+
+
+def test_a_range_begins_and_ends_inside_of_holes(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(size=40 * MiB, pieces={5 * MiB: pattern(5000), 18 * MiB - 100: pattern(200)})
+    for offset, length in [(MiB, 10 * MiB), (5 * MiB + 4096, 13 * MiB - 4196), (20 * MiB, 20 * MiB)]:
+        answer = client.get(f"{image.url}/checksum?offset={offset}&length={length}").json()
+        assert answer["checksum"] == checksum(image.content()[offset : offset + length])
+
+
+@pytest.mark.parametrize("query", ["offset=1", "offset=512", "offset=-4096", "offset=", "offset=4k", "length=0"])
+@pytest.mark.parametrize("rest", ["", "&length=1x", "&length=-1"])
+def test_malformed_ranges_are_refused(client: Connection, image: Image, query: str, rest: str) -> None:
+    assert client.get(f"{image.url}/checksum?{query}{rest}").status == 400
+
+
+@pytest.mark.every_kind
+@pytest.mark.parametrize(
+    "query",
+    [
+        f"offset={12 * MiB}",
+        f"offset={12 * MiB}&length=1",
+        f"offset={12 * MiB - 4096}&length=4097",
+        f"length={12 * MiB + 1}",
+        f"offset={4096 * 10**20}",
+        f"length={10**39 - 1}",
+    ],
+)
+def test_ranges_outside_of_the_image_are_refused(client: Connection, new_image: MakeImage, query: str) -> None:
+    answer = client.get(f"{new_image(size=12 * MiB).url}/checksum?{query}")
+    assert (answer.status, answer.headers["Content-Range"]) == (416, f"bytes */{12 * MiB}")
+
+
+@needs(Trait.EXACT)
+def test_a_range_ends_with_the_image_and_not_with_the_ticket(client: Connection, new_image: MakeImage) -> None:
+    image = new_image(CONTENT, ticket_size=100 * MiB)
+    assert client.get(f"{image.url}/checksum?offset=4096").json()["length"] == len(CONTENT) - 4096
+    answer = client.get(f"{image.url}/checksum?offset=4096&length={len(CONTENT)}")
+    assert (answer.status, answer.headers["Content-Range"]) == (416, f"bytes */{len(CONTENT)}")
+
+
 @needs(Trait.ZEROS)
 def test_an_empty_disk_of_1_tib_is_quick(client: Connection, new_image: MakeImage) -> None:
     assert client.get(f"{new_image(size=1024**4).url}/checksum?block_size={16 * MiB}").status == 200

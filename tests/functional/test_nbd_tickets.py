@@ -159,7 +159,7 @@ def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_succes
     with nbdkit("eval", "get_size=echo 1M", f"pread={read}", f"pwrite={write}") as server:
         url = add_ticket(server, MiB)
         told = client.request("OPTIONS", url).json()
-        assert told["features"] == ["checksum", "extents", "zero"]
+        assert told["features"] == ["checksum", "checksum_range", "extents", "zero"]
         assert client.put(f"{url}?flush=n", b"data").status == 200
         for answer in (
             client.put(url, b"data"),
@@ -172,7 +172,13 @@ def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_succes
         assert client.patch(url, {"op": "zero", "size": 4096}).status == 200
     warnings = [line for line in daemon.log.lines()[start:] if "cannot flush" in line]
     assert len(warnings) == 1
-    assert client.request("OPTIONS", "/images/*").json()["features"] == ["checksum", "extents", "flush", "zero"]
+    assert client.request("OPTIONS", "/images/*").json()["features"] == [
+        "checksum",
+        "checksum_range",
+        "extents",
+        "flush",
+        "zero",
+    ]
 
 
 def test_a_ticket_larger_than_the_export_serves_what_the_export_has(client: Connection, add_ticket: AddTicket) -> None:

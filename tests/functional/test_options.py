@@ -9,8 +9,8 @@ from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, connect_unix
 from tests.support.images import MakeImage, make_image
 
-READ_FEATURES = ["checksum", "extents"]
-WRITE_FEATURES = ["checksum", "extents", "flush", "zero"]
+READ_FEATURES = ["checksum", "checksum_range", "extents"]
+WRITE_FEATURES = ["checksum", "checksum_range", "extents", "flush", "zero"]
 
 
 @pytest.mark.every_kind

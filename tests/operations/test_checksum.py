@@ -73,7 +73,8 @@ class World:
         return self.backend
 
     async def checksum(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
-        return await checksum(self.transfer, Buffers(self.pool, MIN_BUFFER), self.hashing, algorithm, block_size)
+        found = await checksum(self.transfer, Buffers(self.pool, MIN_BUFFER), self.hashing, algorithm, block_size)
+        return found.digest
 
     def expected(self, block_size: int = MiB) -> str:
         content = self.backend.content

@@ -22,7 +22,7 @@ MAX_DIGITS = 39
 #: Bytes of the largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below
 #: 40 KiB.
 MAX_JSON = 64 * KiB
-#: Most parameters of a query. No resource knows more than two.
+#: Most parameters of a query. No resource knows more than four.
 MAX_QUERY = 32
 #: Most slashes at which a path is split; the rest stays one segment. No resource has more than four segments.
 MAX_SEGMENTS = 8

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}/checksum`: the digest of an image, computed by the server."""
+"""`/images/{id}/checksum`: the digest of an image or a range of it, computed by the server."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -37,10 +40,12 @@ class Checksums:
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.Response:
-        """Answer GET with the checksum of the image.
+        """Answer GET with the checksum of the image, or of a range of it.
 
         The query has the algorithm and the block_size: bytes, a multiple of BLOCK_ALIGNMENT, from MIN_BLOCK to
-        MAX_BLOCK. Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable.
+        MAX_BLOCK; offset, a multiple of BLOCK_ALIGNMENT, by default 0; length, at least 1, by default to the end of the
+        image. The answer has the range if the query has offset or length. Raises InvalidRequest, OutOfRange, Forbidden,
+        TooManyConnections, Canceled, StorageError, Unavailable.
         """
         query = query_of(request)
         algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
@@ -48,9 +53,15 @@ class Checksums:
             known = ", ".join(self._algorithms)
             raise InvalidRequest(f"Unknown algorithm {algorithm[:MAX_SHOWN]!r}, known: {known}")
         block_size = _block_size(query.get("block_size"))
+        wanted = _wanted(query)
         transfer = attach(self._store, request, Access.READ)
-        digest = await checksum(transfer, self._buffers, self._hashing, algorithm, block_size)
-        return json_response({"algorithm": algorithm, "block_size": block_size, "checksum": digest})
+        found = await checksum(
+            transfer, self._buffers, self._hashing, algorithm, block_size, wanted.offset, wanted.length
+        )
+        answer: dict[str, object] = {"algorithm": algorithm, "block_size": block_size, "checksum": found.digest}
+        if wanted.asked:
+            answer |= {"offset": wanted.offset, "length": found.length}
+        return json_response(answer)
 
     async def list_all(self, _: web.Request) -> web.Response:
         """Answer GET with the names of the algorithms. It needs no ticket."""
@@ -64,3 +75,22 @@ def _block_size(text: str | None) -> int:
     if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
         raise InvalidRequest(f"Invalid block_size: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")
     return size
+
+
+class _Wanted(NamedTuple):
+    """The range that a query asks for. length None: to the end of the image."""
+
+    offset: int
+    length: int | None
+    asked: bool
+
+
+def _wanted(query: Mapping[str, str]) -> _Wanted:
+    offset, length = query.get("offset"), query.get("length")
+    first = 0 if offset is None else parse_number(offset, "offset")
+    if first % BLOCK_ALIGNMENT:
+        raise InvalidRequest(f"Invalid offset: a multiple of {BLOCK_ALIGNMENT}")
+    count = None if length is None else parse_number(length, "length")
+    if count == 0:
+        raise InvalidRequest("Invalid length: at least 1")
+    return _Wanted(first, count, offset is not None or length is not None)

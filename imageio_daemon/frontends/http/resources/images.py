@@ -23,7 +23,7 @@ READ_METHODS = ("OPTIONS", "GET")
 WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 
-READ_FEATURES = ("checksum", "extents")
+READ_FEATURES = ("checksum", "checksum_range", "extents")
 WRITE_FEATURES = ("flush", "zero")
 
 #: The name in `OPTIONS /images/*`, which asks for the features of the server.
