@@ -9,14 +9,14 @@ from operator import sub
 from typing import NamedTuple, overload
 
 #: The flags of an extent in a list, as bits.
-ZERO, HOLE, DIRTY = 1, 2, 4
+ZERO, HOLE, DIRTY, DURABLE = 1, 2, 4, 8
 
 
 class Extent(NamedTuple):
     """Describe `length` bytes from `start`.
 
     `zero`: reads as zeros. `hole`: unallocated in the top layer, what is read comes from the backing file. `dirty`:
-    changed since the bitmap was made.
+    changed since the bitmap was made. `durable`: written by the ticket, and on stable storage.
     """
 
     start: int
@@ -24,6 +24,7 @@ class Extent(NamedTuple):
     zero: bool = False
     hole: bool = False
     dirty: bool = False
+    durable: bool = False
 
     @property
     def end(self) -> int:
@@ -63,7 +64,7 @@ class ExtentList(Sequence[Extent]):
 
     def append(self, extent: Extent) -> None:
         """Add an extent that begins where the last one ends."""
-        self._join(extent.zero * ZERO | extent.hole * HOLE | extent.dirty * DIRTY)
+        self._join(extent.zero * ZERO | extent.hole * HOLE | extent.dirty * DIRTY | extent.durable * DURABLE)
         self.bounds.append(extent.end)
 
     def extend(self, other: "ExtentList") -> None:
@@ -112,7 +113,9 @@ class ExtentList(Sequence[Extent]):
 
 
 def _extent(start: int, end: int, flags: int) -> Extent:
-    return Extent(start, end - start, bool(flags & ZERO), bool(flags & HOLE), bool(flags & DIRTY))
+    return Extent(
+        start, end - start, bool(flags & ZERO), bool(flags & HOLE), bool(flags & DIRTY), bool(flags & DURABLE)
+    )
 
 
 #: Lists of which each begins where the one before ends.

@@ -9,6 +9,8 @@ from .extents import Extent
 
 #: One extent takes about 70 bytes of text.
 MAX_EXTENT_TEXT = 4 * KiB
+#: The flags of an extent, in the order of its fields.
+FLAGS = Extent._fields[2:]
 
 
 class ExtentReader:
@@ -66,15 +68,13 @@ class ExtentReader:
         if not isinstance(item, dict) or self._told not in item:
             raise self._failure
         start, length = item.get("start"), item.get("length")
-        zero, hole, dirty = item.get("zero", False), item.get("hole", False), item.get("dirty", False)
-        if type(start) is not int or type(length) is not int:
-            raise self._failure
-        if type(zero) is not bool or type(hole) is not bool or type(dirty) is not bool:
+        flags = [item.get(name, False) for name in FLAGS]
+        if type(start) is not int or type(length) is not int or any(type(flag) is not bool for flag in flags):
             raise self._failure
         if start != self._position or not 0 < length <= MAX_OFFSET - start:
             raise self._failure
         self._position += length
-        return Extent(start, length, zero, hole, dirty)
+        return Extent(start, length, *flags)
 
     def _inside(self, extent: Extent) -> Extent:
         start, end = max(extent.start, self._offset), min(extent.end, self._end)

@@ -10,7 +10,7 @@ DATA, ZEROS, BELOW = Extent(10, 5), Extent(15, 5, zero=True), Extent(20, 7, hole
 
 
 def test_many_extents_take_little_memory() -> None:
-    many = (Extent(number, 1, number % 2 == 0, dirty=number % 3 == 0) for number in range(100_000))
+    many = (Extent(n, 1, n % 2 == 0, dirty=n % 3 == 0, durable=n % 5 == 0) for n in range(100_000))
     tracemalloc.start()
     try:
         found = ExtentList.of(many)
@@ -19,7 +19,7 @@ def test_many_extents_take_little_memory() -> None:
         tracemalloc.stop()
     assert used < 2 * MiB
     assert found[99_999] == found[-1] == Extent(99_999, 1, dirty=True)
-    assert found[:2] == [Extent(0, 1, zero=True, dirty=True), Extent(1, 1)]
+    assert found[:2] == [Extent(0, 1, zero=True, dirty=True, durable=True), Extent(1, 1)]
     assert sum(extent.length for extent in found) == len(found) == 100_000
 
 

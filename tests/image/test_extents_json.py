@@ -44,8 +44,8 @@ def test_only_what_is_inside_the_range_is_told(offset: int, length: int, expecte
 
 
 def test_all_flags_are_read() -> None:
-    text = b'[{"start": 0, "length": 1, "zero": true, "hole": true, "dirty": true}]'
-    assert read(text, length=1) == [Extent(0, 1, zero=True, hole=True, dirty=True)]
+    text = b'[{"start": 0, "length": 1, "zero": true, "hole": true, "dirty": true, "durable": true}]'
+    assert read(text, length=1) == [Extent(0, 1, zero=True, hole=True, dirty=True, durable=True)]
 
 
 def test_the_flag_that_was_asked_about_has_to_be_told() -> None:
