@@ -84,12 +84,12 @@ class _Writer:
 
 
 def _zero(extent: Extent) -> str:
-    start, length, zero, hole, _ = extent
+    start, length, zero, hole, *_ = extent
     return f'{{"start": {start}, "length": {length}, "zero": {_FLAG[zero]}, "hole": {_FLAG[hole]}}}'
 
 
 def _dirty(extent: Extent) -> str:
-    start, length, zero, _, dirty = extent
+    start, length, zero, _, dirty, _ = extent
     return f'{{"start": {start}, "length": {length}, "dirty": {_FLAG[dirty]}, "zero": {_FLAG[zero]}}}'
 
 
