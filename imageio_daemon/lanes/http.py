@@ -123,8 +123,8 @@ class HttpLane(Lane):
             return None
         if end.error == errno.ENOMEM and end.syscall == lib.IOU_SYS_NONE:
             return Unavailable("There is no memory for the request now")
-        error = self._take_failure() or no_fault(end, end.flags)
+        error = self._reports.take_failure() or no_fault(end, end.flags)
         if error is not None:
             return error
-        what = describe(end.kind, self._name, end.offset, end.length)
+        what = describe(end.kind, self._reports.name, end.offset, end.length)
         return StorageError(end.error, what, syscall_name(end.syscall))

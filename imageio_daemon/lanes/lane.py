@@ -14,15 +14,18 @@ from typing import Any, TypeVar
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Error, StorageError, TooManyConnections
+from ..errors import StorageError, TooManyConnections
 from ..net.tls_socket import TlsSocket
 from ..service.served import By, Count, Served
-from ..storage.backend import Backend, Lease, Operation, ZeroMethod
-from ..storage.completions import METHODS, describe, syscall_name, tell
+from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.completions import METHODS, kind_name
 from ..storage.file.engine import Engine
+from ..storage.lease import Lease
+from ..storage.running import Waiting
 from .image import LaneImage
 from .places import Places
 from .records import Records
+from .reports import Reports
 from .terms import Terms
 
 log = logging.getLogger(__name__)
@@ -88,7 +91,6 @@ class Lane:
         self._service = service
         self._names = names
         self._number = 0  # of this lane, in records
-        self._image: LaneImage | None = None
         self._operation = Operation()  # its control is shared by all requests of the lane
         self._loop = asyncio.get_running_loop()
         # C releases the GIL: the transfer may use the lane in another thread while the loop frees it.
@@ -96,7 +98,6 @@ class Lane:
         self._lane: Any = ffi.NULL
         self._tls: TlsSocket | None = None  # kept alive while C uses it
         self._stats = ffi.new("iou_lane_stats *")
-        self._lost = 0  # reports that were lost, as far as their number was logged
         self._on_event: Callable[[], None] = _nothing
         self._on_end: Callable[[], None] = _nothing
 
@@ -108,13 +109,13 @@ class Lane:
         """
         if not isinstance(backend, LaneImage):
             raise TypeError("no lane for this image")
-        self._image = backend
         self._number = self._lanes.records.begin(self._names, self.describe)
         try:
             self._lane = self._begin(backend, fd, rest, terms, tls)
         except BaseException:
             self._lanes.records.end(self._number)
             raise
+        self._reports = Reports(self._lane, backend, self._operation.control)
         self._tls = tls
         self._lanes.alive.add(self)
         self._lanes.served.begin(self._service, By.LANE, self)
@@ -185,13 +186,27 @@ class Lane:
 
     @property
     def storage_wait(self) -> float:
-        """Return the seconds for which an operation has waited for storage."""
+        """Return the seconds for which an operation has waited for storage, or for earlier operations."""
         return float(self.stats.storage_wait / 1e9)
 
     @property
+    def waiting(self) -> Waiting | None:
+        """Return the operation that has run longest in storage, with the seconds since its start; None: none runs."""
+        record = ffi.new("iou_running *")
+        with self._lock:
+            if not self._lane or lib.iou_lane_slowest(self._lane, record) != 1:
+                return None
+        return Waiting(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
+
+    @property
     def done(self) -> int:
-        """Return the number of bytes moved so far."""
+        """Return the number of bytes done so far, zeroed ones, too."""
         return self._operation.done
+
+    @property
+    def moved(self) -> int:
+        """Return the number of bytes that were read or written by operations that have ended."""
+        return int(self.stats.moved)
 
     def served(self) -> Count:
         """Return the requests and bytes so far, without `rest` of start(), which Python has received and counted."""
@@ -223,45 +238,14 @@ class Lane:
     # Events
 
     def _look(self) -> None:
-        self._tell_reports()  # first: this clears the eventfd, and later events set it again
+        self._reports.tell(self.stats.reports_lost)  # first: this clears the eventfd, and later events set it again
         ended = self.stats.ended
         try:
             self._on_event()
         finally:
             if ended:  # there are no further events
-                self._tell_reports()  # reports from before the end
+                self._reports.tell(self.stats.reports_lost)  # reports from before the end
                 self._end()
-
-    def _tell_reports(self) -> None:
-        most = count = lib.IOU_LANE_REPORTS
-        reports = ffi.new("iou_lane_report[]", most)
-        while count == most:
-            count = lib.iou_lane_reports(self._lane, reports, most)
-            for report in reports[0:count]:
-                self._tell(report)
-        lost = self.stats.reports_lost
-        if lost > self._lost:
-            log.error("storage failed: %s: %d more times", self._name, lost - self._lost)
-            self._lost = lost
-
-    def _tell(self, report: Any) -> None:
-        what = describe(report.kind, self._name, report.offset, report.length)
-        if report.error:
-            failure = self._take_failure()
-            # The failure may be that of an earlier request which C did not report: a zero that could not be fast.
-            if failure is None or (not isinstance(failure, StorageError) and report.syscall == lib.IOU_SYS_EXTERNAL):
-                failure = StorageError(report.error, what, syscall_name(report.syscall))
-            if isinstance(failure, StorageError):
-                log.error("storage failed: %s", failure)
-        tell(what, self._name, report.elapsed, report.given_up)
-
-    @property
-    def _name(self) -> str:
-        return "" if self._image is None else self._image.name
-
-    def _take_failure(self) -> Error | None:
-        """Return and forget the error of a request, if the image is external and C does not have the error."""
-        return None if self._image is None else self._image.take_failure(self._operation.control)
 
     def _end(self) -> None:
         self._loop.remove_reader(lib.iou_lane_fd(self._lane))
@@ -278,7 +262,7 @@ class Lane:
             self._lane = ffi.NULL
             self._tls = None
         self._lanes.served.end(self)
-        self._take_failure()  # otherwise the image would keep it
+        self._reports.take_failure()  # otherwise the image would keep it
         self._on_event = self._on_end = _nothing  # break the reference cycle: they refer to this lane
         self._lanes.alive.discard(self)
 

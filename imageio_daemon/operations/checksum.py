@@ -14,6 +14,7 @@ from ..errors import OutOfRange
 from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Hash, Segment, ZeroBlocks, new_hash, update_zeros
 from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import PAGE, Buffer, Buffers
+from ..storage.running import Kind
 from ..transfers.transfer import Transfer
 from ..units import KiB
 from .bounds import readable_size
@@ -70,7 +71,10 @@ async def checksum(
     OutOfRange, Forbidden, Canceled, Unavailable, StorageError.
     """
     transfer.ticket.require_range(offset, length or 0)
-    async with running(transfer, None) as (op, backend), buffers.lease(transfer, None, most=hashing.threads) as held:
+    async with (
+        running(transfer, None, offset, length or 0, kind=Kind.CHECKSUM) as (op, backend),
+        buffers.lease(transfer, None, most=hashing.threads) as held,
+    ):
         await backend.refresh(op)
         length = _inside(readable_size(transfer, backend), offset, length)
         work = _Checksum(backend, op, hashing, held, algorithm)

@@ -13,6 +13,7 @@ from ..errors import DENIED, Canceled
 from ..image.extents import ExtentList, merged
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.buffers import MAX_BUFFER, Buffers
+from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 from .bounds import readable_size, require_room
@@ -21,14 +22,20 @@ from .streaming import ByteSink, ByteSource, Peer, Writer, send
 
 @asynccontextmanager
 async def running(
-    transfer: Transfer, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False
+    transfer: Transfer,
+    access: Access | None,
+    offset: int = 0,
+    length: int = 0,
+    *,
+    kind: Kind | None = None,
+    part: bool = False,
 ) -> AsyncIterator[tuple[Operation, Backend]]:
     """Run the block as an operation of the transfer on its image. Cancelling the transfer ends any wait in the block.
 
     An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
-    part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError.
+    kind, part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError.
     """
-    with transfer.track(access, offset, length, part=part) as op:
+    with transfer.track(access, offset, length, kind=kind, part=part) as op:
         try:
             async with _interruptible(op):
                 yield op, await transfer.backend()
@@ -96,7 +103,7 @@ async def zero(
     StorageError.
     """
     transfer.ticket.require_range(offset, length)
-    async with running(transfer, Access.WRITE, offset, length) as (op, backend):
+    async with running(transfer, Access.WRITE, offset, length, kind=Kind.ZERO) as (op, backend):
         require_room(transfer, backend, offset, length)
         method = ZeroMethod.NONE
         if length:
@@ -115,7 +122,7 @@ async def flush(transfer: Transfer) -> None:
 
     Raises Forbidden, Canceled, CannotFlush, StorageError.
     """
-    async with running(transfer, None) as (op, backend):
+    async with running(transfer, None, kind=Kind.FLUSH) as (op, backend):
         await backend.flush(op)
 
 
@@ -146,7 +153,7 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
     Raises NotFound if the image does not have the context; Forbidden, Canceled, StorageError.
     """
     size = transfer.ticket.size
-    async with running(transfer, None) as (op, backend):
+    async with running(transfer, None, kind=Kind.EXTENTS) as (op, backend):
         lists = merged(backend.extents(op, 0, size, context))
         async with aclosing(lists):
             async for found in lists:

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ioutil_ext import ffi, lib
+from ioutil_ext import ffi
 
 from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
 from .buffers import MAX_BUFFER
-
-#: The limit of times in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
-MAX_NANOSECONDS = 2**61
+from .running import MOVING, Kind, Waiting
 
 
 class ZeroMethod(StrEnum):
@@ -87,10 +85,17 @@ class Operation:
     thread-safe: used on one loop, but cancel() may be called in any thread.
     """
 
-    __slots__ = ("_answered", "_holders", "_on_end", "control", "length", "offset", "on_cancel")
+    __slots__ = ("_answered", "_holders", "_on_end", "control", "kind", "length", "offset", "on_cancel")
 
-    def __init__(self, offset: int = 0, length: int = 0, on_end: "Callable[[Operation], None] | None" = None) -> None:
+    def __init__(
+        self,
+        offset: int = 0,
+        length: int = 0,
+        on_end: "Callable[[Operation], None] | None" = None,
+        kind: Kind = Kind.STAT,
+    ) -> None:
         self.control = ffi.new("iou_control *")
+        self.kind = kind
         self.offset = offset
         self.length = length
         #: Called in any thread when the operation is cancelled. It ends a wait for the client.
@@ -103,6 +108,11 @@ class Operation:
     def done(self) -> int:
         """Return the number of bytes that are done."""
         return int(self.control.done)
+
+    @property
+    def moved(self) -> int:
+        """Return the number of bytes that were read or written."""
+        return self.done if self.kind in MOVING else 0
 
     def advance(self, count: int) -> None:
         """Add count bytes to `done`, for backends in Python."""
@@ -135,6 +145,11 @@ class Operation:
         """Return the seconds since storage last began or completed an operation; 0 if none is under way."""
         return time.monotonic() - self._answered if self.in_storage else 0.0
 
+    @property
+    def waiting(self) -> Waiting | None:
+        """Return the operation if it is in storage. May be called in any thread."""
+        return Waiting(self.storage_wait, self.kind, self.offset, self.length) if self.in_storage else None
+
     def retain(self) -> None:
         """Keep the operation alive until one more release()."""
         self._answered = time.monotonic()  # first: another thread that reads storage_wait must not see an old time
@@ -150,54 +165,6 @@ class Operation:
     def ended(self, _: object) -> None:
         """Release one count, as the callback of a future."""
         self.release()
-
-
-class Lease:
-    """Hold the expiry of a ticket and the time of its last use, in memory that Python and C share.
-
-    Times are seconds of time.monotonic(), which is the clock of C (CLOCK_MONOTONIC). `shared` is the iou_lease of C.
-    Python changes it only under the transfer's lock. C renews it at any time, while it serves requests.
-    """
-
-    __slots__ = ("shared",)
-
-    def __init__(self, now: float, timeout: float) -> None:
-        self.shared = ffi.new("iou_lease *")
-        self.shared.timeout = _nanoseconds(timeout)
-        self.expires = now + timeout
-        self.active = now
-
-    @property
-    def expires(self) -> float:
-        """Return the time at which the ticket expires."""
-        return float(self.shared.expires / 1e9)
-
-    @expires.setter
-    def expires(self, when: float) -> None:
-        self.shared.expires = _nanoseconds(when) & ~lib.IOU_LEASE_ENDED
-
-    def end(self, now: float) -> None:
-        """Let the ticket expire now. Requests that end later do not renew it, even if they began before."""
-        self.shared.expires = _nanoseconds(now) | lib.IOU_LEASE_ENDED
-
-    def renew(self, now: float) -> None:
-        """Let the ticket live for its timeout from now at least, as a request has ended; not if end() has ended it."""
-        self.active = now
-        if not self.shared.expires & lib.IOU_LEASE_ENDED:
-            self.expires = max(self.expires, now + self.shared.timeout / 1e9)
-
-    @property
-    def active(self) -> float:
-        """Return the time at which the last request ended."""
-        return float(self.shared.active / 1e9)
-
-    @active.setter
-    def active(self, when: float) -> None:
-        self.shared.active = _nanoseconds(when)
-
-
-def _nanoseconds(seconds: float) -> int:
-    return min(round(seconds * 1e9), MAX_NANOSECONDS)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from ..errors import DENIED, Forbidden
-from ..storage.backend import Lease
+from ..storage.lease import Lease
 from .ticket import Access, Ticket
 
 #: Returns the time in seconds, as time.monotonic() does.

@@ -139,6 +139,11 @@ class TransferStore:
         for transfer in self.all():
             transfer.release_expired()
 
+    def sample(self) -> None:
+        """Take a sample of each transfer, for the rates of their status."""
+        for transfer in self.all():
+            transfer.sample()
+
     async def close(self) -> None:
         """Cancel all transfers and wait until they have ended, for the shutdown."""
         self.clear()

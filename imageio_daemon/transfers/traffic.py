@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations and lanes of a transfer, and their totals."""
 
+from collections import Counter
+
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
 from ..storage.backend import Operation, ZeroMethod
+from ..storage.running import Waiting
 from ..units import MiB
 
 
@@ -20,7 +23,8 @@ class Traffic:
         self._transferred = RangeSet()
         self._requests = 0
         self._bytes = 0
-        self._zeroed: dict[ZeroMethod, int] = {}
+        self._moved = 0
+        self._zeroed: Counter[ZeroMethod] = Counter()
 
     # What runs
 
@@ -38,6 +42,11 @@ class Traffic:
     def storage_wait(self) -> float:
         """Return the longest time, in seconds, for which a request has waited for storage; 0 if none waits."""
         return max((used.storage_wait for used in self.all()), default=0.0)
+
+    @property
+    def slowest(self) -> Waiting | None:
+        """Return the operation that has been in storage longest; None if none is there."""
+        return max((waiting for used in self.all() if (waiting := used.waiting)), default=None)
 
     def all(self) -> list[Operation | Lane]:
         """Return all operations and lanes. Each can be cancelled."""
@@ -59,6 +68,7 @@ class Traffic:
             self._counted.remove(op)
             self._transferred.add(op.offset, op.offset + op.done)
         self._bytes += op.done
+        self._moved += op.moved
 
     def add_lane(self, lane: Lane) -> None:
         """Add a lane."""
@@ -72,14 +82,14 @@ class Traffic:
         self._fetch(lane)
         self._requests += lane.stats.requests
         self._bytes += lane.done
-        for method, length in lane.zeroed.items():
-            self.zeroed(method, length)
+        self._moved += lane.moved
+        self._zeroed.update(lane.zeroed)
 
     # What was done
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Add length bytes to those that were zeroed by a method."""
-        self._zeroed[method] = self._zeroed.get(method, 0) + length
+        self._zeroed[method] += length
 
     def collect(self) -> None:
         """Fetch the ranges that lanes have counted."""
@@ -95,6 +105,17 @@ class Traffic:
         self.collect()
         running = [(op.offset, op.offset + op.done) for op in self._counted]
         return self._transferred.size_with(running) if running else self._transferred.size()
+
+    def moved(self) -> int:
+        """Return how many bytes were read and written so far. Each time counts."""
+        return self._moved + sum(used.moved for used in self.all()) if self.any else self._moved
+
+    def zeroed_by_method(self) -> dict[ZeroMethod, int]:
+        """Return how many bytes were zeroed so far, by method."""
+        zeroed = self._zeroed.copy()
+        for lane in self._lanes:
+            zeroed.update(lane.zeroed)
+        return dict(zeroed)
 
     def fields(self, seconds: float) -> dict[str, object]:
         """Return the fields of the log line of a transfer that took so many seconds."""

@@ -26,13 +26,17 @@ from typing import Any
 from ..errors import DENIED, Canceled, Forbidden
 from ..lanes.lane import Lane
 from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.running import Kind
 from .connections import Connections
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
 from .permission import Clock, Permission
+from .rate import Rate
 from .ticket import Access, Ticket
 from .traffic import Traffic
+
+_KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
 
 
 class Transfer:
@@ -57,7 +61,9 @@ class Transfer:
         self._lock = threading.Lock()
         self.permission = Permission(ticket, self._lock, clock)
         self.connections = Connections(self.permission, self._lock, most_connections)
+        self._clock = clock
         self._traffic = Traffic()
+        self._rate = Rate(clock())
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle)
         self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
@@ -71,10 +77,16 @@ class Transfer:
 
     @contextmanager
     def track(
-        self, access: Access | None, offset: int = 0, length: int = 0, *, part: bool = False
+        self,
+        access: Access | None,
+        offset: int = 0,
+        length: int = 0,
+        *,
+        kind: Kind | None = None,
+        part: bool = False,
     ) -> Iterator[Operation]:
         """Run the block as an operation; see begin()."""
-        op = self.begin(access, offset, length, part=part)
+        op = self.begin(access, offset, length, kind=kind, part=part)
         try:
             yield op
         finally:
@@ -86,16 +98,18 @@ class Transfer:
         offset: int = 0,
         length: int = 0,
         *,
+        kind: Kind | None = None,
         part: bool = False,
         backend: Backend | None = None,
     ) -> Operation:
         """Begin an operation of this transfer. The status shows it, a cancel ends it, and its end renews the ticket.
 
-        access: None: any. offset, length: the range, in bytes. part: another operation counts its request. backend: the
-        image that the caller has got before. The caller releases the operation, which ends when storage has released
-        it, too. Raises Forbidden if the transfer is cancelled, or has released that image.
+        access: None: any. offset, length: the range, in bytes. kind: None: a read or a write, as access says. part:
+        another operation counts its request. backend: the image that the caller has got before. The caller releases the
+        operation, which ends when storage has released it, too. Raises Forbidden if the transfer is cancelled, or has
+        released that image.
         """
-        op = Operation(offset, length, self._operation_ended)
+        op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
         with self._lock:
             self._require_image(backend)
             self._traffic.begin(op, counts=access is not None and self.ticket.counts(access), part=part)
@@ -219,6 +233,11 @@ class Transfer:
 
     # Report
 
+    def sample(self) -> None:
+        """Take a sample for the rate of the status. Called at regular times."""
+        with self._lock:
+            self._rate.sample(self._clock(), self._traffic.moved())
+
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
         status = self.ticket.to_json()
@@ -231,7 +250,11 @@ class Transfer:
                 "connections": len(self.connections),
                 "idle_time": 0 if active else int(self.permission.idle),
                 "storage_wait": int(self._traffic.storage_wait),
+                "bytes_per_second": self._rate.per_second(self._clock(), self._traffic.moved()),
+                "zeroed": self._traffic.zeroed_by_method(),
             }
+            if slowest := self._traffic.slowest:
+                status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
             if len(self.ticket.ops) != len(Access):
                 status["transferred"] = self._traffic.transferred()
         return status

@@ -64,6 +64,7 @@ typedef struct {
     uint64_t received;            /* bytes, without `rest` of the options */
     uint64_t sent;                /* bytes of replies to requests */
     uint64_t zeroed[IOU_METHODS]; /* bytes, by iou_method */
+    uint64_t moved;               /* bytes that operations read or wrote, counted at their end */
     uint64_t reports_lost;        /* reports that were dropped, because the owner had not fetched earlier ones */
     uint64_t storage_wait;        /* ns for which the longest operation has waited for storage */
     uint32_t running;             /* operations in storage; 1 if a request runs that has none there now */
@@ -140,6 +141,9 @@ void iou_lane_abort(iou_lane *lane);
 
 /* Get the counters of a lane. All are 0 in a forked child. */
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
+
+/* Get the operation that has run longest now. Returns 1, 0: none runs, or -ECHILD. */
+int iou_lane_slowest(iou_lane *lane, iou_running *record);
 
 /*
  * Clear the eventfd, and move at most max reports into the array. Returns how many, or -ECHILD. Callers fetch reports

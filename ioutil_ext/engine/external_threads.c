@@ -57,3 +57,12 @@ bool external_thread_turn(struct iou_engine *engine, struct external_thread *thr
     end(engine, thread, op, ended);
     return ended;
 }
+
+bool external_thread_look(struct iou_engine *engine, const struct external_thread *thread, iou_running *record) {
+    pthread_mutex_lock(&engine->lock);
+    const struct op *op = thread->op;
+    if (op)
+        op_describe(op, now_ns(), record);
+    pthread_mutex_unlock(&engine->lock);
+    return op;
+}

@@ -25,4 +25,7 @@ void external_thread_leave(struct iou_engine *engine, struct external_thread *th
    op->result is filled in. */
 bool external_thread_turn(struct iou_engine *engine, struct external_thread *thread, struct op *op);
 
+/* Describe the operation that a thread runs. False: none. May run in any thread. */
+bool external_thread_look(struct iou_engine *engine, const struct external_thread *thread, iou_running *record);
+
 #endif

@@ -205,18 +205,6 @@ void iou_engine_stats(iou_engine *engine, iou_stats *stats) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-static void describe(const struct op *op, uint64_t now, iou_running *record) {
-    const char *path = op->handle ? op->handle->path : op->path;
-    *record = (iou_running){
-        .cookie = op->result.cookie,
-        .offset = op->offset,
-        .length = op->length,
-        .elapsed = now > op->started_at ? now - op->started_at : 0,
-        .kind = op->kind,
-    };
-    memcpy(record->path, path, strnlen(path, sizeof(record->path) - 1));
-}
-
 /* Insert into records, which are sorted, longest first; returns the new count. */
 static uint32_t insert_record(iou_running *records, uint32_t count, uint32_t max, const iou_running *record) {
     uint32_t place = count;
@@ -234,7 +222,7 @@ static uint32_t insert_op(iou_running *records, uint32_t count, uint32_t max, co
     iou_running record;
     if (!op)
         return count;
-    describe(op, now, &record);
+    op_describe(op, now, &record);
     return insert_record(records, count, max, &record);
 }
 

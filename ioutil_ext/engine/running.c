@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fork.h"
 #include "engine/running.h"
@@ -121,6 +122,18 @@ bool op_turn(struct op *op) {
 
 void op_cancel(struct op *op) {
     end(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
+}
+
+void op_describe(const struct op *op, uint64_t now, iou_running *record) {
+    const char *path = op->handle ? op->handle->path : op->path;
+    *record = (iou_running){
+        .cookie = op->result.cookie,
+        .offset = op->offset,
+        .length = op->length,
+        .elapsed = now > op->started_at ? now - op->started_at : 0,
+        .kind = op->kind,
+    };
+    memcpy(record->path, path, strnlen(path, sizeof(record->path) - 1));
 }
 
 /* ---- in the caller's thread ------------------------------------------------------------------------------------- */

@@ -31,6 +31,9 @@ void op_await(struct op *op);
    locks. */
 void op_unclaim(struct op *op);
 
+/* Describe an operation that runs. now: ns. */
+void op_describe(const struct op *op, uint64_t now, iou_running *record);
+
 /* The functions of files and devices. */
 extern const struct image_ops FILE_IMAGE;
 

@@ -156,6 +156,7 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
         .requests = lane->state.requests,
         .received = lane->socket.received,
         .sent = lane->socket.sent,
+        .moved = lane->counts.moved,
         .ended = lane->turns.ended,
         .error = lane->state.error,
     };
@@ -169,6 +170,23 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
     for (size_t i = 0; i < LENGTH(stats->zeroed); i++)
         stats->zeroed[i] = lane->counts.zeroed[i];
     pthread_mutex_unlock(&lane->turns.lock);
+}
+
+int iou_lane_slowest(iou_lane *lane, iou_running *record) {
+    iou_running each;
+    int found = 0;
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lane->turns.lock);
+    for (struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
+        struct lane_thread *thread = container_of(node, struct lane_thread, link);
+        if (!external_thread_look(lane->engine, &thread->external, &each) || (found && each.elapsed <= record->elapsed))
+            continue;
+        *record = each;
+        found = 1;
+    }
+    pthread_mutex_unlock(&lane->turns.lock);
+    return found;
 }
 
 int iou_lane_free(iou_lane *lane) {

@@ -78,7 +78,10 @@ def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: I
             connection.send(encode_request("PUT", image.url, None, content))
             # More than the inactivity_timeout: it is not the client that is slow.
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 2, "the status tells the wait")
-            assert own.status(image.ticket)["active"]
+            status = own.status(image.ticket)
+            assert status["active"]
+            assert status["slowest_operation"]["kind"] == "write"
+            assert status["slowest_operation"]["seconds"] >= 1
             assert connection.is_silent()
         assert connection.receive().status == 200
     assert image.content() == content

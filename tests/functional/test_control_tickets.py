@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from imageio_daemon.storage.backend import ZeroMethod
 from tests.support.daemon import Daemon, MakeDaemon, now, ticket
 from tests.support.http_client import Answer, Connection, connect_tls
-from tests.support.images import MiB
+from tests.support.images import MakeImage, MiB, pattern
+from tests.support.polling import eventually
 
 
 def put(daemon: Daemon, fields: dict[str, Any]) -> Answer:
@@ -222,6 +224,8 @@ def test_get_tells_everything(daemon: Daemon) -> None:
             "transfer_id": "job",
             "filename": "x.img",
             "transferred": 0,
+            "bytes_per_second": 0,
+            "zeroed": {},
         }.items()
     )
     assert status["idle_time"] in (0, 1)
@@ -246,6 +250,25 @@ def test_get_tells_a_size_that_no_image_has(daemon: Daemon, size: int) -> None:
 
 def test_get_of_a_ticket_with_both_operations_has_no_transferred(daemon: Daemon) -> None:
     assert "transferred" not in daemon.status(daemon.add_ticket("/images/disk", 4096, ops=["read", "write"]))
+
+
+def test_get_tells_what_was_zeroed_and_how(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
+    image = new_image(size=4 * MiB, sparse=True)
+    for offset in range(0, 4 * MiB, MiB):
+        body = json.dumps({"op": "zero", "offset": offset, "size": MiB, "flush": True}).encode()
+        assert client.request("PATCH", image.url, None, body).status == 200
+    zeroed = daemon.status(image.ticket)["zeroed"]
+    assert sum(zeroed.values()) == 4 * MiB
+    assert zeroed.keys() <= set(ZeroMethod)
+
+
+def test_get_tells_the_rate_of_now(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
+    image = new_image(size=4 * MiB)
+    start = now()
+    assert client.put(image.url, pattern(4 * MiB)).status == 200
+    rates = {daemon.status(image.ticket)["bytes_per_second"] for _ in range(2)}
+    assert min(rates) >= 4 * MiB / (now() - start + 10)
+    eventually(lambda: daemon.status(image.ticket)["bytes_per_second"] == 0, "the upload is long ago", timeout=60)
 
 
 def test_get_of_an_unknown_ticket_is_not_found(daemon: Daemon) -> None:

@@ -17,7 +17,8 @@ from imageio_daemon.errors import (
     TooManyTickets,
 )
 from imageio_daemon.lanes.lane import Lane
-from imageio_daemon.storage.backend import Backend, Operation
+from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
+from imageio_daemon.storage.running import Kind
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
@@ -531,6 +532,8 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "connections": 0,
         "idle_time": 0,
         "storage_wait": 0,
+        "bytes_per_second": 0,
+        "zeroed": {},
         "sparse": False,
         "dirty": False,
         "transferred": 0,
@@ -561,6 +564,64 @@ async def test_storage_that_owes_an_answer_is_seen(transfer: Transfer, monkeypat
         assert transfer.status()["storage_wait"] == 90
         op.release()
         assert transfer.status()["storage_wait"] == 0
+
+
+async def test_slowest_operation_in_storage_is_told(transfer: Transfer, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 50.0
+    monkeypatch.setattr("imageio_daemon.storage.backend.time.monotonic", lambda: now)
+    with transfer.track(Access.WRITE, 10, 20, kind=Kind.ZERO) as slow, transfer.track(Access.READ, 0, 5) as quick:
+        assert "slowest_operation" not in transfer.status()
+        slow.retain()
+        now += 1.5
+        quick.retain()
+        now += 0.25
+        told = {"seconds": 1.75, "kind": "zero", "offset": 10, "length": 20}
+        assert transfer.status()["slowest_operation"] == told
+        slow.release()
+        told = {"seconds": 0.25, "kind": "read", "offset": 0, "length": 5}
+        assert transfer.status()["slowest_operation"] == told
+        quick.release()
+
+
+async def test_zeroed_bytes_are_told_by_method(transfer: Transfer, opener: Opener) -> None:
+    transfer.zeroed(ZeroMethod.PUNCH_HOLE, 10)
+    lane = IdleLane()
+    lane.zeroed = {ZeroMethod.PUNCH_HOLE: 5, ZeroMethod.WRITE: 7}
+    transfer.add_lane(cast(Lane, lane), await transfer.backend())
+    expected = {"punch_hole": 15, "write": 7}
+    assert transfer.status()["zeroed"] == expected
+    transfer.remove_lane(cast(Lane, lane))
+    assert transfer.status()["zeroed"] == expected
+
+
+async def test_rate_counts_what_is_read_and_written(
+    store: TransferStore, transfer: Transfer, opener: Opener, clock: Clock
+) -> None:
+    with transfer.track(Access.WRITE, 0, 50) as op:
+        op.advance(30)
+        clock.now += 1
+        store.sample()
+        assert transfer.status()["bytes_per_second"] == 30
+        op.advance(20)
+    lane = IdleLane()
+    lane.moved = 70
+    transfer.add_lane(cast(Lane, lane), await transfer.backend())
+    clock.now += 1
+    assert transfer.status()["bytes_per_second"] == 60
+    transfer.remove_lane(cast(Lane, lane))
+    assert transfer.status()["bytes_per_second"] == 60
+    for _ in range(6):
+        clock.now += 2
+        store.sample()
+    assert transfer.status()["bytes_per_second"] == 0
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(Kind.CHECKSUM, 50), (Kind.ZERO, 0), (Kind.EXTENTS, 0)])
+async def test_rate_counts_bytes_of_the_image_only(transfer: Transfer, clock: Clock, kind: Kind, rate: int) -> None:
+    with transfer.track(None, kind=kind) as op:
+        op.advance(50)
+    clock.now += 1
+    assert transfer.status()["bytes_per_second"] == rate
 
 
 async def test_transferred_is_the_union_with_what_runs(transfer: Transfer) -> None:
@@ -664,7 +725,10 @@ class IdleLane:
 
     running = 0
     done = 0
-    zeroed: dict[str, int] = {}  # noqa: RUF012
+    moved = 0
+    storage_wait = 0.0
+    waiting = None
+    zeroed: dict[ZeroMethod, int] = {}  # noqa: RUF012
     stats = SimpleNamespace(requests=0)
 
     def counted(self) -> list[tuple[int, int]]:

@@ -31,10 +31,27 @@ async def test_held_request_is_seen_in_the_status(world: World, calls: Calls) ->
     await world.until(lambda: world.disk.status()["storage_wait"] >= 1)
     status = world.disk.status()
     assert (status["active"], status["idle_time"], status["connections"]) == (True, 0, 1)
+    slowest = status["slowest_operation"]
+    assert slowest.pop("seconds") >= 1
+    assert slowest == {"kind": "read", "offset": 0, "length": 4096}
     held.release()
     await client.receive()
     await world.until(lambda: not world.disk.status()["active"])
-    assert world.disk.status()["storage_wait"] == 0
+    status = world.disk.status()
+    assert status["storage_wait"] == 0
+    assert "slowest_operation" not in status
+
+
+async def test_longest_of_the_held_requests_is_the_slowest(world: World, calls: Calls) -> None:
+    client = await world.go()
+    held = calls.hold("pread", most=3)
+    for offset in (8192, 0, 4096):
+        client.send(READ, offset, 4096)
+        await world.until(lambda offset=offset: offset in {each.offset for each in world.engine.running()})
+    assert world.disk.status()["slowest_operation"]["offset"] == 8192
+    held.release()
+    for _ in range(3):
+        await client.receive()
 
 
 async def test_held_request_is_named_by_the_engine(world: World, calls: Calls) -> None:

@@ -343,14 +343,14 @@ async def test_server_stops_with_lanes_in_every_state(world: World, caplog: pyte
 async def test_end_in_the_middle_of_a_look_is_seen(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.go()
     (found,) = world.lanes.alive
-    tell = found._tell_reports
+    tell = found._reports.tell
 
-    def end_first() -> None:
+    def end_first(lost: int) -> None:
         if not found.stats.ended:
             found.abort()
             eventually(lambda: found.stats.ended, "the lane has ended")
-        tell()
+        tell(lost)
 
-    monkeypatch.setattr(found, "_tell_reports", end_first)
+    monkeypatch.setattr(found._reports, "tell", end_first)
     found._look()
     await world.until(lambda: not world.lanes.alive)

@@ -120,9 +120,12 @@ static void end_session(struct session *session) {
 
 void session_look_after(struct session *session) {
     iou_lane_stats stats;
+    iou_running slowest;
     act(session);
     if (below(&session->random, 4) == 0)
         fetch(session);
+    if (iou_lane_slowest(session->lane, &slowest))
+        CHECK(slowest.kind >= IOU_READ && slowest.kind <= IOU_EXTENTS);
     iou_lane_get_stats(session->lane, &stats);
     CHECK(now_ns() - session->started < DEADLINE_MS * UINT64_C(1000000));
     if (stats.ended)

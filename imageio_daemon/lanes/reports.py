@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lane reports of its operations, for the log."""
+
+import logging
+from typing import Any
+
+from ioutil_ext import ffi, lib
+
+from ..errors import Error, StorageError
+from ..storage.completions import describe, syscall_name, tell
+from .image import LaneImage
+
+log = logging.getLogger(__name__)
+
+
+class Reports:
+    """Log operations that failed, were slow or gave up a method of zeroing. Used on the loop of the lane.
+
+    lane: the iou_lane of C. control: the lane's.
+    """
+
+    def __init__(self, lane: Any, image: LaneImage, control: Any) -> None:
+        self._lane = lane
+        self._image = image
+        self._control = control
+        self._lost = 0  # reports that were lost, as far as their number was logged
+
+    @property
+    def name(self) -> str:
+        """Return the name of the image in logs."""
+        return self._image.name
+
+    def tell(self, lost: int) -> None:
+        """Fetch and log the reports. lost: the number of those that C has dropped."""
+        most = count = lib.IOU_LANE_REPORTS
+        reports = ffi.new("iou_lane_report[]", most)
+        while count == most:
+            count = lib.iou_lane_reports(self._lane, reports, most)
+            for report in reports[0:count]:
+                self._tell(report)
+        if lost > self._lost:
+            log.error("storage failed: %s: %d more times", self.name, lost - self._lost)
+            self._lost = lost
+
+    def take_failure(self) -> Error | None:
+        """Return and forget the error of a request, if the image is external and C does not have the error."""
+        return self._image.take_failure(self._control)
+
+    def _tell(self, report: Any) -> None:
+        what = describe(report.kind, self.name, report.offset, report.length)
+        if report.error:
+            failure = self.take_failure()
+            # The failure may be that of an earlier request which C did not report: a zero that could not be fast.
+            if failure is None or (not isinstance(failure, StorageError) and report.syscall == lib.IOU_SYS_EXTERNAL):
+                failure = StorageError(report.error, what, syscall_name(report.syscall))
+            if isinstance(failure, StorageError):
+                log.error("storage failed: %s", failure)
+        tell(what, self.name, report.elapsed, report.given_up)

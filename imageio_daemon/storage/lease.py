@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease of a ticket, in memory that Python and C share."""
+
+from ioutil_ext import ffi, lib
+
+#: The limit of times in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
+MAX_NANOSECONDS = 2**61
+
+
+class Lease:
+    """Hold the expiry of a ticket and the time of its last use, in memory that Python and C share.
+
+    Times are seconds of time.monotonic(), which is the clock of C (CLOCK_MONOTONIC). `shared` is the iou_lease of C.
+    Python changes it only under the transfer's lock. C renews it at any time, while it serves requests.
+    """
+
+    __slots__ = ("shared",)
+
+    def __init__(self, now: float, timeout: float) -> None:
+        self.shared = ffi.new("iou_lease *")
+        self.shared.timeout = _nanoseconds(timeout)
+        self.expires = now + timeout
+        self.active = now
+
+    @property
+    def expires(self) -> float:
+        """Return the time at which the ticket expires."""
+        return float(self.shared.expires / 1e9)
+
+    @expires.setter
+    def expires(self, when: float) -> None:
+        self.shared.expires = _nanoseconds(when) & ~lib.IOU_LEASE_ENDED
+
+    def end(self, now: float) -> None:
+        """Let the ticket expire now. Requests that end later do not renew it, even if they began before."""
+        self.shared.expires = _nanoseconds(now) | lib.IOU_LEASE_ENDED
+
+    def renew(self, now: float) -> None:
+        """Let the ticket live for its timeout from now at least, as a request has ended; not if end() has ended it."""
+        self.active = now
+        if not self.shared.expires & lib.IOU_LEASE_ENDED:
+            self.expires = max(self.expires, now + self.shared.timeout / 1e9)
+
+    @property
+    def active(self) -> float:
+        """Return the time at which the last request ended."""
+        return float(self.shared.active / 1e9)
+
+    @active.setter
+    def active(self, when: float) -> None:
+        self.shared.active = _nanoseconds(when)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return min(round(seconds * 1e9), MAX_NANOSECONDS)
