@@ -26,7 +26,7 @@ def settings(args: argparse.Namespace) -> Settings:
         unix_socket=args.unix_socket,
         local=False,
         connections=1,
-        retries=0,
+        retry_for=0,
     )
 
 

@@ -8,13 +8,14 @@ from typing import TypeAlias
 from .. import __version__
 from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
 from ..units import MAX_OFFSET, GiB, KiB, MiB, TiB
-from .server.session import RETRIES
+from .server.session import RETRY_FOR
 from .server.tickets import DEFAULT_SOCKET
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 IMAGE_URL = "https://HOST:PORT/images/TICKET"
 _UNITS = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": TiB}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_CONNECTIONS = 64
 MAX_SECONDS = 10**9
 
@@ -51,11 +52,11 @@ def _add_server(command: argparse.ArgumentParser) -> None:
     )
     way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
     server.add_argument(
-        "--retries",
-        type=_number(0, 1000),
-        default=RETRIES,
-        metavar="N",
-        help="repeat a request that fails for a while up to N times (default: %(default)s)",
+        "--retry-for",
+        type=duration,
+        default=RETRY_FOR,
+        metavar="TIME",
+        help="go on for so long while the server or the network is away: 90, 30m, 2h (default: 2m)",
     )
 
 
@@ -166,6 +167,14 @@ def size(text: str) -> int:
     if (value := int(number) * _UNITS[unit]) > MAX_OFFSET:
         raise argparse.ArgumentTypeError(f"{text!r} is more than an image can have, {MAX_OFFSET}")
     return value
+
+
+def duration(text: str) -> float:
+    """Parse a time in seconds, or with a suffix s, m, h or d. Raises ArgumentTypeError."""
+    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
+    if not re.fullmatch("[0-9]{1,9}", number) or unit not in _SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 90, 30m or 2h")
+    return float(int(number) * _SECONDS[unit])
 
 
 def _format(text: str) -> str:

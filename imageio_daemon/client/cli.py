@@ -116,7 +116,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         unix_socket=options.unix_socket,
         local=not options.no_local,
         connections=getattr(options, "connections", None),
-        retries=options.retries,
+        retry_for=options.retry_for,
     )
 
 

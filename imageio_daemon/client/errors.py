@@ -37,12 +37,13 @@ class ServerFailed(ClientError):
 class Temporary(ServerFailed):
     """A failure of the server or the connection that may pass: the request can be sent again.
 
-    `http_status`: 5xx; None if there was no answer.
+    `http_status`: 5xx, 408 or 429; None if there was no answer. `retry_after`: seconds that the server asks to wait.
     """
 
-    def __init__(self, message: str, http_status: int | None = None) -> None:
+    def __init__(self, message: str, http_status: int | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.http_status = http_status
+        self.retry_after = retry_after
 
 
 class FlushFailed(ServerFailed):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client.arguments import parser
+from imageio_daemon.client.arguments import duration, parser
 from imageio_daemon.client.arguments import size as parse_size
 from tests.client.conftest import SIZE
 from tests.client.programs import TIMEOUT, command, run, run_on_terminal
@@ -142,8 +142,8 @@ def test_unknown_ticket_is_refused(daemon: Daemon, source: Path) -> None:
 def test_server_that_is_not_there_is_told(source: Path) -> None:
     with ScriptedServer(answer("500 Oops")) as server:
         url = server.url
-        run("upload", "--retries", "0", source, url).failed_with("the server failed", 4)
-    run("upload", "--retries", "1", source, url).failed_with("can't connect to 127.0.0.1:[0-9]+: Connection refused", 4)
+        run("upload", "--retry-for", "0", source, url).failed_with("the server failed", 4)
+    run("upload", "--retry-for", "1", source, url).failed_with("127.0.0.1:[0-9]+: Connection refused; given up", 4)
 
 
 def test_missing_image_is_told(daemon: Daemon) -> None:
@@ -204,7 +204,7 @@ def test_state_that_cant_be_continued_is_no_way_on(daemon: Daemon, source: Path,
 )
 def test_ticket_that_a_server_repeats_is_no_part_of_messages(said: bytes) -> None:
     with ScriptedServer(said) as server:
-        result = run("info", "--retries", "0", server.url)
+        result = run("info", "--retry-for", "0", server.url)
     assert result.status in (3, 4)
     assert "…" in result.err
     assert "some-ticket" not in result.err
@@ -267,6 +267,17 @@ def test_man_page_and_help_agree(name: str) -> None:
 def test_man_page_has_all_statuses() -> None:
     text = MAN_PAGE.read_text().partition(".SH EXIT STATUS")[2].partition("\n.SH")[0]
     assert " ".join(re.findall(r"^\.B (\d+)$", text, re.MULTILINE)) == "0 1 2 3 4 5 6 7 129 130 143"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("90", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
+def test_times_have_units(text: str, seconds: float) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "1M", "1 h", "9" * 10])
+def test_times_of_another_form_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a time"):
+        duration(text)
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("512", 512), ("1k", 1024), ("3M", 3 * MiB), ("1T", 1024**4)])

@@ -84,6 +84,6 @@ def test_upload_that_is_not_verified_is_told_nothing(image: Path, flaky: FlakyDi
 
 def test_upload_to_a_disk_whose_writes_fail_fails(image: Path, flaky: FlakyDisk, daemon: Daemon) -> None:
     flaky.break_writes()
-    done = client("upload", "--quiet", "--retries", 1, SOURCE, daemon.url("flaky"))
+    done = client("upload", "--quiet", "--retry-for", 1, SOURCE, daemon.url("flaky"))
     assert done.returncode == 4
     assert len(done.stderr.splitlines()) == 1

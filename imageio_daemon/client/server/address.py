@@ -18,6 +18,9 @@ from .secure_socket import SecureSocket
 
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT = 15.0
+#: Milliseconds until a connection counts as lost whose bytes are not acknowledged (tcp(7)). Without it a request that
+#: was sent while the network was away waits 15 minutes.
+LOST_TIMEOUT = 60_000
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,9 @@ def is_url(text: str) -> bool:
 class Endpoint:
     """The address of a server: `unix`, an abstract name with its leading NUL, or host and port.
 
-    peer: the name in messages. tls: None for a connection without TLS.
+    peer: the name in messages. tls: None for a connection without TLS. url: where the endpoint was told, and where to
+    connect after a connection was lost: a server that was started anew may have another unix socket, and another
+    program the name of the old one.
     """
 
     peer: str
@@ -64,6 +69,7 @@ class Endpoint:
     port: int = 0
     unix: str | None = None
     tls: TlsContext | None = None
+    url: "Endpoint | None" = None
 
     def connect(self) -> socket.socket:
         """Return a connected socket, for shake_hands(). Raises OSError."""
@@ -77,6 +83,7 @@ class Endpoint:
         with _closing_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
             if self.tls:
                 return SecureSocket(sock, self.tls, self.host)
             return sock

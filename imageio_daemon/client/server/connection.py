@@ -4,11 +4,12 @@
 import contextlib
 import errno
 import http.client
+import re
 import socket
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from email.message import Message
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...units import KiB, MiB
 from ..errors import Refused, ServerFailed, Temporary
@@ -20,6 +21,8 @@ from .stopping import Stop
 MAX_ANSWER = 16 * MiB
 #: Bytes to read at a time of other answers.
 PIECE = 64 * KiB
+#: Bytes to send at a time: in DATA_TIMEOUT by a link of 36 kbit/s.
+PIECE_SENT = 256 * KiB
 #: Bytes of an error's reason that are read and shown.
 MAX_REASON = 1000
 
@@ -27,6 +30,9 @@ MAX_REASON = 1000
 DATA_TIMEOUT = 60.0
 #: Seconds to wait for the answer to a flush, zeroing, extents or a checksum, which may take the storage long.
 WORK_TIMEOUT = 3600.0
+
+#: Statuses below 500 of servers and proxies that ask for a later try (RFC 9110 15.5.9, RFC 6585 4).
+LATER = (408, 429)
 
 EXPLANATIONS = {
     403: ("the ticket does not allow this", "it may have expired, ask for a new one"),
@@ -52,6 +58,8 @@ class ClientConnection:
         self._http: _HTTPConnection | None = None
         self._secret = ""
         self._socket: socket.socket | None = None  # http.client drops its own after "Connection: close"
+        self._tried = False
+        self._was_connected = False
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
@@ -138,7 +146,7 @@ class ClientConnection:
             return response
         reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
         self.close()
-        raise _failure(self.endpoint.peer, method, response.status, self._printable(reason))
+        raise _failure(self.endpoint.peer, method, response, self._printable(reason))
 
     def _printable(self, text: str) -> str:
         """Return a server's text without the ticket's id and without control characters."""
@@ -157,17 +165,22 @@ class ClientConnection:
         return self._http, sock
 
     def _connect(self) -> socket.socket:
+        if self._tried and self.endpoint.url is not None:
+            self.endpoint = self.endpoint.url
+        self._tried = True
         peer = self.endpoint.peer
         try:
             self._socket = sock = self.endpoint.connect()
             self._stop.add(sock)
             shake_hands(sock)
+            self._was_connected = True
         except OSError as e:
             if e.errno == errno.EKEYREJECTED:
                 reason = f"the certificate of {peer} can't be verified: {e.strerror} (see --cafile)"
                 raise ServerFailed(reason) from e
             self._stop.check()
-            failure = ServerFailed if _is_final(e) else Temporary
+            # A name that was known is one that nobody can be asked for while the network is away.
+            failure = ServerFailed if _is_final(e) and not self._was_connected else Temporary
             raise failure(f"can't connect to {peer}: {e.strerror or e}") from e
         return sock
 
@@ -219,6 +232,12 @@ class _HTTPConnection(http.client.HTTPConnection):
     sock: socket.socket | None
     auto_open = 0
 
+    def send(self, data: Any) -> None:
+        """Send bytes in pieces: the timeout of a plain socket is that of one call, and a link may be slow."""
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE_SENT):
+            super().send(view[start : start + PIECE_SENT])
+
     def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
         super().__init__(endpoint.host, endpoint.port or None)
         self.sock = sock
@@ -245,12 +264,19 @@ def _full_packets(sock: socket.socket) -> Iterator[None]:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
-def _failure(peer: str, method: str, status: int, reason: str) -> Exception:
+def _failure(peer: str, method: str, response: http.client.HTTPResponse, reason: str) -> Exception:
+    status = response.status
     what = f"({method}: {status} {reason.strip()})"
-    if status >= 500:
-        explanation = "the server is busy" if status == 503 else "the server failed"
-        return Temporary(f"{explanation} {what}: see the log of {peer}", status)
+    if status >= 500 or status in LATER:
+        explanation = "the server is busy" if status in (*LATER, 503) else "the server failed"
+        return Temporary(f"{explanation} {what}: see the log of {peer}", status, _retry_after(response))
     if status >= 400:
         explanation, hint = EXPLANATIONS.get(status, ("the server refuses the request", "see the log of the server"))
         return Refused(f"{explanation} {what}: {hint}", status)
     return ServerFailed(f"{peer} does not speak the images API {what}")
+
+
+def _retry_after(response: http.client.HTTPResponse) -> float | None:
+    """Return the seconds of Retry-After (RFC 9110 10.2.3); None without it, and for a date."""
+    text = response.headers["Retry-After"] or ""
+    return float(text) if re.fullmatch("[0-9]{1,9}", text) else None

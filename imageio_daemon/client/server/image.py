@@ -1,40 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """A remote image: the requests of the images API on one connection, with retries (docs/images-api.md)."""
 
-import itertools
+import contextlib
 import json
-import logging
-import random
 import re
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from ...image.extents import Extent, ExtentList
 from ...image.extents_json import ExtentReader
 from ...units import MAX_OFFSET
-from ..errors import FlushFailed, ServerFailed, Temporary
+from ..errors import FlushFailed, Refused, ServerFailed, Temporary
+from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import WORK_TIMEOUT, Answer, ClientConnection
+from .patience import Patience
 from .restarts import Restarts
 from .stopping import Stop
 
-log = logging.getLogger(__name__)
-
-#: Largest max_readers and max_writers that are accepted from a server.
-MAX_CONNECTIONS = 10**6
+#: What 403 means after a connection was lost.
+GONE = (
+    "It was valid before the connection was lost: either it has expired, or the server was restarted and keeps no "
+    "tickets ([daemon] keep_tickets)"
+)
 #: Most extents of an image: 36 MiB of memory.
 MAX_EXTENTS = 4 * 10**6
-
-#: Seconds before a request is sent again. The delay doubles with each try, and up to a quarter is added at random, so
-#: that connections which broke together do not reconnect together.
-FIRST_DELAY = 0.1
-MAX_DELAY = 10.0
-#: From this try on, after about 2 s, retries are logged as warnings, so that users know what they wait for.
-TOLD_TRY = 4
 
 #: Length of the first request to zero, in bytes. Storage that has to write zeros takes long for longer ones.
 FIRST_ZERO = 1024**3
@@ -44,32 +37,19 @@ SHORT_ZERO = 1.0
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """The answer to OPTIONS. `reads_zero`: the whole image reads as zeros. `instance`: the server's process."""
-
-    features: frozenset[str]
-    max_readers: int = 1
-    max_writers: int = 1
-    unix_socket: str | None = None
-    reads_zero: bool = False
-    instance: str | None = None
-
-
 class Image:
-    """One connection to an image, used by one thread. A request that fails with Temporary is sent up to `retries` more.
+    """One connection to an image, used by one thread. A request that fails with Temporary is sent again, see Patience.
 
-    lost: connections to the image were lost before this one. Methods raise Refused, Temporary (after the last try),
-    ServerFailed, Stopped. Offsets and lengths are in bytes.
+    retry_for: seconds. lost: connections to the image were lost before this one. Methods raise Refused, Temporary
+    (after the last try), ServerFailed, Stopped. Offsets and lengths are in bytes.
     """
 
     def __init__(
-        self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retries: int, restarts: Restarts, *, lost: bool = False
+        self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retry_for: float, restarts: Restarts, *, lost: bool = False
     ) -> None:
         self._path = url.path
         self._peer = endpoint.peer
-        self._stop = stop
-        self._retries = retries
+        self._patience = Patience(stop, retry_for)
         self._restarts = restarts
         self._lost = lost  # the connection was lost, and it is not checked yet whether the server was restarted
         self._max_zero = FIRST_ZERO
@@ -150,19 +130,13 @@ class Image:
     def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
         """Yield a range in pieces in the buffer. A piece is valid until the next one is requested."""
         end = offset + length
-        tries = 0
         while offset < end:
-            try:
+            with self._going_on():
                 self._recognise()
                 for piece in self._read_once(offset, end - offset, buffer):
                     offset += len(piece)
-                    tries = 0
+                    self._patience.succeeded()
                     yield piece
-            except Temporary as e:
-                if tries >= self._retries:
-                    raise
-                self._wait(tries, e)
-                tries += 1
 
     def _read_once(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
         wanted = f"bytes {offset}-{offset + length - 1}"
@@ -208,7 +182,7 @@ class Image:
 
     def _abilities(self, answer: Answer) -> Abilities:
         try:
-            return _abilities(self._parse("OPTIONS", answer))
+            return Abilities.from_json(self._parse("OPTIONS", answer))
         except (KeyError, TypeError, ValueError) as e:
             raise ServerFailed(f"{self._peer} does not speak the images API") from e
 
@@ -222,15 +196,25 @@ class Image:
             raise ServerFailed(f"{self._peer} answered {method} with something that is not JSON") from e
 
     def _repeated(self, send: Callable[[], _T]) -> _T:
-        for tries in itertools.count():
-            try:
+        while True:
+            with self._going_on():
                 self._recognise()
-                return send()
-            except Temporary as e:
-                if tries >= self._retries:
-                    raise
-                self._wait(tries, e)
-        raise AssertionError("unreachable")
+                answer = send()
+                self._patience.succeeded()
+                return answer
+
+    @contextlib.contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Pause after a failure that may pass. Raises it when that has lasted too long."""
+        try:
+            yield
+        except Temporary as e:
+            self._lost = True
+            self._patience.wait(e)
+        except Refused as e:
+            if e.http_status == 403 and self._patience.failed:
+                raise Refused(f"{e}. {GONE}", 403) from e
+            raise
 
     def _recognise(self) -> None:
         """Connect after a loss, and record whether the server was restarted."""
@@ -243,32 +227,3 @@ class Image:
             instance = self._abilities(self._options()).instance
         self._restarts.reconnected(instance)
         self._lost = False
-
-    def _wait(self, tries: int, error: Temporary) -> None:
-        """Wait before the next try."""
-        self._lost = True
-        delay = min(FIRST_DELAY * 2**tries, MAX_DELAY)
-        log.log(logging.WARNING if tries == TOLD_TRY else logging.INFO, "%s; again in %.1f s", error, delay)
-        self._stop.sleep(delay * random.uniform(1, 1.25))  # noqa: S311 - no secret
-
-
-def _abilities(answer: Any) -> Abilities:
-    if not isinstance(answer, dict) or not isinstance(answer["features"], list):
-        raise TypeError("no object")
-    unix_socket = answer.get("unix_socket")
-    if unix_socket is not None and not isinstance(unix_socket, str):
-        raise TypeError("unix_socket")
-    return Abilities(
-        frozenset(map(str, answer["features"])),
-        _connections(answer.get("max_readers", 1)),
-        _connections(answer.get("max_writers", 1)),
-        unix_socket,
-        answer.get("zero_state") == "zero",
-        instance if isinstance(instance := answer.get("instance"), str) else None,
-    )
-
-
-def _connections(told: object) -> int:
-    if type(told) is not int or told > MAX_CONNECTIONS:
-        raise TypeError("no number of connections")
-    return max(1, told)

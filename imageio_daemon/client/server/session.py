@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from ..errors import ClientError
+from .abilities import Abilities
 from .address import Endpoint, ImageUrl, tls_context, unix_address
-from .image import Abilities, Image
+from .image import Image
 from .restarts import Restarts
 from .stopping import Stop
 
@@ -17,7 +18,8 @@ log = logging.getLogger(__name__)
 #: Default number of connections, if the server allows as many. On a busy machine with 2 cores 1 GiB over TLS took 3.2
 #: to 10 s on 1 connection and 2.4 to 9 s on 4, with the same processor time.
 CONNECTIONS = 4
-RETRIES = 8
+#: Seconds for which failed requests are sent again: a daemon restarts in some, a host in one or two minutes.
+RETRY_FOR = 120.0
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Settings:
 
     cafile: trust the CAs in this PEM file, not those of the system. insecure: trust any server. unix_socket: path of
     the local service, `@NAME` for an abstract socket; None: use the one that the server tells, if local is true and it
-    is on this host. connections: their number; None: CONNECTIONS. retries: how often a request is sent again after a
-    failure that may pass; 8 take about half a minute.
+    is on this host. connections: their number; None: CONNECTIONS. retry_for: seconds for which a request is sent again
+    after failures that may pass: a lost connection or network, a server that restarts.
     """
 
     cafile: str | None = None
@@ -35,7 +37,7 @@ class Settings:
     unix_socket: str | None = None
     local: bool = True
     connections: int | None = None
-    retries: int = RETRIES
+    retry_for: float = RETRY_FOR
 
 
 class ClientSession:
@@ -78,13 +80,14 @@ class ClientSession:
 
     def connect(self) -> Image:
         """Return another connection; its first request opens it."""
-        image = Image(self.url, self._endpoint, self.stop, self._settings.retries, self.restarts)
+        image = Image(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts)
         self._images.append(image)
         return image
 
     def reconnect(self, stop: Stop) -> Image:
         """Return a connection to use after all others were shut down; it checks whether the server was restarted."""
-        image = Image(self.url, self._endpoint, stop, retries=0, restarts=self.restarts, lost=True)
+        endpoint = self._endpoint.url or self._endpoint
+        image = Image(self.url, endpoint, stop, retry_for=0, restarts=self.restarts, lost=True)
         self._images.append(image)
         return image
 
@@ -108,8 +111,8 @@ class ClientSession:
         if not image.connection.is_same_host():
             return None
         size = image.size()
-        endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address)
-        candidate = Image(self.url, endpoint, self.stop, retries=0, restarts=self.restarts)
+        endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address, url=self._endpoint)
+        candidate = Image(self.url, endpoint, self.stop, retry_for=0, restarts=self.restarts)
         with contextlib.suppress(ClientError):
             if candidate.abilities() == self.abilities and candidate.size() == size:
                 image.close()

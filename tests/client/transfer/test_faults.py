@@ -56,8 +56,8 @@ def random_image(path: Path, choice: random.Random) -> Path:
     return path
 
 
-def settings_for(daemon: Daemon, *, retries: int) -> Settings:
-    return Settings(cafile=str(daemon.cafile), local=False, retries=retries, connections=2)
+def settings_for(daemon: Daemon, *, retry_for: float) -> Settings:
+    return Settings(cafile=str(daemon.cafile), local=False, retry_for=retry_for, connections=2)
 
 
 def proxied(proxy: Proxy, target: Image) -> str:
@@ -78,7 +78,7 @@ def test_interrupted_uploads_are_continued(daemon: Daemon, tmp_path: Path, new_i
     source = random_image(tmp_path / "source", choice)
     target = new_image(b"\xff" * source.stat().st_size)
     with Proxy(daemon.port, lambda: choice.randrange(2000, 12 * MiB)) as proxy:
-        done = upload_by_many_tries(source, proxied(proxy, target), settings_for(daemon, retries=0))
+        done = upload_by_many_tries(source, proxied(proxy, target), settings_for(daemon, retry_for=0))
     assert target.content() == source.read_bytes()
     assert list(tmp_path.glob("*.imageio-upload*")) == []
     assert done.progress.done == source.stat().st_size
@@ -90,7 +90,7 @@ def test_broken_connections_are_made_anew(daemon: Daemon, tmp_path: Path, new_im
     source = random_image(tmp_path / "source", choice)
     target = new_image(b"\xff" * source.stat().st_size)
     with Proxy(daemon.port, lambda: choice.randrange(6 * MiB)) as proxy:
-        settings = settings_for(daemon, retries=30)
+        settings = settings_for(daemon, retry_for=60)
         upload(source, proxied(proxy, target), settings=settings, verify=True)
         assert target.content() == source.read_bytes()
         download(proxied(proxy, target), tmp_path / "copy", settings=settings, verify=True)
@@ -103,7 +103,7 @@ def test_download_goes_on_behind_what_came_before_a_connection_broke(
 ) -> None:
     image = new_image(pattern(4 * MiB))
     with Proxy(daemon.port, lambda: MiB) as proxy:  # less than what is received at once
-        settings = Settings(cafile=str(daemon.cafile), local=False, retries=1, connections=1)
+        settings = Settings(cafile=str(daemon.cafile), local=False, connections=1)
         download(proxied(proxy, image), tmp_path / "copy", settings=settings)
     assert (tmp_path / "copy").read_bytes() == pattern(4 * MiB)
     assert proxy.broken >= 4
@@ -123,7 +123,7 @@ def full(tmp_path: Path) -> Path:
 @pytest.fixture
 def one(daemon: Daemon) -> Settings:
     """One connection that is not made anew."""
-    return Settings(cafile=str(daemon.cafile), local=False, retries=0, connections=1)
+    return Settings(cafile=str(daemon.cafile), local=False, retry_for=0, connections=1)
 
 
 @pytest.fixture
@@ -203,18 +203,18 @@ def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": [[2, 1]]}', '{"done": 3}'])
 def test_file_that_is_no_state_is_refused(
-    daemon: Daemon, full: Path, new_image: MakeImage, tmp_path: Path, content: str
+    daemon: Daemon, full: Path, one: Settings, new_image: MakeImage, tmp_path: Path, content: str
 ) -> None:
     state = tmp_path / "state"
     state.write_text(content)
     with pytest.raises(StateMismatch, match="is not the state of an upload: remove it"):
-        upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=settings_for(daemon, retries=0), state=state)
+        upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=one, state=state)
 
 
 def test_failed_flush_starts_anew(full: Path) -> None:
     ok, total = answer("200 OK"), answer("206 Partial Content", "x", "Content-Range: bytes 0-0/12582912")
     script = [features("flush", "zero"), ok, total, ok, ok, ok, answer("500 Internal Server Error", "failed")]
-    settings = Settings(retries=5, connections=1)
+    settings = Settings(connections=1)
     with ScriptedServer(*script) as server, pytest.raises(FlushFailed, match="may be lost: upload anew"):
         upload(full, server.url, settings=settings, checkpoint=0)
     assert not full.with_name("source.imageio-upload").exists()
@@ -223,12 +223,12 @@ def test_failed_flush_starts_anew(full: Path) -> None:
 def test_server_that_closes_after_each_answer_is_connected_again() -> None:
     last = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/7")
     with ScriptedServer(answer("200 OK", {"features": []}, "Connection: close"), last) as server:
-        assert info(server.url, settings=Settings(retries=0)).size == 7
+        assert info(server.url, settings=Settings(retry_for=0)).size == 7
 
 
 def test_4xx_is_not_repeated(full: Path) -> None:
     with ScriptedServer(answer("403 Forbidden", "no")) as server, pytest.raises(Refused, match="403"):
-        upload(full, server.url, settings=Settings(retries=5))
+        upload(full, server.url, settings=Settings())
     assert len(server.requests) == 1
 
 
@@ -245,7 +245,7 @@ def abilities(instance: str | None) -> bytes:
 def requests_of_upload(source: Path, *answers: bytes) -> str:
     """Upload to a server that answers so, and return the first letters of the requests after the first two."""
     with ScriptedServer(*answers) as server:
-        upload(source, server.url, settings=Settings(retries=1, connections=1), state=False)
+        upload(source, server.url, settings=Settings(connections=1), state=False)
     return " ".join(request.partition("/")[0].strip() for request in server.requests[2:])
 
 
@@ -279,7 +279,7 @@ def test_server_that_is_lost_at_the_flush_gets_all_again(short: Path) -> None:
 
 def test_stream_that_may_be_lost_is_told(short: Path) -> None:
     script = [abilities(None), OK, LOST, OK, OK]
-    settings = Settings(retries=1, connections=1)
+    settings = Settings(connections=1)
     with (
         ScriptedServer(*script) as server,
         short.open("rb") as stream,
@@ -312,14 +312,14 @@ def test_abilities_of_another_form_are_told(told: str) -> None:
         ScriptedServer(answer("200 OK", told)) as server,
         pytest.raises(ServerFailed, match=r"does not speak|not JSON"),
     ):
-        info(server.url, settings=Settings(retries=0))
+        info(server.url, settings=Settings(retry_for=0))
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, str(2**63), "x", "-1", "²"])
 def test_size_of_another_form_is_told(size: str) -> None:
     script = [features(), answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{size}")]
     with ScriptedServer(*script) as server, pytest.raises(ServerFailed, match="did not tell the size"):
-        info(server.url, settings=Settings(retries=0))
+        info(server.url, settings=Settings(retry_for=0))
 
 
 @pytest.mark.parametrize("length", ["99", "Infinity", "1e30", "9" * 5000, "-1", "0", '"100"'])
@@ -327,7 +327,7 @@ def test_extents_of_another_size_are_told(length: str) -> None:
     size = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/100")
     told = answer("200 OK", f'[{{"start": 0, "length": {length}, "zero": true}}]')
     with ScriptedServer(abilities(None), size, told) as server, pytest.raises(ServerFailed, match="of 100 bytes"):
-        extents(server.url, settings=Settings(retries=0))
+        extents(server.url, settings=Settings(retry_for=0))
 
 
 def test_answer_that_is_cut_off_is_asked_for_again() -> None:
@@ -337,7 +337,7 @@ def test_answer_that_is_cut_off_is_asked_for_again() -> None:
     cut = answer("200 OK", {"features": ["extents"]}, "Connection: close")[:-1]
     script = [cut, abilities(None), size, short, size, whole]
     with ScriptedServer(*script) as server:
-        assert list(extents(server.url, settings=Settings(retries=1))) == [Extent(0, 100, zero=True)]
+        assert list(extents(server.url, settings=Settings())) == [Extent(0, 100, zero=True)]
 
 
 # Connections that can't be made
@@ -359,10 +359,10 @@ def test_host_that_does_not_exist_is_looked_up_once(monkeypatch: pytest.MonkeyPa
 def test_long_absence_of_the_server_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("imageio_daemon.client.server.image.FIRST_DELAY", 0.001)
+    monkeypatch.setattr("imageio_daemon.client.server.patience.FIRST_DELAY", 0.001)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/images/x"
     with pytest.raises(Temporary, match="Connection refused"):
-        info(url, settings=Settings(retries=7))
+        info(url, settings=Settings(retry_for=0.1))
     (told,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert re.fullmatch(r"can't connect to 127.0.0.1:\d+: Connection refused; again in [\d.]+ s", told.getMessage())

@@ -36,7 +36,7 @@ import sys
 from imageio_daemon.client import Settings, upload
 from imageio_daemon.client.local.source import FileSource
 FileSource.portion = 4 * 1024**2
-settings = Settings(cafile=sys.argv[3], local=False, connections=int(sys.argv[4]), retries=0)
+settings = Settings(cafile=sys.argv[3], local=False, connections=int(sys.argv[4]), retry_for=0)
 upload(sys.argv[1], sys.argv[2], settings=settings, checkpoint=0)
 """
 LIBRARY = (sys.executable, "-c", UPLOAD)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server tells of an image and of itself: the answer to OPTIONS (docs/images-api.md)."""
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from ...units import MAX_OFFSET
+
+#: Largest max_readers and max_writers that are accepted from a server.
+MAX_CONNECTIONS = 10**6
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """The answer to OPTIONS.
+
+    reads_zero: the whole image reads as zeros. instance: the server's process. available: bytes that its storage has
+    free for the image; None: not known.
+    """
+
+    features: frozenset[str]
+    max_readers: int = 1
+    max_writers: int = 1
+    unix_socket: str | None = None
+    reads_zero: bool = False
+    instance: str | None = None
+    available: int | None = field(default=None, compare=False)  # two answers of one server differ in it
+
+    @classmethod
+    def from_json(cls, answer: Any) -> Self:
+        """Return the abilities. Raises KeyError, TypeError for an answer that is none."""
+        if not isinstance(answer, dict) or not isinstance(answer["features"], list):
+            raise TypeError("no object")
+        unix_socket = answer.get("unix_socket")
+        if unix_socket is not None and not isinstance(unix_socket, str):
+            raise TypeError("unix_socket")
+        return cls(
+            frozenset(map(str, answer["features"])),
+            _connections(answer.get("max_readers", 1)),
+            _connections(answer.get("max_writers", 1)),
+            unix_socket,
+            answer.get("zero_state") == "zero",
+            instance if isinstance(instance := answer.get("instance"), str) else None,
+            _available(answer.get("available")),
+        )
+
+
+def _connections(told: object) -> int:
+    if type(told) is not int or told > MAX_CONNECTIONS:
+        raise TypeError("no number of connections")
+    return max(1, told)
+
+
+def _available(told: object) -> int | None:
+    if told is not None and (type(told) is not int or not 0 <= told <= MAX_OFFSET):
+        raise TypeError("no number of bytes")
+    return told

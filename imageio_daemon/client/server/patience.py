@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long requests that fail are sent again, and the pauses between them."""
+
+import logging
+import random
+import time
+
+from ..errors import Temporary
+from .stopping import Stop
+
+log = logging.getLogger(__name__)
+
+#: Seconds before a request is sent again. The delay doubles with each try and differs by up to a quarter at random, so
+#: that connections which broke together do not come back together.
+FIRST_DELAY = 0.1
+MAX_DELAY = 10.0
+#: Longest pause that a server can ask for with Retry-After, in seconds.
+MAX_ASKED = 60.0
+#: From this try on, after about 2 s, retries are logged as warnings, so that users know what they wait for.
+TOLD_TRY = 4
+
+
+class Patience:
+    """Go on after failures for a number of seconds, counted from the first failure since something succeeded.
+
+    Used by one thread. `failed`: there was a failure since the connection exists.
+    """
+
+    def __init__(self, stop: Stop, seconds: float) -> None:
+        self.failed = False
+        self._stop = stop
+        self._seconds = seconds
+        self._since: float | None = None
+        self._tries = 0
+
+    def succeeded(self) -> None:
+        """Count from the next failure on."""
+        self._since = None
+        self._tries = 0
+
+    def wait(self, error: Temporary) -> None:
+        """Pause before the next try, at least as long as the server has asked for. Raises the error, Stopped."""
+        self.failed = True
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        left = self._since + self._seconds - now
+        if left <= 0:
+            raise self._given_up(error)
+        delay = min(self._next_delay(error), left)
+        log.log(logging.WARNING if self._tries == TOLD_TRY else logging.INFO, "%s; again in %.1f s", error, delay)
+        self._tries += 1
+        self._stop.sleep(delay)
+
+    def _given_up(self, error: Temporary) -> Temporary:
+        if not self._seconds:
+            return error
+        return Temporary(f"{error}; given up after {self._seconds:.0f} s, --retry-for waits longer", error.http_status)
+
+    def _next_delay(self, error: Temporary) -> float:
+        delay = min(FIRST_DELAY * float(1 << min(self._tries, 32)), MAX_DELAY)
+        asked = min(error.retry_after or 0.0, MAX_ASKED)
+        return max(delay, asked) * random.uniform(1, 1.25)  # noqa: S311 - no secret
