@@ -48,6 +48,8 @@ WATCH_INTERVAL = 30.0
 #: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
 #: connections. A check of 10,000 tickets with open images takes 10 ms, and a sample of each 14 ms.
 EXPIRY_INTERVAL = 2.0
+#: Seconds that the state directory has at least to keep tickets at the end.
+STATE_TIMEOUT = 1.0
 #: Seconds after which a storage operation is logged as hanging. Usual ones of a few MiB take some ms.
 HANGING = 30.0
 
@@ -93,7 +95,9 @@ class Daemon:
             most_tickets=self._config.daemon.max_tickets,
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
             state=self._state,
+            keep_tickets=self._config.daemon.keep_tickets,
         )
+        await asyncio.to_thread(self._store.restore)
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
             listening = await self._start(loops)
             for ticket in self._tickets:
@@ -248,6 +252,7 @@ class Daemon:
             await asyncio.sleep(EXPIRY_INTERVAL)
             self._store.release_expired()
             self._store.sample()
+            self._store.keep_renewed()
 
     # Stop
 
@@ -273,6 +278,7 @@ class Daemon:
             self._lanes.records.tell()
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
+        self._store.stop_keeping(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
         if self._state is not None and ended:
             self._state.close()
         for operation in hung:

@@ -84,6 +84,11 @@ class Daemon:
         "daemon makes it, for its user only, if it is missing; each daemon needs one of its own. By default it is the "
         "StateDirectory of the systemd service; without one, nothing is kept.",
     )
+    keep_tickets: bool = flag(
+        True,
+        "Keep tickets in the state directory, so that they survive a restart until they expire or are removed. Set it "
+        "to false if the program that manages the host installs its tickets again after each start of the daemon.",
+    )
     drop_privileges: bool = flag(
         True,
         "If the daemon is started as root, it becomes user_name and group_name after it has opened its sockets.",

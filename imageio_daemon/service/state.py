@@ -120,10 +120,13 @@ def open_state(path: str) -> StateDirectory | None:
 def read_file(directory: int, name: str, most: int) -> bytes:
     """Return the content of a file. directory: a descriptor. most: bytes. Raises OSError, also if it is larger."""
     fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    with open(fd, "rb") as f:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"{name}: expected a regular file")
-        data = f.read(most + 1)
+        with open(fd, "rb", closefd=False) as f:
+            data = f.read(most + 1)
+    finally:
+        os.close(fd)
     if len(data) > most:
         raise OSError(f"{name}: expected at most {most} bytes")
     return data
@@ -134,6 +137,12 @@ def replace_file(directory: int, name: str, data: bytes) -> None:
 
     directory: a descriptor. One thread at a time may replace a file.
     """
+    write_file(directory, name, data)
+    os.fsync(directory)
+
+
+def write_file(directory: int, name: str, data: bytes) -> None:
+    """Do as replace_file(), but the new file is durable only after the caller's fsync(2) of the directory."""
     unfinished = UNFINISHED + name
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -146,7 +155,6 @@ def replace_file(directory: int, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(unfinished, dir_fd=directory)
         raise
-    os.fsync(directory)
 
 
 def remove_file(directory: int, name: str) -> None:

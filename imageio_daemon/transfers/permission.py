@@ -63,7 +63,7 @@ class Permission:
         """Return the seconds from the addition of the ticket to the end of the last request."""
         return self.lease.active - self._created
 
-    def extend(self, timeout: int) -> None:
+    def extend(self, timeout: float) -> None:
         """Let the ticket expire timeout seconds from now.
 
         0 ends the ticket now: requests that run go on, but do not renew it at their end. Only extend() revives it.

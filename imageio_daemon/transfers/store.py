@@ -2,16 +2,19 @@
 """All transfers of the daemon, by ticket id. Shared by the event loops; transfers/transfer.py has the rules."""
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
 
-from ..errors import DENIED, Forbidden, InUse, TooManyTickets
+from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
 from ..service.state import StateDirectory
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend
+from .kept import KEEP_TIMEOUT, MOST_RENEWED, open_kept, until_done
+from .kept_record import Record
 from .permission import Clock
 from .ticket import Access, Ticket
 from .transfer import Transfer
@@ -33,8 +36,8 @@ class TransferStore:
     """All transfers by ticket id. Thread-safe.
 
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
-    store at a time. most_connections: on one ticket at a time. state: what is kept there outlives the process; None:
-    nothing is kept. clock: in seconds.
+    store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
+    next process, if keep_tickets; None: nothing is kept. clock: in seconds.
     """
 
     def __init__(
@@ -45,9 +48,10 @@ class TransferStore:
         most_tickets: int,
         most_connections: int,
         state: StateDirectory | None = None,
+        keep_tickets: bool = True,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._state = state
+        self._kept = open_kept(state, clock, wanted=keep_tickets)
         self._open_backend = open_backend
         self._identify = identify
         self._most_tickets = most_tickets
@@ -58,7 +62,69 @@ class TransferStore:
         self._ending = EndingTransfers()
 
     def add(self, ticket: Ticket) -> Transfer:
-        """Add a ticket, and replace one of the same id, whose requests are cancelled. Raises TooManyTickets."""
+        """Add a ticket that is not kept, and replace one of the same id, whose requests are cancelled.
+
+        Raises TooManyTickets.
+        """
+        transfer, replaced = self._add(ticket, kept=False)
+        if replaced and self._kept is not None:
+            self._kept.remove(ticket.ticket_id)
+        return transfer
+
+    async def install(self, ticket: Ticket) -> Transfer:
+        """Add a ticket as add() does, and keep it. Afterwards it outlives the process, or the log tells why not.
+
+        Raises TooManyTickets.
+        """
+        transfer, _ = self._add(ticket, kept=True)
+        try:
+            await self.keep(transfer)
+        except (StorageError, Unavailable) as e:  # it is served all the same
+            log.error("transfer %s: its ticket is not kept: %s", ticket.log_name, e)
+        return transfer
+
+    def restore(self) -> None:
+        """Add the tickets that were kept by the process before. Blocks."""
+        if self._kept is None:
+            return
+        dropped = 0
+        for record in self._kept.load():
+            try:
+                self._add(record.ticket, kept=True, record=record)
+            except TooManyTickets:
+                self._kept.remove(record.ticket.ticket_id)
+                dropped += 1
+        if dropped:
+            log.warning("kept tickets are dropped: there are too many", extra=logs.fields(count=dropped))
+
+    async def keep(self, transfer: Transfer) -> bool:
+        """Keep a ticket with its expiry and its kept_state as they are now, and tell whether it is kept durably.
+
+        Called after a change of these. A ticket that is not valid any more is forgotten. Without a state directory, for
+        tickets of add() and for transfers that have left the store, there is no effect. Raises StorageError if an older
+        state may be kept, Unavailable if the disk does not answer in time, InvalidRequest if kept_state is too large.
+        """
+        with self._lock:
+            if self._kept is None or not transfer.kept or self.get(transfer.ticket.ticket_id) is not transfer:
+                return False
+            done = self._kept.bring_in_step(transfer)
+        return await until_done(done, KEEP_TIMEOUT)
+
+    def keep_renewed(self, *, at_end: bool = False) -> None:
+        """Keep the tickets that use has renewed, and forget those that have expired, without waiting.
+
+        at_end: all of them. Otherwise some, and a later call keeps the others.
+        """
+        kept = self._kept
+        if kept is None or (kept.renewing and not at_end):
+            return
+        found = (t for t in self.all() if t.kept and kept.outdated(t, at_end=at_end))
+        outdated = list(found if at_end else itertools.islice(found, MOST_RENEWED))
+        with self._lock:  # a removal meanwhile comes before or after
+            kept.renew(t for t in outdated if self.get(t.ticket.ticket_id) is t)
+
+    def _add(self, ticket: Ticket, *, kept: bool, record: Record | None = None) -> tuple[Transfer, bool]:
+        """Add a ticket, and tell whether it has replaced one."""
         with self._lock:
             replaced = self._transfers.get(ticket.ticket_id)
             self._require_room(replaced)
@@ -72,12 +138,16 @@ class TransferStore:
                 most_connections=self._most_connections,
                 clock=self._clock,
             )
+            transfer.kept = kept
+            if record is not None:
+                transfer.permission.extend(record.remaining)
+                transfer.kept_state = record.state
         transfer.end.when_left(self._leave)
         transfer.end.when_ended(self._forget)
         if replaced is not None:
             self._cancel(replaced)
         log.info(
-            "ticket added",
+            "ticket added" if record is None else "ticket restored",
             extra=logs.fields(
                 transfer=ticket.log_name,
                 url=ticket.shown_url,
@@ -85,7 +155,7 @@ class TransferStore:
                 ops=",".join(a.value for a in ticket.ops),
             ),
         )
-        return transfer
+        return transfer, replaced is not None
 
     def get(self, ticket_id: str) -> Transfer | None:
         """Return the transfer of a ticket in any state; None: there is no such ticket."""
@@ -108,8 +178,9 @@ class TransferStore:
         """Cancel and remove a ticket. A ticket that does not exist is no error.
 
         Afterwards no operation of a ticket with this id runs, and no operation of another cancelled ticket on its
-        image. timeout: seconds to wait for that; 0: do not wait for requests. Raises InUse if they have not ended by
-        then; the ticket stays in the store, cancelled.
+        image, and no later process has the ticket. timeout: seconds to wait for that; 0: do not wait for requests.
+        Raises InUse if they have not ended by then, StorageError or Unavailable if it cannot be forgotten; the ticket
+        stays in the store, cancelled.
         """
         with self._lock:
             transfer = self._transfers.get(ticket_id)
@@ -117,15 +188,28 @@ class TransferStore:
                 self._ends(transfer)
         if transfer is not None:
             self._cancel(transfer)
+        with self._lock:
+            forgotten = self._kept.remove(ticket_id) if self._kept is not None else None
         if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
         await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
+        if forgotten is not None:
+            await until_done(forgotten, KEEP_TIMEOUT)
         with self._lock:
             if transfer is not None and self._transfers.get(ticket_id) is transfer:
                 del self._transfers[ticket_id]
 
-    def clear(self) -> None:
-        """Cancel and remove all tickets, without waiting."""
+    async def clear(self) -> None:
+        """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""
+        transfers = self._take_all()
+        with self._lock:
+            ids = [transfer.ticket.ticket_id for transfer in transfers]
+            forgotten = [self._kept.remove(ticket_id) for ticket_id in ids] if self._kept is not None else []
+        for done in forgotten:
+            await until_done(done, KEEP_TIMEOUT)
+
+    def _take_all(self) -> list[Transfer]:
+        """Take all transfers out of the store, and cancel them."""
         with self._lock:
             transfers = list(self._transfers.values())
             self._transfers.clear()
@@ -133,6 +217,7 @@ class TransferStore:
                 self._ends(transfer)
         for transfer in transfers:
             self._cancel(transfer)
+        return transfers
 
     def release_expired(self) -> None:
         """Release the images of expired tickets on which no request runs; see Transfer.release_expired()."""
@@ -145,10 +230,16 @@ class TransferStore:
             transfer.sample()
 
     async def close(self) -> None:
-        """Cancel all transfers and wait until they have ended, for the shutdown."""
-        self.clear()
+        """Cancel all transfers and wait until they have ended, for the shutdown. The next process has their tickets."""
+        self.keep_renewed(at_end=True)
+        self._take_all()
         for end in self._ending.all():
             await end.until_ended()
+
+    def stop_keeping(self, timeout: float) -> None:
+        """Wait at most timeout seconds until all tickets are kept. Nothing is kept after that. Blocks."""
+        if self._kept is not None:
+            self._kept.close(timeout)
 
     def _require_room(self, replaced: Transfer | None) -> None:
         """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""

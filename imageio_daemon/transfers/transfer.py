@@ -67,6 +67,11 @@ class Transfer:
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle)
         self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
+        #: Whether the ticket outlives the process. Set by the store.
+        self.kept = False
+        #: What outlives the process with the ticket: JSON values, with the ticket less than 256 KiB. Who changes it,
+        #: in one step, awaits TransferStore.keep() afterwards. A ticket that replaces this one begins with none.
+        self.kept_state: dict[str, Any] = {}
         #: Whether the image is known to have all bytes of the ticket. It stays so, because images only grow.
         self.covered = False
 

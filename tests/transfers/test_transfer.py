@@ -333,7 +333,7 @@ def open_by_another_name(store: TransferStore) -> asyncio.Task[Backend]:
 async def test_new_ticket_waits_for_the_same_image_by_another_name(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
-    store.clear()
+    await store.clear()
     opening = open_by_another_name(store)
     await turns()
     assert opener.opened == 2
@@ -348,7 +348,7 @@ async def test_new_ticket_waits_until_the_same_image_by_another_name_is_closed(
 ) -> None:
     await transfer.backend()
     held = opener.backend.hold("close")
-    store.clear()
+    await store.clear()
     await held.reached.wait()
     opening = open_by_another_name(store)
     await turns()
@@ -362,7 +362,7 @@ async def test_new_ticket_waits_until_the_same_image_by_another_name_is_closed(
 async def test_removal_while_another_ticket_has_the_image_closes_it_and_waits_for_the_other(
     known_image: None, store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
-    store.clear()
+    await store.clear()
     opening = open_by_another_name(store)
     await turns()
     with pytest.raises(InUse):
@@ -399,7 +399,7 @@ async def require_in_use(store: TransferStore, ticket_id: str = "secret") -> Non
 async def test_removal_waits_for_the_requests_of_a_ticket_that_was_cleared(
     store: TransferStore, unfinished: Operation
 ) -> None:
-    store.clear()
+    await store.clear()
     await require_in_use(store)
     unfinished.release()
     await store.remove("secret", 60)
@@ -441,7 +441,7 @@ async def test_removal_waits_for_the_same_image_by_another_name_when_its_own_was
     for name in ("link", "another"):
         store.add(replace(ticket(name), url=f"file:///{name}"))
     opener.images["file:///link"] = opener.memory.identity
-    store.clear()
+    await store.clear()
     await store.remove("another", 60)
     with pytest.raises(InUse):
         await store.remove("link", 0.01)
@@ -464,7 +464,7 @@ async def test_transfers_that_have_ended_are_forgotten(
 ) -> None:
     for _ in range(2):
         store.add(replace(ticket(), url="file:///other"))
-    store.clear()
+    await store.clear()
     assert len(store._ending) == 3
     unfinished.release()
     await store.close()
@@ -489,7 +489,7 @@ async def test_tickets_that_do_not_end_are_limited(store: TransferStore, unfinis
         store.add(ticket())
     with pytest.raises(TooManyTickets, match="have not ended"):
         store.add(ticket())
-    store.clear()
+    await store.clear()
     with pytest.raises(TooManyTickets, match="have not ended"):
         store.add(ticket("another"))
     unfinished.release()
@@ -500,7 +500,7 @@ async def test_tickets_that_do_not_end_are_limited(store: TransferStore, unfinis
 async def test_new_ticket_waits_for_the_requests_of_cleared_ones(
     store: TransferStore, unfinished: Operation, opener: Opener
 ) -> None:
-    store.clear()
+    await store.clear()
     opening = asyncio.create_task(store.add(ticket("another")).backend())
     await turns()
     assert opener.opened == 1
@@ -512,7 +512,7 @@ async def test_new_ticket_waits_for_the_requests_of_cleared_ones(
 async def test_clear_removes_all_at_once_and_close_waits(store: TransferStore, opener: Opener) -> None:
     transfer = store.add(ticket())
     await transfer.backend()
-    store.clear()
+    await store.clear()
     assert store.all() == []
     await store.close()
     assert opener.memory.closed

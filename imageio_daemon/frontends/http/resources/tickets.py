@@ -46,22 +46,26 @@ class Tickets:
         ticket = Ticket.from_json(await read_json(request), inactivity_timeout=self._inactivity_timeout)
         if ticket.ticket_id != name_of(request):
             raise InvalidRequest("Invalid ticket: 'uuid' is not the id in the path")
-        self._store.add(ticket)
+        await self._store.install(ticket)
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
         """Let a ticket expire after the timeout in the body, in seconds from now; 0: now.
 
-        Raises InvalidRequest, TooLarge, NotFound, PeerGone.
+        Raises InvalidRequest, TooLarge, NotFound, PeerGone; StorageError or Unavailable if a later process might have
+        the ticket with its former expiry.
         """
         timeout = timeout_from_json(await read_json(request))
-        self._find(request).permission.extend(timeout)
+        transfer = self._find(request)
+        transfer.permission.extend(timeout)
+        await self._store.keep(transfer)
         return web.Response()
 
     async def delete(self, request: web.Request) -> web.Response:
         """Cancel and remove a ticket. The answer is 204 also if there is no such ticket.
 
-        Raises InUse if its operations have not ended after remove_timeout. The ticket then stays, cancelled.
+        Raises InUse if its operations have not ended after remove_timeout; StorageError or Unavailable if a later
+        process might have the ticket. It then stays, cancelled.
         """
         await self._store.remove(name_of(request), self._remove_timeout)
         return web.Response(status=204)
@@ -71,8 +75,8 @@ class Tickets:
         return json_response([transfer.status() for transfer in self._store.all()])
 
     async def clear(self, _: web.Request) -> web.Response:
-        """Cancel and remove all tickets, without waiting."""
-        self._store.clear()
+        """Cancel and remove all tickets, without waiting for requests. Raises StorageError, Unavailable."""
+        await self._store.clear()
         return web.Response(status=204)
 
     def _find(self, request: web.Request) -> Transfer:

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tickets in the state directory: what is read at the start, and what is on the disk now.
+
+A crash leaves a ticket with the expiry that was last written. It is written again when use has renewed the ticket by
+more than a part of its timeout, so the ticket may expire that much earlier after a crash, and never later.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import re
+from collections.abc import Iterable
+
+from ..errors import Error, InvalidRequest, StorageError, Unavailable
+from ..service import logs
+from ..service.keeper import Done, FileKeeper
+from ..service.state import StateDirectory, read_file
+from .kept_record import MAX_RECORD, Clocks, Record, file_name
+from .permission import Clock
+from .transfer import Transfer
+
+log = logging.getLogger(__name__)
+
+#: The part of a ticket's timeout by which use may have renewed it before its file is written again.
+RENEWED_PART = 1 / 4
+#: Files that are written again at a time. With 5 ms for each, a removal waits for 0.3 s.
+MOST_RENEWED = 64
+#: Seconds that an answer waits for the disk.
+KEEP_TIMEOUT = 10.0
+#: Seconds that count as a renewal at the end of the daemon.
+RENEWED_AT_END = 1.0
+
+_FILE_NAME = re.compile(r"[0-9a-f]{64}")
+
+
+class KeptTickets:
+    """The files of tickets. Calls for one ticket come in the order of its changes, under the store's lock.
+
+    directory: descriptor of their directory. clock: in seconds, that of the leases.
+    """
+
+    def __init__(self, directory: int, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._keeper = FileKeeper(directory, "tickets")
+        #: The expiry that each file tells, by ticket id; -1: an unknown one. Changed in the keeper's thread only.
+        self._on_disk: dict[str, float] = {}
+        self._renewing: list[Done] = []
+
+    def load(self) -> list[Record]:
+        """Return the tickets that have not expired. Blocks. Other files are removed; damaged ones are logged once."""
+        records: list[Record] = []
+        damaged: list[str] = []
+        now = Clocks.read()
+        for name in sorted(os.listdir(self._directory)):
+            try:
+                record = self._read(name, now)
+            except (OSError, Error) as e:
+                damaged.append(str(e))
+                self._keeper.remove(name)
+                continue
+            if record.remaining > 0:
+                records.append(record)
+                self._on_disk[record.ticket.ticket_id] = self._clock() + record.remaining
+            else:
+                self._keeper.remove(name)
+        if damaged:
+            log.warning("damaged kept tickets are dropped", extra=logs.fields(count=len(damaged), first=damaged[0]))
+        return records
+
+    def write(self, transfer: Transfer) -> Done:
+        """Write a ticket as it is now; see FileKeeper.write(). Raises InvalidRequest if its state is too large."""
+        ticket_id, expires = transfer.ticket.ticket_id, transfer.permission.lease.expires
+        record = Record(transfer.ticket, expires - self._clock(), transfer.kept_state)
+        done = self._keeper.write(file_name(ticket_id), record.encode(Clocks.read()))
+        done.add_done_callback(lambda done: self._note(ticket_id, done, expires))
+        return done
+
+    def remove(self, ticket_id: str) -> Done:
+        """Remove a ticket; see FileKeeper.remove()."""
+        done = self._keeper.remove(file_name(ticket_id))
+        done.add_done_callback(lambda done: self._note(ticket_id, done, None))
+        return done
+
+    def outdated(self, transfer: Transfer, *, at_end: bool = False) -> bool:
+        """Tell whether the file has to be written or removed, because the ticket was renewed or has expired.
+
+        at_end: the daemon ends, so that even a short renewal is worth it.
+        """
+        told = self._on_disk.get(transfer.ticket.ticket_id)
+        if not transfer.permission.valid:
+            return told is not None
+        if told is None:
+            return True
+        renewed = transfer.permission.lease.expires - told
+        return renewed > (RENEWED_AT_END if at_end else max(RENEWED_AT_END, transfer.ticket.timeout * RENEWED_PART))
+
+    @property
+    def renewing(self) -> bool:
+        """Tell whether the last files of renew() are still being written."""
+        return not all(done.done() for done in self._renewing)
+
+    def renew(self, transfers: Iterable[Transfer]) -> None:
+        """Write or remove the files of these tickets, without waiting."""
+        self._renewing = [self.bring_in_step(transfer) for transfer in transfers]
+
+    def bring_in_step(self, transfer: Transfer) -> Done:
+        """Write the file of a valid ticket; remove that of another."""
+        return self.write(transfer) if transfer.permission.valid else self.remove(transfer.ticket.ticket_id)
+
+    def clear(self) -> None:
+        """Remove all files, and keep nothing any more. Blocks."""
+        for name in os.listdir(self._directory):
+            self._keeper.remove(name)
+        self.close(KEEP_TIMEOUT)
+
+    def close(self, timeout: float) -> None:
+        """Wait at most timeout seconds until all is written."""
+        if not self._keeper.close(timeout):
+            log.error("tickets were not kept: the state directory does not answer")
+
+    def _read(self, name: str, now: Clocks) -> Record:
+        if not _FILE_NAME.fullmatch(name):
+            raise InvalidRequest("its name is not that of a ticket")
+        record = Record.decode(read_file(self._directory, name, MAX_RECORD), now)
+        if file_name(record.ticket.ticket_id) != name:
+            raise InvalidRequest("it is the file of another ticket")
+        return record
+
+    def _note(self, ticket_id: str, done: Done, expires: float | None) -> None:
+        """Note what is on the disk. Called in the keeper's thread."""
+        if done.exception() is not None:
+            self._on_disk[ticket_id] = -1.0
+        elif expires is None or not done.result():
+            self._on_disk.pop(ticket_id, None)
+        else:
+            self._on_disk[ticket_id] = expires
+
+
+def open_kept(state: StateDirectory | None, clock: Clock, *, wanted: bool) -> KeptTickets | None:
+    """Return what keeps tickets; None if there is no state directory, or it is not wanted. Blocks.
+
+    Tickets that were kept before it was not wanted are removed, so that they do not come back when it is again.
+    """
+    if state is None:
+        return None
+    try:
+        kept = KeptTickets(state.directory("tickets"), clock)
+    except OSError as e:
+        log.warning("tickets are not kept in the state directory: %s", e.strerror or e)
+        return None
+    if wanted:
+        return kept
+    kept.clear()
+    return None
+
+
+async def until_done(done: Done, timeout: float) -> bool:
+    """Return the result of a wish to FileKeeper. It stays in force if the task is cancelled. timeout: seconds.
+
+    Raises StorageError for OSError, and Unavailable if the disk does not answer in time.
+    """
+    waiting = asyncio.wrap_future(done)
+    waiting.add_done_callback(_look_at)
+    try:
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(waiting)
+    except TimeoutError:
+        raise Unavailable("The state directory does not answer") from None
+    except OSError as e:
+        raise StorageError(e.errno or errno.EIO, "change kept tickets", "the state directory") from None
+
+
+def _look_at(future: "asyncio.Future[bool]") -> None:
+    """Retrieve the exception. Otherwise asyncio logs it if the waiting task was cancelled."""
+    if not future.cancelled():
+        future.exception()
