@@ -212,7 +212,7 @@ class Daemon:
             image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap)
             run_dir = self._config.daemon.run_dir
             return await ManagedBackend.start(
-                image, options, run_dir=run_dir, connections=config.connections, writable=writable
+                self._engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
             )
         if ticket.http is not None:
             most = self._config.daemon.max_connections

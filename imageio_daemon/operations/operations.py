@@ -136,6 +136,15 @@ async def info(transfer: Transfer) -> BackendInfo:
         return backend.info
 
 
+async def available(transfer: Transfer) -> int | None:
+    """Return how many bytes of data the image may have, as a part of a request; None: not known.
+
+    Raises Forbidden, Canceled, StorageError.
+    """
+    async with running(transfer, None, part=True) as (op, backend):
+        return await backend.available(op)
+
+
 async def size(transfer: Transfer, *, part: bool = False) -> int:
     """Return how many bytes can be read now. part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError."""
     backend = transfer.opened

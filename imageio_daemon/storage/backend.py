@@ -214,6 +214,13 @@ class Backend(Protocol):
         """Ask storage for the size again, because other programs may have changed the image."""
         ...
 
+    def available(self, op: Operation) -> Awaitable[int | None]:
+        """Return how many bytes of data the image may have: what is free, and what it has already; None: not known.
+
+        On storage that shares blocks between images, writing what the image has may need new ones: they are not told.
+        """
+        ...
+
     def pread(self, op: Operation, piece: Memory, offset: int) -> Awaitable[object]:
         """Fill the memory of the piece with the bytes of the image at offset."""
         ...

@@ -238,6 +238,11 @@ class RemoteImage:
         """Return the name of the image for logs."""
         return self._external.name
 
+    async def available(self, op: Operation) -> int | None:
+        """Return None: the server of the image does not tell."""
+        op.require_running()
+        return None
+
     def lane_handle(self) -> AbstractContextManager[Any]:
         """Keep C's handle of the image open for a block; see External."""
         return self._external.lane_handle()

@@ -47,7 +47,8 @@ typedef enum {
     IOU_ALLOCATE = 2,  /* zero: the range stays provisioned */
     IOU_FAST_ONLY = 4, /* zero: only without data I/O, else ENOTSUP, and neither content nor size has changed */
     IOU_WRITABLE = 8,  /* open: for reading and writing; without it, reading only */
-    IOU_BUFFERED = 16  /* open: do not try direct I/O */
+    IOU_BUFFERED = 16, /* open: do not try direct I/O */
+    IOU_SPACE = 32     /* stat: ask the file system how much data the image may have, too */
 } iou_flag;
 
 /* The method by which a range was zeroed, in order of expense. A request with several reports the most expensive. */
@@ -115,7 +116,7 @@ typedef struct {
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
     uint32_t count;     /* extents: records filled */
-    uint64_t size;      /* ENODATA with IOU_SYS_NONE: the size of the image */
+    uint64_t size;      /* ENODATA with IOU_SYS_NONE: the size of the image; IOU_SPACE: see iou_syscalls */
     /* zero, trim: errnos of the system calls that are given up, from IOU_SYS_PUNCH_HOLE on. Only the first operation of
        an image that gives one up reports it; 0: nothing new. */
     uint16_t given_up[IOU_ZEROING_CALLS];
@@ -270,6 +271,8 @@ typedef struct {
     int (*write_back)(int fd, int64_t offset, int64_t length); /* sync_file_range, to the end */
     int (*drop_clean)(int fd, int64_t offset, int64_t length); /* posix_fadvise DONTNEED */
     int64_t (*lseek)(int fd, int64_t offset, int whence);
+    /* Bytes that are free for an unprivileged user, and those that the file has; UINT64_MAX: not known. */
+    int (*space)(int fd, uint64_t *space);
 } iou_syscalls;
 
 void iou_set_syscalls(const iou_syscalls *table);

@@ -8,6 +8,7 @@
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "api/ioutil.h"
@@ -62,6 +63,19 @@ static int64_t real_lseek(int fd, int64_t offset, int whence) {
     return lseek(fd, offset, whence);
 }
 
+/* Not known: of block devices, and of file systems that tell no size, such as a tmpfs without a limit. */
+static int real_space(int fd, uint64_t *space) {
+    struct statvfs fs;
+    struct stat st;
+    uint64_t free;
+    if (fstat(fd, &st) == -1 || fstatvfs(fd, &fs) == -1)
+        return -1;
+    if (!S_ISREG(st.st_mode) || fs.f_blocks == 0 || __builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &free) ||
+        __builtin_add_overflow(free, (uint64_t)st.st_blocks * 512, space))
+        *space = UINT64_MAX;
+    return 0;
+}
+
 #define REAL_CALLS                                                                                                     \
     {                                                                                                                  \
         .open = real_open,                                                                                             \
@@ -76,6 +90,7 @@ static int64_t real_lseek(int fd, int64_t offset, int whence) {
         .write_back = real_write_back,                                                                                 \
         .drop_clean = real_drop_clean,                                                                                 \
         .lseek = real_lseek,                                                                                           \
+        .space = real_space,                                                                                           \
     }
 
 static const iou_syscalls REAL = REAL_CALLS;
@@ -96,6 +111,7 @@ void iou_set_syscalls(const iou_syscalls *table) {
     REPLACE(write_back);
     REPLACE(drop_clean);
     REPLACE(lseek);
+    REPLACE(space);
 }
 
 /* The value of a call that is repeated as long as a signal interrupts it, -errno if it fails. */
@@ -154,4 +170,8 @@ int sys_drop_clean(int fd, uint64_t offset, uint64_t length) {
 
 int64_t sys_lseek(int fd, uint64_t offset, int whence) {
     return RETRY(int64_t, calls.lseek(fd, (int64_t)offset, whence));
+}
+
+int sys_space(int fd, uint64_t *space) {
+    return RETRY(int, calls.space(fd, space));
 }

@@ -22,5 +22,6 @@ int sys_fdatasync(int fd);
 int sys_write_back(int fd, uint64_t offset, uint64_t length); /* dirty pages, not metadata nor the disk's cache */
 int sys_drop_clean(int fd, uint64_t offset, uint64_t length);
 int64_t sys_lseek(int fd, uint64_t offset, int whence);
+int sys_space(int fd, uint64_t *space);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "base/syscalls.h"
 #include "engine/running.h"
 #include "image/io.h"
 #include "image/size.h"
@@ -36,6 +37,8 @@ static int run_stat(struct op *op) {
     int error = size_refresh(op, op->handle, &size);
     if (!error)
         look_at_content(op->handle);
+    if (!error && op->flags & IOU_SPACE && sys_space(op->handle->fd, &op->result.size) < 0)
+        op->result.size = UINT64_MAX; /* a hint is not worth a failure */
     return error;
 }
 

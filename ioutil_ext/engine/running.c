@@ -13,6 +13,7 @@
 
 static const uint32_t ALLOWED_FLAGS[] = {
     [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED,
+    [IOU_STAT] = IOU_SPACE,
     [IOU_WRITE] = IOU_FUA,
     [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,
     [IOU_TRIM] = IOU_FUA,

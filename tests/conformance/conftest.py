@@ -137,7 +137,9 @@ async def backend(
     elif request.param == "managed":
         path = make_qcow2(tmp_path / "image", SIZE)
         image = Image(str(path), "qcow2", backing_chain=True, allowed=())
-        made = await ManagedBackend.start(image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True)
+        made = await ManagedBackend.start(
+            engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True
+        )
     elif request.param == "http":
         path = tmp_path / "image"
         path.touch()

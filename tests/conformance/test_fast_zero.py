@@ -14,6 +14,7 @@ from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber,
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd import session as nbd_session
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
@@ -99,14 +100,16 @@ def make_image(tmp_path: Path, content: bytes) -> Callable[..., Path]:
 
 
 @pytest.fixture
-async def start(run_dir: Path, tmp_path: Path) -> AsyncIterator[Start]:
+async def start(engine: Engine, run_dir: Path, tmp_path: Path) -> AsyncIterator[Start]:
     """Open managed images that are closed after the test."""
     made: list[ManagedBackend] = []
 
     async def start_one(path: Path, image_format: str = "qcow2", connections: int = 3) -> ManagedBackend:
         image = Image(str(path), image_format, backing_chain=True, allowed=(str(tmp_path),))
         made.append(
-            await ManagedBackend.start(image, NBD_OPTIONS, run_dir=str(run_dir), connections=connections, writable=True)
+            await ManagedBackend.start(
+                engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=connections, writable=True
+            )
         )
         return made[-1]
 

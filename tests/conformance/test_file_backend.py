@@ -23,6 +23,8 @@ from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.units import KiB, MiB
 from ioutil_ext import ffi, lib
+from tests.ioutil.syscall_table import replaced
+from tests.support.realstorage import loop_device, missing, mounted
 
 
 @pytest.fixture
@@ -284,3 +286,57 @@ def _ask_until_closed(backend: FileBackend) -> None:
     with contextlib.suppress(Canceled):
         while backend.info.size == MiB:
             _ = backend.generation
+
+
+# What is available
+
+
+async def available(engine: Engine, path: Path) -> int | None:
+    backend = await FileBackend.open(engine, str(path), writable=True)
+    try:
+        return await backend.available(Operation())
+    finally:
+        await backend.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    if reason := missing("tmpfs"):
+        pytest.skip(reason)
+    with mounted("tmpfs", tmp_path, 4 * MiB) as directory:
+        yield directory
+
+
+async def test_what_the_file_has_is_available_to_it(engine: Engine, small: Path) -> None:
+    image, other = small / "image", small / "other"
+    image.touch()
+    os.truncate(image, 100 * MiB)
+    assert await available(engine, image) == 4 * MiB
+    image.write_bytes(bytes(MiB))
+    assert await available(engine, image) == 4 * MiB
+    other.write_bytes(bytes(3 * MiB))
+    assert await available(engine, image) == MiB
+
+
+async def test_file_system_without_a_limit_does_not_tell_what_is_available(engine: Engine, tmp_path: Path) -> None:
+    if reason := missing("tmpfs"):
+        pytest.skip(reason)
+    with mounted("tmpfs", tmp_path, 0) as directory:
+        (directory / "image").touch()
+        assert await available(engine, directory / "image") is None
+
+
+async def test_block_device_does_not_tell_what_is_available(engine: Engine, image: Path) -> None:
+    if reason := missing("ext4"):
+        pytest.skip(reason)
+    with loop_device(image) as device:
+        assert await available(engine, device) is None
+
+
+async def test_failure_to_learn_what_is_available_is_not_known(engine: Engine, image: Path) -> None:
+    def space(fd: int) -> int:
+        raise OSError(errno.EIO, "on purpose")
+
+    with replaced(space=space):
+        assert await available(engine, image) is None

@@ -212,6 +212,11 @@ async def test_the_size_is_asked_for_again(open_scripted: OpenScripted) -> None:
     assert backend.info.size == 200
 
 
+async def test_what_is_available_is_what_the_other_server_tells_now(open_scripted: OpenScripted) -> None:
+    backend = await open_scripted(options(available=7), first_byte(), options(available=5), options())
+    assert [await backend.available(Operation()) for _ in range(2)] == [5, None]
+
+
 async def test_an_empty_image_has_size_0(open_scripted: OpenScripted) -> None:
     backend = await open_scripted(options(), answer(416, Content_Range="bytes */0"))
     assert backend.info.size == 0
@@ -243,6 +248,10 @@ async def test_a_closed_connection_is_replaced(
         pytest.param(options(max_writers=True), id="writers a flag"),
         pytest.param(options(instance=1), id="instance no text"),
         pytest.param(options(instance="x" * 257), id="instance too long"),
+        pytest.param(options(available="1"), id="available no number"),
+        pytest.param(options(available=True), id="available a flag"),
+        pytest.param(options(available=-1), id="available negative"),
+        pytest.param(options(available=2**64), id="available too large"),
         pytest.param(answer(200, b" " * (64 * KiB + 1)), id="too long"),
         pytest.param(answer(200, b"{}", Content_Encoding="gzip"), id="encoded"),
         pytest.param(answer(302, Location="https://elsewhere/"), id="redirect"),

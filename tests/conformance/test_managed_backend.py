@@ -35,31 +35,39 @@ def servers(run_dir: Path) -> Iterator[Path]:
     assert not list(run_dir.iterdir())
 
 
-async def start(image: Image, run_dir: Path, options: Options = NBD_OPTIONS) -> ManagedBackend:
-    return await ManagedBackend.start(image, options, run_dir=str(run_dir), connections=2, writable=True)
+async def start(engine: Engine, image: Image, run_dir: Path, options: Options = NBD_OPTIONS) -> ManagedBackend:
+    return await ManagedBackend.start(engine, image, options, run_dir=str(run_dir), connections=2, writable=True)
 
 
-async def test_closing_ends_the_server(image: Image, servers: Path) -> None:
-    backend = await start(image, servers)
+async def test_closing_ends_the_server(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
     assert len(list(servers.iterdir())) == 1
     await backend.close()
 
 
+async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
+    assert await backend.available(Operation())
+    Path(image.path).unlink()
+    assert await backend.available(Operation()) is None
+    await backend.close()
+
+
 async def test_a_server_that_cannot_be_used_is_stopped(
-    image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise ServerGone("nobody", "on purpose")
 
     monkeypatch.setattr(ManagedBackend, "open", fail)
     with pytest.raises(ServerGone):
-        await start(image, servers)
+        await start(engine, image, servers)
 
 
 async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_another(
-    image: Image, servers: Path, pool: BufferPool
+    engine: Engine, image: Image, servers: Path, pool: BufferPool
 ) -> None:
-    store = TransferStore(lambda _: start(image, servers), most_tickets=1, most_connections=1)
+    store = TransferStore(lambda _: start(engine, image, servers), most_tickets=1, most_connections=1)
     ops = (Access.WRITE,)
     ticket = Ticket(ticket_id="x", url="file:///x", size=SIZE, ops=ops, timeout=0, inactivity_timeout=60)
     transfer = store.add(ticket)
@@ -73,8 +81,8 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     await store.remove("x", 30)
 
 
-async def test_what_a_failed_flush_has_left_is_never_flushed(image: Image, servers: Path) -> None:
-    backend = await start(image, servers)
+async def test_what_a_failed_flush_has_left_is_never_flushed(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
     backend._reconnecting.flush_failure = StorageError(5, "flush", "fdatasync")
     assert backend.info.unflushed
     with pytest.raises(StorageError):
@@ -83,11 +91,13 @@ async def test_what_a_failed_flush_has_left_is_never_flushed(image: Image, serve
     await backend.close()
 
 
-async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path, tmp_path: Path) -> None:
+async def test_it_is_known_to_be_the_file_that_it_is(
+    engine: Engine, image: Image, servers: Path, tmp_path: Path
+) -> None:
     engine = Engine(1)
     (tmp_path / "link").symlink_to(image.path)
     raw = await FileBackend.open(engine, str(tmp_path / "link"), writable=False)
-    backend = await start(image, servers)
+    backend = await start(engine, image, servers)
     assert backend.info.identity == raw.info.identity
     await backend.close()
     await raw.close()
@@ -95,8 +105,8 @@ async def test_it_is_known_to_be_the_file_that_it_is(image: Image, servers: Path
     assert engine.stop(10) == []
 
 
-async def test_it_can_all_that_clients_ask_for(image: Image, servers: Path) -> None:
-    backend = await start(image, servers)
+async def test_it_can_all_that_clients_ask_for(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
     wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
     assert backend._reconnecting.agreed.flags & wanted == wanted
     await backend.close()

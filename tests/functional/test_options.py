@@ -30,6 +30,18 @@ def test_a_read_only_image_offers_no_change(client: Connection, new_image: MakeI
     assert sorted(answer.json()["features"]) == READ_FEATURES
 
 
+@pytest.mark.every_kind
+def test_it_tells_the_room_for_data_where_that_is_known(client: Connection, new_image: MakeImage) -> None:
+    image = new_image()
+    available = client.request("OPTIONS", image.url).json().get("available")
+    known = image.place.kind in ("file", "managed-qcow2", "proxy")
+    assert type(available) is (int if known else type(None))
+
+
+def test_it_tells_no_room_for_data_that_may_not_be_written(client: Connection, new_image: MakeImage) -> None:
+    assert "available" not in client.request("OPTIONS", new_image(ops=["read"]).url).json()
+
+
 def test_it_tells_how_many_connections_may_be_used(client: Connection, new_image: MakeImage) -> None:
     options = client.request("OPTIONS", new_image().url).json()
     assert options["max_readers"] == 8

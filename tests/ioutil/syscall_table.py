@@ -86,7 +86,7 @@ def _call(name: str, function: Replacement, arguments: tuple[Any, ...]) -> int:
     if name in ("pread", "pwrite"):
         fd, buffer, length, offset = arguments
         return int(function(fd, memoryview(ffi.buffer(buffer, length)), offset))
-    if name == "size":
+    if name in ("size", "space"):
         fd, result = arguments
         result[0] = function(fd)
         return 0

@@ -50,6 +50,9 @@ class MemoryBackend:
     async def refresh(self, op: Operation) -> None:
         pass
 
+    async def available(self, op: Operation) -> int | None:
+        return None
+
     async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
         self._check(op)
         if offset + len(piece) > len(self.content):

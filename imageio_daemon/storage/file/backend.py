@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Extents asked for at once, in 384 KiB of records: an image of a million extents costs 61 thread hops.
 EXTENTS_BATCH = 16384
+#: C's UINT64_MAX.
+UNKNOWN_SPACE = 2**64 - 1
 _INFO = ffi.typeof("iou_info *")
 
 
@@ -79,6 +81,11 @@ class FileBackend:
     def refresh(self, op: Operation) -> "asyncio.Future[Any]":
         """Look at the size again: others may have changed the image."""
         return self._ranged(lib.IOU_STAT, op, 0, 0, 0)
+
+    async def available(self, op: Operation) -> int | None:
+        """Return what is free in the file system, and what the file has of it; None for block devices."""
+        space: int = await self._ranged(lib.IOU_STAT, op, 0, 0, lib.IOU_SPACE)
+        return None if space == UNKNOWN_SPACE else space
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":
         """Fill the piece with the bytes at offset."""

@@ -152,6 +152,8 @@ class LoopQueue:
             future.set_result(completion.handle)
         elif pending.kind == lib.IOU_EXTENTS:
             future.set_result(extent_list(pending.records, completion.count, pending.offset))
+        elif pending.kind == lib.IOU_STAT:
+            future.set_result(completion.size)
         else:
             future.set_result(None)
         for holder in pending.holders:

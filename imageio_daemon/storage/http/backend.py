@@ -10,8 +10,6 @@ from collections.abc import Awaitable
 from contextlib import aclosing
 from typing import Any
 
-import aiohttp
-
 from ...errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError, Unanswered
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...image.extents_json import ExtentReader
@@ -22,7 +20,7 @@ from ..exclusion import Exclusion, Turn
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
 from . import options as http_options
-from .client import DATA_TIMEOUT, Body, HttpClient, total_size, unexpected
+from .client import DATA_TIMEOUT, Body, HttpClient, receive, total_size, unexpected
 from .options import Options
 from .unflushed import Unflushed
 
@@ -107,6 +105,10 @@ class HttpBackend(RemoteImage):
         """Ask for the size again."""
         await self._learn_size(op)
 
+    async def available(self, op: Operation) -> int | None:
+        """Return what the other server tells."""
+        return (await http_options.ask(self._client, op, self._max_connections)).available
+
     async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
         """Fill the piece with the bytes at offset."""
         if not len(piece):
@@ -121,7 +123,7 @@ class HttpBackend(RemoteImage):
                 expected = f"bytes {offset}-{last}/"
                 if response.status != 206 or not response.headers.get("Content-Range", "").startswith(expected):
                     raise unexpected(f"GET {self._client.address}", "another range than was asked for")
-                await _receive(response.content, piece.view, str(self._client.address))
+                await receive(response.content, piece.view, str(self._client.address))
         finally:
             piece.buffer.release()
         op.advance(len(piece))
@@ -274,7 +276,7 @@ class HttpBackend(RemoteImage):
         try:
             async with self._client.request(op, "GET", headers={"Range": "bytes=0-0"}) as response:
                 size = total_size(response, what)
-                await _receive(response.content, memoryview(bytearray(1)), what)
+                await receive(response.content, memoryview(bytearray(1)), what)
         except OutOfRange as e:  # an empty image has no first byte
             size = e.size or 0
         with self._lock:
@@ -285,15 +287,3 @@ class HttpBackend(RemoteImage):
         """Note how large the image is. Called with the lock."""
         self._size = size
         self._external.resized(size)
-
-
-async def _receive(content: aiohttp.StreamReader, view: memoryview, what: str) -> None:
-    """Fill the view with the body, which has as many bytes."""
-    filled = 0
-    async for data, _ in content.iter_chunks():
-        if filled + len(data) > len(view):
-            raise unexpected(what, "more than was asked for")
-        view[filled : filled + len(data)] = data
-        filled += len(data)
-    if filled < len(view):
-        raise unexpected(what, "less than was asked for")

@@ -245,6 +245,18 @@ def _require_success(response: aiohttp.ClientResponse, what: str) -> None:
         raise _refusal(response, what)
 
 
+async def receive(content: aiohttp.StreamReader, view: memoryview, what: str) -> None:
+    """Fill the view with the body of an answer, which has as many bytes. what: the request. Raises StorageError."""
+    filled = 0
+    async for data, _ in content.iter_chunks():
+        if filled + len(data) > len(view):
+            raise unexpected(what, "more than was asked for")
+        view[filled : filled + len(data)] = data
+        filled += len(data)
+    if filled < len(view):
+        raise unexpected(what, "less than was asked for")
+
+
 def _refusal(response: aiohttp.ClientResponse, what: str) -> Error:
     """Return what a status means to who asked us: the table in frontends/http/errors.py, read backwards."""
     status = response.status

@@ -15,17 +15,22 @@ MAX_OPTIONS = 64 * KiB
 #: Characters of the longest name of a server's process. The name of this daemon's process has 16.
 MAX_INSTANCE = 256
 
+#: The limit of bytes that a server has available: 2^64.
+MAX_AVAILABLE = 2**64
+
 
 class Options(NamedTuple):
     """The features of an image.
 
-    max_readers, max_writers: connections, at least 1. instance: the name of the server's process; None: not known.
+    max_readers, max_writers: connections, at least 1. instance: the name of the server's process. available: bytes of
+    data that the image may have. None: not known.
     """
 
     features: frozenset[str]
     max_readers: int
     max_writers: int
     instance: str | None
+    available: int | None
 
 
 async def ask(client: HttpClient, op: Operation, max_connections: int) -> Options:
@@ -44,11 +49,15 @@ async def ask(client: HttpClient, op: Operation, max_connections: int) -> Option
     instance = told.get("instance")
     if instance is not None and (not isinstance(instance, str) or len(instance) > MAX_INSTANCE):
         raise unexpected(what, "an invalid instance")
+    available = told.get("available")
+    if available is not None and (type(available) is not int or not 0 <= available < MAX_AVAILABLE):
+        raise unexpected(what, "an invalid size")
     return Options(
         frozenset(features),
         _limit(told.get("max_readers", max_connections), max_connections, what),
         _limit(told.get("max_writers", max_connections), max_connections, what),
         instance,
+        available,
     )
 
 

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..backend import BackendInfo
+from ...errors import StorageError
+from ..backend import BackendInfo, Operation
+from ..file.backend import FileBackend
+from ..file.engine import Engine
 from ..nbd.backend import NbdBackend
 from ..nbd.handshake import Options
 from . import chain
@@ -29,14 +32,19 @@ class Image(NamedTuple):
 class ManagedBackend(NbdBackend):
     """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
 
+    _engine: Engine
+    _path: str
     _server: QemuNbd
     _identity: object
 
     @classmethod
     async def start(
-        cls, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
+        cls, engine: Engine, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
     ) -> "ManagedBackend":
-        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone."""
+        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone.
+
+        engine: asks the image's file system.
+        """
         found = await in_thread(
             lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
         )
@@ -50,6 +58,8 @@ class ManagedBackend(NbdBackend):
         except BaseException:
             await server.stop()
             raise
+        backend._engine = engine
+        backend._path = image.path
         backend._server = server
         backend._identity = found.identity
         return backend
@@ -58,6 +68,17 @@ class ManagedBackend(NbdBackend):
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
         return replace(super().info, identity=self._identity)
+
+    async def available(self, op: Operation) -> int | None:
+        """Return what is free in the file system of the image file, and what the file has of it; None: not known."""
+        try:
+            file = await FileBackend.open(self._engine, self._path, writable=False)
+        except StorageError:  # nothing has this name any more
+            return None
+        try:
+            return await file.available(op)
+        finally:
+            await file.close()
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""

@@ -72,6 +72,8 @@ class Images:
             "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
             "zero_state": "zero" if _stays_zero(transfer.ticket, info) else "unknown",
         }
+        if writable and (available := await operations.available(transfer)) is not None:
+            image["available"] = available
         return self._capabilities(writable=writable, flush=info.can_flush, image=image)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
