@@ -97,7 +97,8 @@ def test_each_byte_is_what_all_contexts_say(told: dict[str, list[tuple[int, int]
         (
             any(status[i] & 2 for name, status in each.items() if name == BASE),
             any(status[i] == 0 for name, status in each.items() if name == DEPTH),
-            any(status[i] & 1 for name, status in each.items() if name == MAP),            False,
+            any(status[i] & 1 for name, status in each.items() if name == MAP),
+            False,
         )
         for i in range(known)
     ]
