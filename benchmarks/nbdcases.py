@@ -114,10 +114,11 @@ def qemu_bench(options: tuple[str, ...], server: Server, _: Images, seconds: flo
     return count / float(found[1]) / 1000
 
 
-def fio(how: str, size: str, server: Server, images: Images, seconds: float) -> float:
+def fio(how: str, size: str, server: Server, images: Images, seconds: float, *options: str) -> float:
     printed = run(
         "fio", "--name=nbd", "--ioengine=nbd", f"--uri={server.uri}", f"--rw={how}", f"--bs={size}", "--iodepth=16",
         f"--size={images.size}", "--time_based", f"--runtime={round(1000 * seconds)}ms", "--output-format=json",
+        *options,
     )  # fmt: skip
     told = json.loads(printed[printed.index("{") :])["jobs"][0]["read" if "read" in how else "write"]
     return float(told["iops"] / 1000 if size == "4k" else told["bw_bytes"] / MiB)
