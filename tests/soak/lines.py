@@ -42,6 +42,14 @@ class Line(ABC):
         """Return the bytes of a request."""
 
     @abstractmethod
+    def trim(self, offset: int, length: int) -> bytes | None:
+        """Return the bytes of a request; None: the protocol has none."""
+
+    @abstractmethod
+    def flush(self) -> bytes:
+        """Return the bytes of a request."""
+
+    @abstractmethod
     def answer(self) -> bool:
         """Return whether the request that was sent succeeded. Raises Lost."""
 
@@ -85,6 +93,12 @@ class HttpLine(Line):
     def zero(self, offset: int, length: int) -> bytes:
         document = {"op": "zero", "offset": offset, "size": length, "flush": self._choose.random() < 0.5}
         return self._encode("PATCH", "", {}, json.dumps(document).encode())
+
+    def trim(self, offset: int, length: int) -> bytes | None:
+        return None
+
+    def flush(self) -> bytes:
+        return self._encode("PATCH", "", {}, b'{"op": "flush"}')
 
     def answer(self) -> bool:
         return self._receive() is not None
@@ -146,6 +160,12 @@ class NbdLine(Line):
     def zero(self, offset: int, length: int) -> bytes:
         flags = self._fua() | self._choose.choice((0, CommandFlag.NO_HOLE))
         return self._header(Command.WRITE_ZEROES, offset, length, flags)
+
+    def trim(self, offset: int, length: int) -> bytes | None:
+        return self._header(Command.TRIM, offset, length, self._fua())
+
+    def flush(self) -> bytes:
+        return self._header(Command.FLUSH, 0, 0, 0)
 
     def answer(self) -> bool:
         return SimpleReply.unpack(self._exactly(16)).error == 0
