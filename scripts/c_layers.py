@@ -17,7 +17,8 @@ EXTENSION = Path(__file__).resolve().parents[1] / "ioutil_ext"
 ROOMS = (
     ("api",),
     ("base",),
-    ("tls", "image"),
+    ("tls", "durable"),
+    ("image",),
     ("zero",),
     ("engine",),
     ("lane",),

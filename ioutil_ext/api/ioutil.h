@@ -38,7 +38,8 @@ typedef enum {
     IOU_WRITE,    /* writes the whole buffer, or fails; a file grows as needed */
     IOU_ZERO,     /* makes the range read as zeros, or fails; a file grows as needed */
     IOU_TRIM,     /* frees whole blocks inside the range where the storage can */
-    IOU_FLUSH,    /* puts all changes that completed before on stable storage; after a failure, each flush fails */
+    IOU_FLUSH,    /* puts all changes that completed before on stable storage; after a failure, each flush fails. With
+                     a length, the record of durable ranges gets that range only */
     IOU_EXTENTS   /* fills the buffer with iou_extent records */
 } iou_kind;
 
@@ -84,6 +85,7 @@ typedef enum {
     IOU_SYS_SYNC_FILE_RANGE,
     IOU_SYS_LSEEK,
     IOU_SYS_MALLOC,
+    IOU_SYS_DURABLE, /* not of the image: its record of durable ranges could not be kept, see api/durable.h */
     IOU_SYS_EXTERNAL /* no system call: the owner of an external image has failed */
 } iou_syscall;
 
@@ -128,6 +130,11 @@ typedef struct {
     uint64_t hole; /* 1: reads as zeros, and no data is allocated; 0: data */
 } iou_extent;
 
+typedef struct {
+    uint64_t start;
+    uint64_t end; /* of the byte after it */
+} iou_range;
+
 /* The properties of an open image, as far as they are known. Capabilities only change from 1 to 0. */
 typedef struct {
     uint64_t size;   /* the largest size seen; refreshed by open, IOU_STAT and each operation that grows the file */
@@ -146,6 +153,7 @@ typedef struct {
     uint32_t can_seek_hole;
     uint32_t reads_zero;   /* at each open and IOU_STAT the image was one hole, and this process has written nothing */
     uint32_t flush_failed; /* a flush has failed since this handle was opened: each later one fails */
+    uint64_t birth;        /* ns since 1970: when the file was made; 0: unknown, or a device */
 } iou_info;
 
 /* An operation that runs. */
@@ -244,6 +252,9 @@ uint64_t iou_handle_generation(iou_handle *handle);
  */
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
                 uint64_t buffer_size, iou_control *control, iou_completion *completion);
+
+/* Return when the file of a descriptor was made, in ns since 1970; 0: it is unknown. Blocks on the file system. */
+uint64_t iou_birth(int fd);
 
 /* Whether all length bytes are zero. Any alignment; runs at memory speed. */
 int iou_is_zero(const void *buffer, uint64_t length);

@@ -85,11 +85,6 @@ typedef struct {
     uint32_t reserved;
 } iou_lane_report;
 
-typedef struct {
-    uint64_t start;
-    uint64_t end;
-} iou_range;
-
 /* A request that has ended. */
 typedef struct {
     uint64_t lane; /* the number of its lane */

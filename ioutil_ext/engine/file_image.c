@@ -56,6 +56,6 @@ const struct image_ops FILE_IMAGE = {
             [IOU_FLUSH] = io_flush,
             [IOU_EXTENTS] = extents_run,
         },
-    .sync = io_flush,
+    .sync = io_sync,
     .wake = wake,
 };

@@ -82,13 +82,30 @@ static int run_kind(struct op *op) {
     }
 }
 
-/* Change the image's generation at the start of a change. end() does so at its end. */
-static void begin_change(struct op *op) {
+/*
+ * Change the image's generation at the start of a change, and take its range out of what is durable. end() changes the
+ * generation again.
+ */
+static int begin_change(struct op *op) {
     struct image *image = op->handle->image;
     op->changes = true;
     image->activity += ((uint64_t)1 << WRITERS_BITS) + 1;
     if (op->kind == IOU_WRITE && op->length)
         image->content = CONTENT_WRITTEN;
+    int error = iou_durable_change(op->handle->durable, op->offset, op->length);
+    return error ? op_fail(op, IOU_SYS_DURABLE, error) : 0;
+}
+
+/* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. */
+static int end_change(struct op *op) {
+    bool fua = op->flags & IOU_FUA && op->handle->ops->sync;
+    int error = fua ? op->handle->ops->sync(op) : 0;
+    if (error || op->kind == IOU_TRIM)
+        return error;
+    iou_durable_changed(op->handle->durable, op->offset, op->length, fua);
+    if (fua && iou_durable_is_due(op->handle->durable))
+        iou_durable_write(op->handle->durable);
+    return 0;
 }
 
 static void end(struct op *op, int error) {
@@ -110,13 +127,15 @@ bool op_turn(struct op *op) {
         op_cancel(op);
         return true;
     }
+    int error = 0;
     if (changes_data(op->kind) && !op->changes)
-        begin_change(op);
-    int error = run_kind(op);
+        error = begin_change(op);
+    if (!error)
+        error = run_kind(op);
     if (!error && !is_whole(op))
         return false;
-    if (!error && changes_data(op->kind) && op->flags & IOU_FUA && op->handle->ops->sync)
-        error = op->handle->ops->sync(op);
+    if (!error && changes_data(op->kind))
+        error = end_change(op);
     end(op, error);
     return true;
 }

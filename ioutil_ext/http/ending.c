@@ -107,7 +107,7 @@ static void succeed(struct iou_lane *lane) {
 
 void http_finish(struct lane_thread *thread) {
     struct http *http = http_of(thread->lane);
-    struct op flush = {.kind = IOU_FLUSH};
+    struct op flush = {.kind = IOU_FLUSH, .offset = http->request.offset, .length = http->request.length};
     if (!http->failed && (!http->request.flush || http_run(thread, &flush)))
         succeed(thread->lane);
     else

@@ -116,7 +116,8 @@ static bool can_be(const struct op *op, const iou_completion *completion) {
 
 static void fill_in(struct op *op, const iou_completion *completion) {
     uint64_t done = completion->error || op->kind == IOU_EXTENTS ? completion->done : op->length;
-    op_advance(op, done);
+    if (op->kind != IOU_FLUSH)
+        op_advance(op, done);
     op->result.error = completion->error;
     op->result.syscall = completion->syscall;
     op->result.size = completion->size;

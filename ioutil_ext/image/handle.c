@@ -17,6 +17,8 @@ void handle_close(iou_handle *handle) {
     atomic_fetch_sub(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
     image_put(handle->image);
     handle->image = NULL;
+    iou_durable_release(handle->durable);
+    handle->durable = NULL;
 }
 
 void handle_close_if_last(iou_handle *handle) {
@@ -87,7 +89,16 @@ void iou_handle_info(iou_handle *handle, iou_info *info) {
         .can_seek_hole = image->can[CAN_SEEK_HOLE],
         .reads_zero = image->content == CONTENT_ZERO,
         .flush_failed = image->flush_failures != handle->flush_failures,
+        .birth = handle->birth,
     };
+}
+
+int iou_handle_durable(iou_handle *handle, iou_durable *record) {
+    if (handle->ops->remote || handle->durable)
+        return -EINVAL;
+    iou_durable_retain(record);
+    handle->durable = record;
+    return 0;
 }
 
 uint64_t iou_handle_generation(iou_handle *handle) {

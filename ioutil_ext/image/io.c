@@ -264,10 +264,19 @@ static int check_flushes(struct op *op) {
     return failed ? op_fail(op, IOU_SYS_FDATASYNC, image->flush_error) : 0;
 }
 
-int io_flush(struct op *op) {
+int io_sync(struct op *op) {
     int error = check_flushes(op);
     if (error)
         return error;
     error = sys_fdatasync(op->handle->fd);
     return error < 0 ? io_flush_failed(op, IOU_SYS_FDATASYNC, error) : check_flushes(op);
+}
+
+int io_flush(struct op *op) {
+    iou_durable *record = op->handle->durable;
+    iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
+    int error = io_sync(op);
+    iou_durable_flushed(record, covered, -error);
+    iou_durable_write(record);
+    return error;
 }

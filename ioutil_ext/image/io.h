@@ -11,7 +11,11 @@
 
 int io_read(struct op *op);
 int io_write(struct op *op);
+
+/* Put all that was changed before on stable storage: for a flush, which may cover the operation's range only in the
+   record of durable ranges, and for a change with FUA. */
 int io_flush(struct op *op);
+int io_sync(struct op *op);
 
 /* Note a failed flush: data may be lost, and each later flush fails. Returns error, as op_fail() does. */
 int io_flush_failed(struct op *op, iou_syscall call, int error);

@@ -184,11 +184,18 @@ static int open_descriptors(struct op *op, iou_handle *handle, struct stat *st) 
     return error ? error : open_tail(op, handle, st);
 }
 
+uint64_t iou_birth(int fd) {
+    struct statx answer;
+    if (statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &answer) == -1 || !(answer.stx_mask & STATX_BTIME) ||
+        answer.stx_btime.tv_sec < 0)
+        return 0;
+    return (uint64_t)answer.stx_btime.tv_sec * 1000000000u + answer.stx_btime.tv_nsec;
+}
+
 static int join_image(struct op *op, iou_handle *handle, const struct stat *st) {
-    if (S_ISREG(st->st_mode))
-        handle->image = image_get(IOU_FILE, st->st_dev, st->st_ino);
-    else
-        handle->image = image_get(IOU_BLOCK, st->st_rdev, 0);
+    bool is_file = S_ISREG(st->st_mode);
+    handle->birth = is_file ? iou_birth(handle->fd) : 0;
+    handle->image = is_file ? image_get(IOU_FILE, st->st_dev, st->st_ino) : image_get(IOU_BLOCK, st->st_rdev, 0);
     if (!handle->image)
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     handle->flush_failures = handle->image->flush_failures;

@@ -34,7 +34,9 @@ def test_own_room_and_those_below_may_be_included(tmp_path: Path) -> None:
     assert check(tmp_path) == (0, "")
 
 
-@pytest.mark.parametrize(("room", "above"), [("base", "engine"), ("image", "zero"), ("image", "tls"), ("http", "nbd")])
+@pytest.mark.parametrize(
+    ("room", "above"), [("base", "engine"), ("image", "zero"), ("durable", "tls"), ("http", "nbd")]
+)
 def test_room_that_is_not_below_is_refused(tmp_path: Path, room: str, above: str) -> None:
     write(tmp_path, f"{above}/some.h")
     write(tmp_path, f"{room}/some.c", f"{above}/some.h")

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Records of durable ranges: the bytes of an image that were written or zeroed through one handle and are on stable
+ * storage. A record is kept in a file, its journal. cffi's cdef() reads this after api/ioutil.h, whose conventions
+ * apply.
+ *
+ * The guarantee: each range of a record was written by changes that had ended before a flush began, and that flush has
+ * succeeded. A change takes its range out before it begins, and the removal is on stable storage before that. So after
+ * a crash a journal tells less than is durable, never more.
+ *
+ * Operations on the handle of a file or device keep its record themselves (iou_handle_durable()). The owner of an
+ * external image calls the functions below for each of its changes and flushes. A NULL record records nothing.
+ */
+
+#ifndef IOUTIL_API_DURABLE_H
+#define IOUTIL_API_DURABLE_H
+
+#include <stdint.h>
+
+#include "api/ioutil.h"
+
+typedef struct iou_durable iou_durable;
+typedef struct iou_covered iou_covered; /* what a flush that runs covers */
+
+enum {
+    IOU_DURABLE_RANGES = 16384, /* most ranges of a record; above, it tells less */
+    IOU_DURABLE_HEADER = 255    /* most bytes of the text in a journal's first line */
+};
+
+typedef struct {
+    uint64_t bytes;     /* that are durable */
+    uint32_t ranges;    /* of them */
+    uint32_t closed;    /* a flush has failed, or the journal cannot be kept: nothing is added any more */
+    int32_t error;      /* errno of the first failure of the journal, 0: none */
+    uint32_t unwritten; /* durable ranges that the journal does not have yet */
+} iou_durable_info;
+
+/*
+ * Make a record with these ranges, which are sorted and do not touch, and write its journal anew. directory: an open
+ * directory, name: the file in it; the caller keeps the directory open as long as the record. header: printable ASCII,
+ * which names image and ticket. Blocks on the directory's storage. -EINVAL, -ENOMEM, and errors of system calls: then
+ * there is no journal with this name, unless -EBUSY, which says that the one that was there can neither be replaced nor
+ * removed.
+ */
+int iou_durable_new(int directory, const char *name, const char *header, const iou_range *ranges, uint32_t count,
+                    iou_durable **result);
+
+/* Add a reference, or drop one. The last one writes what the journal does not have, and closes it. Drop blocks. */
+void iou_durable_retain(iou_durable *record);
+void iou_durable_release(iou_durable *record);
+
+/* Let the operations of a file's or device's handle keep a record. At most once, before the first operation. The handle
+   has a reference to the record. -EINVAL: the handle is external, or has a record. */
+int iou_handle_durable(iou_handle *handle, iou_durable *record);
+
+/* Whether iou_durable_change() of this range waits for storage. */
+int iou_durable_waits(iou_durable *record, uint64_t offset, uint64_t length);
+
+/*
+ * Take a range out before a change of it begins. Blocks on the storage of the journal if the range is durable. Other
+ * changes of the range have ended. A negative errno: the removal is not on stable storage, and the change must not
+ * begin.
+ */
+int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length);
+
+/* Add a range that was changed: its write or zero has ended well. durable: it is on stable storage by itself (FUA). */
+void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable);
+
+/* Begin a flush, which covers what was changed before, in this range only if length is not 0. NULL: nothing. */
+iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t length);
+
+/*
+ * End a flush. error: 0: what it covers is durable; ECANCELED: it has not begun; any other errno: it has failed, and
+ * the record is closed. Frees covered.
+ */
+void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error);
+
+/* Whether the journal is to be written: new durable ranges have waited for a second. */
+int iou_durable_is_due(iou_durable *record);
+
+/* Write durable ranges that the journal does not have. Blocks. */
+void iou_durable_write(iou_durable *record);
+
+/* Close the record for good, and remove its journal durably. Blocks. 0 or a negative errno: the file is there still. */
+int iou_durable_void(iou_durable *record);
+
+/* Fill at most max ranges with those that are durable and end behind an offset, in order. Returns how many. */
+uint32_t iou_durable_ranges(iou_durable *record, uint64_t offset, iou_range *ranges, uint32_t max);
+
+void iou_durable_state(iou_durable *record, iou_durable_info *info);
+
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Records of durable ranges: changes, flushes, and what a record tells. durable.h says how the sets follow them. */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/numbers.h"
+#include "durable/durable.h"
+
+/* Most flushes that run and cover something. */
+#define MOST_FLUSHES 8u
+
+/* ---- changes ---------------------------------------------------------------------------------------------------- */
+
+static bool is_range(uint64_t offset, uint64_t length) {
+    return length <= INT64_MAX && offset <= INT64_MAX - length;
+}
+
+int iou_durable_waits(iou_durable *record, uint64_t offset, uint64_t length) {
+    if (!record || length == 0 || !is_range(offset, length))
+        return 0;
+    pthread_mutex_lock(&record->lock);
+    bool durable = durable_has(record, offset, offset + length);
+    pthread_mutex_unlock(&record->lock);
+    return durable;
+}
+
+int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
+    if (!record || length == 0)
+        return 0;
+    if (!is_range(offset, length))
+        return -EINVAL;
+    pthread_mutex_lock(&record->lock);
+    bool durable = durable_has(record, offset, offset + length);
+    if (!durable)
+        durable_forget(record, offset, offset + length);
+    pthread_mutex_unlock(&record->lock);
+    return durable ? durable_take_out(record, offset, offset + length) : 0;
+}
+
+void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable) {
+    if (!record || length == 0 || !is_range(offset, length))
+        return;
+    iou_range range = {offset, offset + length};
+    pthread_mutex_lock(&record->lock);
+    if (durable)
+        durable_add(record, &(struct ranges){.all = &range, .count = 1});
+    else if (!record->closed)
+        ranges_add(&record->changed, range.start, range.end);
+    pthread_mutex_unlock(&record->lock);
+}
+
+/* ---- flushes ---------------------------------------------------------------------------------------------------- */
+
+/* Let a flush cover what was changed before. False: it covers nothing. */
+static bool cover(struct iou_durable *record, struct iou_covered *covered, uint64_t offset, uint64_t length) {
+    pthread_mutex_lock(&record->lock);
+    bool covers = record->flushing < MOST_FLUSHES && !record->closed;
+    if (covers) {
+        record->flushing++;
+        link_append(&record->flushes, &covered->link);
+        if (length)
+            ranges_cut(&record->changed, offset, offset + length, &covered->ranges);
+        else
+            ranges_move(&record->changed, &covered->ranges);
+    }
+    pthread_mutex_unlock(&record->lock);
+    return covers;
+}
+
+iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t length) {
+    if (!record || !is_range(offset, length))
+        return NULL;
+    iou_covered *covered = calloc(1, sizeof(*covered));
+    if (covered && !cover(record, covered, offset, length)) {
+        free(covered);
+        return NULL;
+    }
+    return covered;
+}
+
+/* End what a flush covers. error as in iou_durable_flushed(). The lock is held. */
+static void uncover(struct iou_durable *record, struct iou_covered *covered, int32_t error) {
+    record->flushing--;
+    link_remove(&covered->link);
+    if (!error)
+        durable_add(record, &covered->ranges);
+    else if (!record->closed)
+        ranges_join(&record->changed, &covered->ranges);
+    ranges_free(&covered->ranges);
+}
+
+void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error) {
+    if (!record)
+        return;
+    pthread_mutex_lock(&record->lock);
+    if (error && error != ECANCELED)
+        durable_close(record);
+    if (covered)
+        uncover(record, covered, error);
+    pthread_mutex_unlock(&record->lock);
+    free(covered);
+}
+
+/* ---- what it tells ---------------------------------------------------------------------------------------------- */
+
+uint32_t iou_durable_ranges(iou_durable *record, uint64_t offset, iou_range *ranges, uint32_t max) {
+    if (!record)
+        return 0;
+    pthread_mutex_lock(&record->lock);
+    uint32_t first = ranges_behind(&record->durable, offset);
+    uint32_t count = (uint32_t)min_u64(max, record->durable.count - first);
+    if (count)
+        memcpy(ranges, &record->durable.all[first], count * sizeof(*ranges));
+    pthread_mutex_unlock(&record->lock);
+    return count;
+}
+
+void iou_durable_state(iou_durable *record, iou_durable_info *info) {
+    *info = (iou_durable_info){0};
+    if (!record)
+        return;
+    pthread_mutex_lock(&record->lock);
+    *info = (iou_durable_info){
+        .ranges = record->durable.count,
+        .closed = record->closed,
+        .error = record->error,
+        .unwritten = record->unwritten.count,
+    };
+    for (uint32_t i = 0; i < record->durable.count; i++)
+        info->bytes += record->durable.all[i].end - record->durable.all[i].start;
+    pthread_mutex_unlock(&record->lock);
+}

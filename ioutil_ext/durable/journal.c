@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Journals: writing lines, and replacing the file. */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "api/durable.h"
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "base/syscalls.h"
+#include "durable/journal.h"
+
+#define MODE 0600
+#define VERSION "imageio-durable 1 "
+#define NEW_PREFIX ".new-" /* service/state.py removes what a crash has left */
+
+/* Most bytes of a line, and of the text that is written in one call. */
+#define LINE 64u
+#define TEXT 8192u
+
+/* The CRC-32 of zlib and gzip (RFC 1952, section 8), half a byte at a time. */
+static uint32_t add_crc(uint32_t crc, const char *text, size_t length) {
+    static const uint32_t HALF[16] = {
+        0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
+    };
+    crc = ~crc;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= (unsigned char)text[i];
+        crc = HALF[crc & 15] ^ (crc >> 4);
+        crc = HALF[crc & 15] ^ (crc >> 4);
+    }
+    return ~crc;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------ */
+
+static bool is_header(const char *header) {
+    size_t length = strnlen(header, IOU_DURABLE_HEADER + 1);
+    for (size_t i = 0; i < length; i++)
+        if (header[i] < ' ' || header[i] > '~')
+            return false;
+    return length > 0 && length <= IOU_DURABLE_HEADER;
+}
+
+static bool is_name(const char *name) {
+    size_t length = strnlen(name, NAME_MAX);
+    return length > 0 && length + strlen(NEW_PREFIX) <= NAME_MAX && !strchr(name, '/') && name[0] != '.';
+}
+
+int journal_init(struct journal *journal, int directory, const char *name, const char *header) {
+    *journal = (struct journal){.directory = directory, .fd = -1};
+    if (!is_name(name) || !is_header(header))
+        return -EINVAL;
+    journal->name = strdup(name);
+    journal->header = strdup(header);
+    if (!journal->name || !journal->header || asprintf(&journal->new_name, NEW_PREFIX "%s", name) == -1) {
+        journal->new_name = NULL;
+        journal_free(journal);
+        return -ENOMEM;
+    }
+    return 0;
+}
+
+void journal_free(struct journal *journal) {
+    if (journal->fd != -1)
+        sys_close(journal->fd);
+    free(journal->name);
+    free(journal->new_name);
+    free(journal->header);
+    *journal = (struct journal){.directory = -1, .fd = -1};
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------------------ */
+
+static int write_all(int fd, const char *text, size_t length, uint64_t offset) {
+    while (length) {
+        ssize_t count = sys_pwrite(fd, text, length, offset);
+        if (count <= 0)
+            return count ? (int)count : -EIO;
+        text += count;
+        length -= (size_t)count;
+        offset += (uint64_t)count;
+    }
+    return 0;
+}
+
+/* Format "+ START END CRC\n" behind lines with this CRC. Returns the length. */
+static size_t format_line(char *text, uint32_t *crc, char sign, const iou_range *range) {
+    int length = snprintf(text, LINE, "%c %" PRIu64 " %" PRIu64 " ", sign, range->start, range->end);
+    *crc = add_crc(*crc, text, (size_t)length - 1);
+    return (size_t)(length + snprintf(text + length, LINE - (size_t)length, "%08" PRIx32 "\n", *crc));
+}
+
+/* Write lines behind the valid ones of a file. */
+static int write_lines(struct journal *journal, char sign, const struct ranges *ranges) {
+    char text[TEXT];
+    size_t length = 0;
+    int error = 0;
+    for (uint32_t i = 0; i < ranges->count && !error; i++) {
+        length += format_line(text + length, &journal->crc, sign, &ranges->all[i]);
+        if (length + LINE > TEXT || i + 1 == ranges->count) {
+            error = write_all(journal->fd, text, length, journal->size);
+            journal->size += length;
+            length = 0;
+        }
+    }
+    journal->lines += ranges->count;
+    journal->dirty = true;
+    return error;
+}
+
+static int write_count(const struct journal *journal) {
+    char text[LINE];
+    int length = snprintf(text, sizeof(text), "%010" PRIu32 " ", journal->lines);
+    uint32_t crc = add_crc(0, text, (size_t)length - 1);
+    length += snprintf(text + length, sizeof(text) - (size_t)length, "%08" PRIx32 "\n", crc);
+    return write_all(journal->fd, text, (size_t)length, journal->count_at);
+}
+
+int journal_append(struct journal *journal, char sign, const struct ranges *ranges) {
+    if (journal->fd == -1 || journal->torn)
+        return -EIO;
+    struct journal before = *journal;
+    int error = write_lines(journal, sign, ranges);
+    if (error) {
+        *journal = before;
+        journal->torn = sys_ftruncate(journal->fd, journal->size) < 0;
+    }
+    return error;
+}
+
+int journal_sync(struct journal *journal) {
+    int error = sys_fdatasync(journal->fd);
+    if (!error) {
+        journal->dirty = false;
+        journal->synced_at = now_ns();
+        write_count(journal); /* if it fails, the count is too small, which is harmless */
+    }
+    return error;
+}
+
+/* ---- the file --------------------------------------------------------------------------------------------------- */
+
+static int write_head(struct journal *journal) {
+    char text[IOU_DURABLE_HEADER + LINE];
+    int length = snprintf(text, sizeof(text), VERSION "%s ", journal->header);
+    journal->crc = add_crc(0, text, (size_t)length - 1);
+    length += snprintf(text + length, sizeof(text) - (size_t)length, "%08" PRIx32 "\n", journal->crc);
+    int error = write_all(journal->fd, text, (size_t)length, 0);
+    journal->count_at = (uint64_t)length;
+    if (!error)
+        error = write_count(journal);
+    journal->size = journal->count_at + sizeof("0123456789 01234567\n") - 1;
+    return error;
+}
+
+/* Write a whole journal into its file, which is new. */
+static int fill(struct journal *journal, const struct ranges *ranges) {
+    int error = write_head(journal);
+    if (!error)
+        error = write_lines(journal, '+', ranges);
+    if (!error)
+        error = write_count(journal);
+    return error ? error : sys_fdatasync(journal->fd);
+}
+
+static int sync_directory(const struct journal *journal) {
+    return fsync(journal->directory) == -1 ? -errno : 0;
+}
+
+int journal_rewrite(struct journal *journal, const struct ranges *ranges) {
+    struct journal next = *journal;
+    next.lines = 0;
+    next.torn = false;
+    next.fd = openat(journal->directory, journal->new_name,
+                     O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, MODE);
+    if (next.fd == -1)
+        return -errno;
+    int error = fill(&next, ranges);
+    if (!error && renameat(journal->directory, journal->new_name, journal->directory, journal->name) == -1)
+        error = -errno;
+    if (error) {
+        sys_close(next.fd);
+        unlinkat(journal->directory, journal->new_name, 0);
+        return error;
+    }
+    if (journal->fd != -1)
+        sys_close(journal->fd);
+    next.dirty = false;
+    next.synced_at = now_ns();
+    *journal = next;
+    return sync_directory(journal);
+}
+
+int journal_remove(struct journal *journal) {
+    if (journal->fd != -1)
+        sys_close(journal->fd);
+    journal->fd = -1;
+    journal->size = 0;
+    if (unlinkat(journal->directory, journal->name, 0) == -1 && errno != ENOENT)
+        return -errno;
+    return sync_directory(journal);
+}
