@@ -31,6 +31,7 @@ from .storage.nbd.backend import NbdBackend
 from .storage.nbd.handshake import Options
 from .storage.qemu.backend import Image, ManagedBackend
 from .storage.qemu.process import remove_leftovers
+from .transfers.durable import DurableRecords
 from .transfers.store import TransferStore
 from .transfers.ticket import Access, Ticket
 
@@ -89,6 +90,7 @@ class Daemon:
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing()
         self._served = Served()
+        self._records = DurableRecords(self._state, wanted=bool(self._state_path))
         self._store = TransferStore(
             self._open_backend,
             self._identify,
@@ -96,6 +98,7 @@ class Daemon:
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
             state=self._state,
             keep_tickets=self._config.daemon.keep_tickets,
+            records=self._records,
         )
         await asyncio.to_thread(self._store.restore)
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
@@ -247,12 +250,13 @@ class Daemon:
                     log.warning("storage hangs: %s", operation)
 
     async def _watch_transfers(self) -> None:
-        """Close the images of expired tickets, and take samples for the rates of the others."""
+        """Close the images of expired tickets, take samples for the rates of the others, and write what is durable."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL)
             self._store.release_expired()
             self._store.sample()
             self._store.keep_renewed()
+            await self._records.watch()
 
     # Stop
 

@@ -9,15 +9,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
-from ..errors import DENIED, Canceled
-from ..image.extents import ExtentList, merged
+from ..errors import DENIED, Canceled, NotFound
+from ..image.extents import Extent, ExtentList, merged
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.buffers import MAX_BUFFER, Buffers
+from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 from .bounds import readable_size, require_room
 from .streaming import ByteSink, ByteSource, Peer, Writer, send
+
+#: Extents that are told at a time.
+DURABLE_BATCH = 4096
 
 
 @asynccontextmanager
@@ -167,6 +171,35 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
         async with aclosing(lists):
             async for found in lists:
                 await consume(found)
+
+
+async def durable(transfer: Transfer, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
+    """Pass the extents of the image to the consumer by what is durable, list by list.
+
+    Raises NotFound: there is no record; Forbidden, Canceled, StorageError.
+    """
+    async with running(transfer, None) as (op, backend):
+        record = transfer.record
+        if record is None:
+            raise NotFound("There is no record of what is durable")
+        await backend.refresh(op)
+        await _tell_durable(record, readable_size(transfer, backend), consume)
+
+
+async def _tell_durable(record: DurableRecord, size: int, consume: Callable[[ExtentList], Awaitable[None]]) -> None:
+    found = ExtentList.of((), 0)
+    for start, end in record.ranges():
+        if start >= size:
+            break
+        if found.end < start:
+            found.append(Extent(found.end, start - found.end))
+        found.append(Extent(start, min(end, size) - start, durable=True))
+        if len(found) >= DURABLE_BATCH:
+            await consume(found)
+            found = ExtentList.of((), end)
+    if found.end < size:
+        found.append(Extent(found.end, size - found.end))
+    await consume(found)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from ioutil_ext import ffi
 from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
 from .buffers import MAX_BUFFER
+from .durable import DurableRecord
 from .running import MOVING, Kind, Waiting
 
 
@@ -33,6 +34,7 @@ class Context(StrEnum):
 
     ZERO = "zero"
     DIRTY = "dirty"
+    DURABLE = "durable"  # of the record of the ticket, not of the backend: operations.durable()
 
 
 class Holder(Protocol):
@@ -181,6 +183,7 @@ class BackendInfo:
     can_fast_allocate: bool = False  # as can_fast_zero, with a range that stays provisioned
     unflushed: bool = True  # there may be changes that no flush has covered, or a flush has failed
     identity: object = None  # equal for two backends of the same image; None: unknown
+    lasting: str | None = None  # an identity that outlives this process, see lasting.py; None: there is none
     reads_zero: bool = False  # the whole image reads as zeros, and nothing was written since it was opened
     #: The pieces of a long write that runs alone end at multiples of write_piece bytes, and so many run at a time.
     write_piece: int = MAX_BUFFER
@@ -245,6 +248,8 @@ class Backend(Protocol):
     def flush(self, op: Operation) -> Awaitable[object]:
         """Put all changes that completed before on stable storage. Raises CannotFlush if the storage has no flush.
 
+        The record of durable ranges gets those in the range of the operation; if its length is 0, all.
+
         After a failure every flush fails: the storage may report success although data was lost (measured, see
         ioutil_ext/README.md). Each kind of storage remembers the failure itself: files in C, in io_flush_failed(); NBD
         in ReconnectingSession.failed(); HTTP in HttpBackend.flush(). TransferImage remembers it beyond a close.
@@ -262,6 +267,13 @@ class Backend(Protocol):
         """Return the extent of Context.ZERO at offset, and possibly those after it. Empty: offset is past the end.
 
         For clients that ask for one extent after the other: the backend looks up no more than one extent needs.
+        """
+        ...
+
+    def keep(self, record: DurableRecord) -> None:
+        """Record what is durable. Called at most once, before the first change. The caller releases the record later.
+
+        After close() the record is not used any more.
         """
         ...
 

@@ -15,6 +15,8 @@ from typing import Any
 from ..errors import DENIED, Canceled, Error, Forbidden, StorageError
 from ..service import logs
 from ..storage.backend import Backend, Operation
+from ..storage.durable import NO_RECORD, DurableRecord
+from .durable import DurableRecords, Writer
 from .ticket import Ticket
 
 log = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ class TransferImage:
 
     lock: the transfer's. It also guards this object, so that the transfer sees and changes both in one step; some
     methods are called with it. until_free: waits until no cancelled transfer uses the image of this identity. at_rest:
-    called with the lock after each open and each release, also if it failed.
+    called with the lock after each open and each release, also if it failed. records: of what is durable.
     """
 
     def __init__(
@@ -40,12 +42,15 @@ class TransferImage:
         until_free: Callable[[object], Awaitable[None]],
         lock: threading.Lock,
         at_rest: Callable[[], None],
+        records: DurableRecords,
     ) -> None:
         self._ticket = ticket
         self._open_backend = open_backend
         self._until_free = until_free
         self._lock = lock
         self._at_rest = at_rest
+        self._records = records
+        self._writer: Writer | None = None
         #: The backend of the open image; None: it is not open. Only this class changes it.
         self.opened: Backend | None = None
         #: The identity of the image, or of the last open; None: unknown.
@@ -55,6 +60,12 @@ class TransferImage:
         self._opening: concurrent.futures.Future[Backend] | None = None
         self._open_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def record(self) -> DurableRecord:
+        """Return the record of what is durable; an empty one if the image is not open, or keeps none."""
+        writer = self._writer
+        return NO_RECORD if writer is None else writer.record
 
     @property
     def on_its_way(self) -> bool:
@@ -120,6 +131,7 @@ class TransferImage:
             await self._until_free(None)
             backend = await self._open_backend(self._ticket)
             await self._others_left(backend)
+            await self._record(backend)
         except BaseException as e:
             self._arrived()
             opening.set_exception(Canceled(DENIED) if isinstance(e, asyncio.CancelledError) else e)
@@ -139,6 +151,14 @@ class TransferImage:
         try:
             await self._until_free(self.identity)
         except asyncio.CancelledError:
+            await backend.close()
+            raise
+
+    async def _record(self, backend: Backend) -> None:
+        """Let the image keep a record of what is durable. Closes the image if that fails."""
+        try:
+            self._writer = await self._records.open(self._ticket, backend)
+        except BaseException:
             await backend.close()
             raise
 
@@ -181,6 +201,9 @@ class TransferImage:
             log.warning("transfer %s: closing the image failed: %s", self._ticket.log_name, e)
         except Exception:  # the end of the transfer, and with it the removal of the ticket, must not wait for ever
             log.exception("transfer %s: closing the image failed", self._ticket.log_name)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await self._records.close(writer)
 
 
 def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":

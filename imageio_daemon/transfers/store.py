@@ -10,6 +10,7 @@ import time
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
 from ..service.state import StateDirectory
+from .durable import DurableRecords
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend
@@ -37,7 +38,8 @@ class TransferStore:
 
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
     store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
-    next process, if keep_tickets; None: nothing is kept. clock: in seconds.
+    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. clock: in
+    seconds.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class TransferStore:
         most_connections: int,
         state: StateDirectory | None = None,
         keep_tickets: bool = True,
+        records: DurableRecords | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._kept = open_kept(state, clock, wanted=keep_tickets)
+        self._records = records or DurableRecords(None)
         self._open_backend = open_backend
         self._identify = identify
         self._most_tickets = most_tickets
@@ -135,6 +139,7 @@ class TransferStore:
                 self._open_backend,
                 self._identify,
                 self._ending,
+                records=self._records,
                 most_connections=self._most_connections,
                 clock=self._clock,
             )
@@ -156,6 +161,11 @@ class TransferStore:
             ),
         )
         return transfer, replaced is not None
+
+    @property
+    def keeps_records(self) -> bool:
+        """Tell whether tickets that may write have records of what is durable."""
+        return self._records.wanted
 
     def get(self, ticket_id: str) -> Transfer | None:
         """Return the transfer of a ticket in any state; None: there is no such ticket."""

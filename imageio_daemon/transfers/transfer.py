@@ -26,8 +26,10 @@ from typing import Any
 from ..errors import DENIED, Canceled, Forbidden
 from ..lanes.lane import Lane
 from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from .connections import Connections
+from .durable import DurableRecords
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
@@ -43,8 +45,8 @@ class Transfer:
     """The state of one ticket. Thread-safe: one lock guards all of its parts.
 
     open_backend: opens the image. identify: returns its identity without keeping it open. ending: the cancelled
-    transfers; the open of the image and the end of this transfer wait for those on the same image. most_connections:
-    at a time. clock: in seconds.
+    transfers; the open of the image and the end of this transfer wait for those on the same image. records: of what is
+    durable. most_connections: at a time. clock: in seconds.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Transfer:
         identify: Identify,
         ending: EndingTransfers,
         *,
+        records: DurableRecords,
         most_connections: int,
         clock: Clock,
     ) -> None:
@@ -62,10 +65,11 @@ class Transfer:
         self.permission = Permission(ticket, self._lock, clock)
         self.connections = Connections(self.permission, self._lock, most_connections)
         self._clock = clock
+        self._records = records
         self._traffic = Traffic()
         self._rate = Rate(clock())
         until_free = partial(ending.until_free, ticket.url)
-        self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle)
+        self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
         self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
         #: Whether the ticket outlives the process. Set by the store.
         self.kept = False
@@ -168,6 +172,11 @@ class Transfer:
     def opened(self) -> Backend | None:
         """Return the backend of the image if it is open, else None."""
         return self._image.opened
+
+    @property
+    def record(self) -> DurableRecord | None:
+        """Return the record of what is durable, which is empty while the image is not open; None: there is none."""
+        return self._image.record if self.ticket.may(Access.WRITE) and self._records.wanted else None
 
     async def backend(self) -> Backend:
         """Return the backend of the image. The first caller opens it, and after a failure the next one tries again.

@@ -15,7 +15,8 @@ import pytest
 from imageio_daemon.errors import StorageError
 from imageio_daemon.storage.qemu import chain
 from imageio_daemon.storage.qemu import process as qemu_process
-from imageio_daemon.storage.qemu.process import QemuNbd, in_thread
+from imageio_daemon.storage.qemu.process import QemuNbd
+from imageio_daemon.storage.threads import in_thread
 from tests.support.polling import eventually_async
 from tests.support.processes import open_files
 

@@ -9,6 +9,7 @@ from imageio_daemon.errors import Canceled, NotFound, OutOfRange
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream, merged
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import MAX_BUFFER
+from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.external import External, RemoteImage
 from imageio_daemon.storage.home_loop import HomeLoop
 from imageio_daemon.storage.http.backend import PIECES
@@ -95,6 +96,9 @@ class MemoryBackend:
         async for found in self.extents(op, offset, length, Context.ZERO):
             return found
         return ExtentList.of((), offset)
+
+    def keep(self, record: DurableRecord) -> None:
+        pass
 
     def interrupt(self) -> None:
         pass
@@ -186,6 +190,9 @@ class ExternalBackend(RemoteImage, FaultyBackend):
         self.interrupts = 0
         size = backend.info.size
         self._external = External(cast(Backend, self), "memory", "memory", PIECES, size=size, grows=True)
+
+    def keep(self, record: DurableRecord) -> None:
+        self._backend.keep(record)
 
     def interrupt(self) -> None:
         self.interrupts += 1

@@ -79,6 +79,10 @@ class Certificates:
         return made
 
 
+#: As [daemon] state_dir: a state directory of the daemon's own, which restart() finds again.
+STATE = object()
+
+
 class Daemon:
     """One running daemon. `directory` is its own and is removed at the end.
 
@@ -355,6 +359,8 @@ class Daemon:
         }
         for section, options in config.items():
             merged.setdefault(section, {}).update(options)
+        if merged["daemon"].get("state_dir") is STATE:
+            merged["daemon"]["state_dir"] = self.directory / "state"
         return merged
 
 

@@ -4,7 +4,7 @@
 import os
 from collections.abc import Mapping
 
-from tests.support.daemon import EAGER_PROGRAM, PROGRAM, Certificates, Daemon, Section
+from tests.support.daemon import EAGER_PROGRAM, PROGRAM, STATE, Certificates, Daemon, Section
 
 #: Tests of images with every kind of ticket take too long for each run: some are left to `make soak`.
 EVERYTHING = bool(os.environ.get("IMAGEIO_TEST_LONG"))
@@ -13,8 +13,8 @@ C_LANE = "c_lane"
 AIOHTTP = "aiohttp"
 #: What distinguishes them.
 WAYS: Mapping[str, Mapping[str, Section]] = {
-    C_LANE: {"daemon": {"loops": 2}},
-    AIOHTTP: {"remote": {"c_lane": "false"}},
+    C_LANE: {"daemon": {"loops": 2, "state_dir": STATE}},
+    AIOHTTP: {"daemon": {"state_dir": STATE}, "remote": {"c_lane": "false"}},
 }
 
 

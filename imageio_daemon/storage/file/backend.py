@@ -12,7 +12,11 @@ from ioutil_ext import ffi, lib
 
 from ...errors import Canceled, Error, NotFound
 from ...image.extents import ExtentList, ExtentStream
+from .. import lasting
 from ..backend import BackendInfo, Context, Memory, Operation
+from ..completions import check
+from ..durable import DurableRecord
+from ..threads import in_thread
 from .engine import Engine
 
 log = logging.getLogger(__name__)
@@ -27,10 +31,11 @@ _INFO = ffi.typeof("iou_info *")
 class FileBackend:
     """Serve one open file or block device; see Backend for the contract."""
 
-    def __init__(self, engine: Engine, handle: Any, path: str) -> None:
+    def __init__(self, engine: Engine, handle: Any, path: str, lasting_identity: str | None = None) -> None:
         self._engine = engine
         self.path = path
         self._handle = handle
+        self._lasting = lasting_identity
         # A connection of another loop may ask about the image while it is being closed, which C does without the GIL.
         self._lock = threading.Lock()
         self._closed = False
@@ -55,7 +60,7 @@ class FileBackend:
         lib.iou_handle_info(handle, info)
         if not info.direct:
             log.info("no direct I/O on %s: through the page cache", path)
-        return cls(engine, handle, path)
+        return cls(engine, handle, path, await _lasting(info))
 
     @property
     def info(self) -> BackendInfo:
@@ -69,7 +74,7 @@ class FileBackend:
         changing = (info.size, info.can_punch_hole, info.can_zero_range, info.can_fallocate, info.reads_zero)
         known = self._known
         if known is None or known[0] != changing:
-            known = self._known = (changing, _describe(info))
+            known = self._known = (changing, _describe(info, self._lasting))
         return known[1]
 
     @property
@@ -112,7 +117,7 @@ class FileBackend:
 
     def flush(self, op: Operation) -> "asyncio.Future[Any]":
         """Put everything that completed before on stable storage."""
-        return self._ranged(lib.IOU_FLUSH, op, 0, 0, 0)
+        return self._ranged(lib.IOU_FLUSH, op, op.offset, op.length, 0)
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell holes from data; a hole of a raw image is a zero extent, nothing lies behind it."""
@@ -126,6 +131,11 @@ class FileBackend:
     def extent_at(self, op: Operation, offset: int, length: int) -> "asyncio.Future[ExtentList]":
         """Tell whether there is a hole or data, and what follows: after a hole, that it ends is known by that."""
         return self._extents(op, offset, length, 2)
+
+    def keep(self, record: DurableRecord) -> None:
+        """Let C record what is durable."""
+        if record.shared:
+            check(lib.iou_handle_durable(self._handle, record.shared), "record what is durable")
 
     def interrupt(self) -> None:
         """End operations that were cancelled and wait for a thread."""
@@ -184,7 +194,14 @@ class FileBackend:
         )
 
 
-def _describe(info: Any) -> BackendInfo:
+async def _lasting(info: Any) -> str | None:
+    device, size = int(info.device), int(info.size)
+    if info.type == lib.IOU_FILE:
+        return lasting.of_file(device, int(info.inode), int(info.birth))
+    return await in_thread(lambda: lasting.of_device(device, size))
+
+
+def _describe(info: Any, lasting_identity: str | None) -> BackendInfo:
     is_file = info.type == lib.IOU_FILE
     allocates = info.can_zero_range or (info.can_punch_hole and info.can_fallocate)
     return BackendInfo(
@@ -197,5 +214,6 @@ def _describe(info: Any) -> BackendInfo:
         has_dirty=False,
         unflushed=bool(info.writable),  # by whomever: writers beside us share the pages
         identity=(info.device, info.inode),  # no inode of a file is 0
+        lasting=lasting_identity,
         reads_zero=bool(info.reads_zero),
     )

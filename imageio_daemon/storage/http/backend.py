@@ -16,6 +16,7 @@ from ...image.extents_json import ExtentReader
 from ...units import GiB, MiB
 from ...urls.http import HttpAddress
 from ..backend import BackendInfo, Context, Memory, Operation, ZeroMethod
+from ..durable import NO_RECORD, DurableRecord
 from ..exclusion import Exclusion, Turn
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
@@ -54,6 +55,7 @@ class HttpBackend(RemoteImage):
         self._unflushed = Unflushed(self._ask_instance, options.instance)
         self._home_loop = HomeLoop()
         self._exclusion = Exclusion()
+        self._record = NO_RECORD
         #: Why each flush fails from now on, as Backend.flush() says: a change without an answer may still be made.
         self._flush_failed: StorageError | None = None
         self._external = External(self, str(client.address), client.address, PIECES, grows=True)
@@ -94,6 +96,7 @@ class HttpBackend(RemoteImage):
             max_readers=self._options.max_readers,
             max_writers=self._options.max_writers,
             unflushed=self._unflushed.pending > 0 or self._flush_failed is not None,
+            lasting=self._client.address.url,
         )
 
     @property
@@ -153,6 +156,10 @@ class HttpBackend(RemoteImage):
 
         A server that was started anew meanwhile has nothing to flush, says so, and what it had not flushed may be lost.
         """
+        async with self._record.flushing(op.offset, op.length):
+            await self._flush(op)
+
+    async def _flush(self, op: Operation) -> None:
         if self._flush_failed is not None:
             raise self._flush_failed.with_traceback(None)
         if "flush" not in self._options.features:
@@ -200,6 +207,10 @@ class HttpBackend(RemoteImage):
                     return found
         return ExtentList.of((), offset)
 
+    def keep(self, record: DurableRecord) -> None:
+        """Record what the other server has said is on stable storage."""
+        self._record = record
+
     def interrupt(self) -> None:
         """End operations that were cancelled and wait for the other server, or for those before them."""
         self._exclusion.drop_canceled()
@@ -217,6 +228,7 @@ class HttpBackend(RemoteImage):
         async with turn:
             if offset == end:
                 return
+            await self._record.changing(offset, len(view))
             instance = None if fua else await self._unflushed.instance(op)
             target, headers = f"?flush={'y' if fua else 'n'}", {"Content-Range": f"bytes {offset}-{end - 1}/*"}
             try:
@@ -225,6 +237,7 @@ class HttpBackend(RemoteImage):
                 if fua:
                     self._flush_failed = e
                 raise
+            self._record.changed(offset, len(view), durable=fua)
         if not fua:
             self._unflushed.changed(instance)
         self._written(end)
@@ -233,6 +246,7 @@ class HttpBackend(RemoteImage):
     async def _zero(self, op: Operation, turn: Turn, offset: int, length: int, *, fua: bool) -> ZeroMethod:
         end, most = offset + length, ZERO_STEP
         async with turn:
+            await self._record.changing(offset, length)
             while offset < end:
                 step = min(most, end - offset)
                 instance = await self._unflushed.instance(op)
@@ -247,6 +261,7 @@ class HttpBackend(RemoteImage):
                 offset += step
                 self._written(offset)
                 op.advance(step)
+            self._record.changed(end - length, length)
         if fua:
             await self.flush(op)
         return ZeroMethod.REMOTE

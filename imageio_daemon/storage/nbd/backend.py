@@ -14,6 +14,7 @@ from ...nbdproto.constants import Command, CommandFlag, ExportFlag
 from ...units import MiB
 from ...urls.nbd import NbdAddress
 from ..backend import BackendInfo, Context, Memory, Operation, ZeroMethod
+from ..durable import NO_RECORD, DurableRecord
 from ..exclusion import Exclusion
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
@@ -50,6 +51,7 @@ class NbdBackend(RemoteImage):
         self._warm_up: WarmUp | None = None
         self._home_loop = HomeLoop()
         self._exclusion = Exclusion()
+        self._record = NO_RECORD
         pieces = Pieces(WRITE_PIECE, REQUEST, WRITES)
         self._external = External(
             self,
@@ -111,6 +113,7 @@ class NbdBackend(RemoteImage):
             write_piece=WRITE_PIECE,
             writes=WRITES,
             unflushed=self._reconnecting.unflushed,
+            lasting=f"{self._reconnecting.address!r} {agreed.size}",
         )
 
     @property
@@ -143,7 +146,7 @@ class NbdBackend(RemoteImage):
 
     def flush(self, op: Operation) -> Awaitable[object]:
         """Put everything that completed before on stable storage."""
-        return self._home_loop.run(self._reconnecting.flush(op), op)
+        return self._home_loop.run(self._flush(op, op.offset, op.length), op)
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what the server tells. NotFound: it has no dirty bitmap, or the ticket is not a dirty one."""
@@ -159,6 +162,10 @@ class NbdBackend(RemoteImage):
     def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
         """Ask for one extent."""
         return self._home_loop.run(self._status(op, offset, length, Context.ZERO, CommandFlag.REQ_ONE), op)
+
+    def keep(self, record: DurableRecord) -> None:
+        """Record what the server has said is on stable storage."""
+        self._record = record
 
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
@@ -204,6 +211,7 @@ class NbdBackend(RemoteImage):
     async def _write(self, op: Operation, views: Sequence[memoryview], offset: int, *, fua: bool) -> None:
         length = sum(map(len, views))
         async with self._changing(op, offset, length):
+            await self._record.changing(offset, length)
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             flags = _fua(session) if fua else 0
@@ -217,8 +225,9 @@ class NbdBackend(RemoteImage):
             except StorageError as e:
                 self._reconnecting.failed(e, flags)
                 raise
+            self._record.changed(offset, length, durable=bool(flags))
         if fua and not flags:
-            await self._reconnecting.flush(op)
+            await self._flush(op, offset, length)
 
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
         if flags & CommandFlag.FAST_ZERO:
@@ -226,6 +235,7 @@ class NbdBackend(RemoteImage):
             if not is_fast(session, self._zero_unit, offset, length):
                 raise NotFast  # at once: it does not wait for other changes
         async with self._changing(op, offset, length):
+            await self._record.changing(offset, length)
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             fua_flag = _fua(session) if fua else 0
@@ -235,12 +245,14 @@ class NbdBackend(RemoteImage):
             except StorageError as e:
                 self._reconnecting.failed(e, fua_flag)
                 raise
+            self._record.changed(offset, length, durable=bool(fua_flag))
         if fua and not fua_flag:
-            await self._reconnecting.flush(op)
+            await self._flush(op, offset, length)
         return method
 
     async def _trim(self, op: Operation, offset: int, length: int) -> None:
         async with self._changing(op, offset, length):
+            await self._record.changing(offset, length)
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             if not session.agreed.can(ExportFlag.SEND_TRIM):
@@ -248,6 +260,10 @@ class NbdBackend(RemoteImage):
             for piece in session.bare_pieces(blocks.start, blocks.end - blocks.start):
                 op.require_running()
                 await session.change([Call(op, Command.TRIM, *piece, counts=piece.length)])
+
+    async def _flush(self, op: Operation, offset: int, length: int) -> None:
+        async with self._record.flushing(offset, length):
+            await self._reconnecting.flush(op)
 
     async def _status(self, op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
         """Return what the server tells of the beginning of the range: nothing where there is no image."""

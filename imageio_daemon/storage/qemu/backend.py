@@ -11,8 +11,9 @@ from ..file.backend import FileBackend
 from ..file.engine import Engine
 from ..nbd.backend import NbdBackend
 from ..nbd.handshake import Options
+from ..threads import in_thread
 from . import chain
-from .process import QemuNbd, in_thread
+from .process import QemuNbd
 
 
 class Image(NamedTuple):
@@ -36,6 +37,7 @@ class ManagedBackend(NbdBackend):
     _path: str
     _server: QemuNbd
     _identity: object
+    _lasting: str | None
 
     @classmethod
     async def start(
@@ -62,12 +64,13 @@ class ManagedBackend(NbdBackend):
         backend._path = image.path
         backend._server = server
         backend._identity = found.identity
+        backend._lasting = found.lasting
         return backend
 
     @property
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
-        return replace(super().info, identity=self._identity)
+        return replace(super().info, identity=self._identity, lasting=self._lasting)
 
     async def available(self, op: Operation) -> int | None:
         """Return what is free in the file system of the image file, and what the file has of it; None: not known."""

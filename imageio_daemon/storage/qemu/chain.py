@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ioutil_ext import lib
+
 from ...errors import StorageError
 from ...image.formats import PARSERS
 from ...units import MAX_OFFSET
+from .. import lasting
 
 #: Files below each other. Long chains are slow; those of real virtual machines have some dozen.
 MAX_DEPTH = 64
@@ -31,12 +34,13 @@ _PROTOCOL = re.compile(r"[^/]*:")
 class Chain:
     """The block graph for qemu. `node`: the image as a block device, ready for JSON. `direct`: O_DIRECT works.
 
-    `identity`: which file or device the image itself is, as of BackendInfo. `zero_unit`: its own; see Header.
+    `identity`, `lasting`: of the image itself, as in BackendInfo. `zero_unit`: its own; see Header.
     """
 
     node: dict[str, Any] = field(default_factory=dict)
     direct: bool = True
     identity: object = None
+    lasting: str | None = None
     zero_unit: int | None = None
 
 
@@ -69,6 +73,7 @@ class _Inspector:
             self._see(opened)
             if depth == 0:
                 self.chain.identity = opened.identity
+                self.chain.lasting = opened.lasting
             try:
                 header = PARSERS[image_format](opened.read)
             except ValueError as e:
@@ -144,6 +149,13 @@ class _Opened:
             return os.pread(self._fd, length, offset)
         except OSError as e:
             raise StorageError(e.errno or errno.EIO, f"open {self.path}", "pread") from None
+
+    @property
+    def lasting(self) -> str | None:
+        device, inode = self.identity
+        if self.is_block:
+            return lasting.of_device(device, os.lseek(self._fd, 0, os.SEEK_END))
+        return lasting.of_file(device, inode, int(lib.iou_birth(self._fd)))
 
     def takes_direct(self) -> bool:
         """Tell whether the file system takes O_DIRECT."""

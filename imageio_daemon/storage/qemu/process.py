@@ -11,12 +11,12 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
 from ...errors import StorageError
 from ...urls.nbd import NbdAddress
+from ..threads import in_thread, start_thread
 from .chain import Chain
 
 log = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ MAX_MESSAGES = 4096
 DIRECTORY = "qemu-nbd-"
 SOCKET = "socket"
 PID_FILE = "pid"
-
-_T = TypeVar("_T")
 
 
 class QemuNbd:
@@ -157,26 +155,6 @@ def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
     finally:
         os.close(writing)
     return process, reading
-
-
-def start_thread(function: Callable[[], _T]) -> "Future[_T]":
-    """Call a function that blocks in a thread of its own, which does not hold up the end of the process."""
-    future: Future[_T] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as e:  # noqa: BLE001 - raised again by future.result()
-            future.set_exception(e)
-
-    threading.Thread(target=run, name="qemu-nbd", daemon=True).start()
-    return future
-
-
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread of its own and return its result."""
-    return await asyncio.wrap_future(start_thread(function))
 
 
 def remove_leftovers(run_dir: str) -> None:

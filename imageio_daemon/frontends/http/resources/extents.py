@@ -34,18 +34,22 @@ class Extents:
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.get}, READ_METHODS, READ_METHODS)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Answer GET with the list of extents. The query has the context: `zero` or `dirty`.
+        """Answer GET with the list of extents. The query has the context: `zero`, `dirty` or `durable`.
 
         Raises InvalidRequest, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError. Raises NotFound: the
-        ticket or the image has no dirty extents. An error after the first piece of the answer cuts the connection.
+        ticket or the image has no dirty extents, or there is no record of what is durable. An error after the first
+        piece of the answer cuts the connection.
         """
-        context = Context(parse_choice(query_of(request), "context", (Context.ZERO, Context.DIRTY)))
+        context = Context(parse_choice(query_of(request), "context", tuple(Context)))
         transfer = attach(self._store, request, Access.READ)
         if context is Context.DIRTY and not transfer.ticket.dirty:
             raise NotFound("The ticket does not give dirty extents")
         stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON}))
         writer = _Writer(stream, context)
-        await operations.extents(transfer, context, writer.add)
+        if context is Context.DURABLE:
+            await operations.durable(transfer, writer.add)
+        else:
+            await operations.extents(transfer, context, writer.add)
         await writer.end()
         return await stream.finish()
 
@@ -55,7 +59,7 @@ class _Writer:
 
     def __init__(self, sink: ByteSink, context: Context) -> None:
         self._sink = sink
-        self._describe = _zero if context is Context.ZERO else _dirty
+        self._describe = _DESCRIBE[context]
         self._text: list[str] = []
         self._size = 0
         self._separator = "["
@@ -93,4 +97,9 @@ def _dirty(extent: Extent) -> str:
     return f'{{"start": {start}, "length": {length}, "dirty": {_FLAG[dirty]}, "zero": {_FLAG[zero]}}}'
 
 
+def _durable(extent: Extent) -> str:
+    return f'{{"start": {extent.start}, "length": {extent.length}, "durable": {_FLAG[extent.durable]}}}'
+
+
 _FLAG = ("false", "true")
+_DESCRIBE = {Context.ZERO: _zero, Context.DIRTY: _dirty, Context.DURABLE: _durable}

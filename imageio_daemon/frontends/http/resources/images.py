@@ -24,7 +24,7 @@ WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 
 READ_FEATURES = ("checksum", "checksum_range", "extents")
-WRITE_FEATURES = ("flush", "zero")
+WRITE_FEATURES = ("durable", "flush", "zero")
 
 #: The name in `OPTIONS /images/*`, which asks for the features of the server.
 ANY = "*"
@@ -62,7 +62,7 @@ class Images:
         `*` needs no ticket. Raises Forbidden, TooManyConnections, Canceled, StorageError.
         """
         if name_of(request) == ANY:
-            return self._capabilities(writable=True, flush=True, image={})
+            return self._capabilities(writable=True, flush=True, durable=self._store.keeps_records, image={})
         transfer = attach(self._store, request, Access.READ)
         info = await operations.info(transfer)
         writable = transfer.ticket.may(Access.WRITE)
@@ -74,7 +74,8 @@ class Images:
         }
         if writable and (available := await operations.available(transfer)) is not None:
             image["available"] = available
-        return self._capabilities(writable=writable, flush=info.can_flush, image=image)
+        durable = transfer.record is not None
+        return self._capabilities(writable=writable, flush=info.can_flush, durable=durable, image=image)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
@@ -145,8 +146,9 @@ class Images:
             )
         return web.Response()
 
-    def _capabilities(self, *, writable: bool, flush: bool, image: dict[str, object]) -> web.Response:
-        features = [*READ_FEATURES, *(each for each in WRITE_FEATURES if writable and (flush or each != "flush"))]
+    def _capabilities(self, *, writable: bool, flush: bool, durable: bool, image: dict[str, object]) -> web.Response:
+        missing = {name for name, there in (("flush", flush), ("durable", durable)) if not there}
+        features = [*READ_FEATURES, *(each for each in WRITE_FEATURES if writable and each not in missing)]
         answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket

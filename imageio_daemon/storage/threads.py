@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that block, in threads of their own."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def start_thread(function: Callable[[], _T]) -> "Future[_T]":
+    """Call a function that blocks in a thread of its own, which does not hold up the end of the process."""
+    future: Future[_T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as e:  # noqa: BLE001 - raised again by future.result()
+            future.set_exception(e)
+
+    threading.Thread(target=run, name="blocking", daemon=True).start()
+    return future
+
+
+async def in_thread(function: Callable[[], _T]) -> _T:
+    """Call a function in a thread of its own and return its result."""
+    return await asyncio.wrap_future(start_thread(function))
