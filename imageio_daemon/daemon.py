@@ -282,8 +282,8 @@ class Daemon:
             self._lanes.records.tell()
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
-        self._store.stop_keeping(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
-        if self._state is not None and ended:
+        kept = self._store.stop_keeping(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
+        if self._state is not None and ended and kept:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:
             log.error("storage operation does not end: %s", operation)

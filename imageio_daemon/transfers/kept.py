@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..errors import Error, InvalidRequest, StorageError, Unavailable
 from ..service import logs
@@ -48,26 +48,26 @@ class KeptTickets:
         self._on_disk: dict[str, float] = {}
         self._renewing: list[Done] = []
 
-    def load(self) -> list[Record]:
-        """Return the tickets that have not expired. Blocks. Other files are removed; damaged ones are logged once."""
-        records: list[Record] = []
+    def load(self) -> Iterator[Record]:
+        """Return the tickets that have not expired, each when it was read: its life goes on meanwhile. Blocks.
+
+        Other files are removed; damaged ones are logged once.
+        """
         damaged: list[str] = []
-        now = Clocks.read()
         for name in sorted(os.listdir(self._directory)):
             try:
-                record = self._read(name, now)
+                record = self._read(name)
             except (OSError, Error) as e:
                 damaged.append(str(e))
                 self._keeper.remove(name)
                 continue
             if record.remaining > 0:
-                records.append(record)
                 self._on_disk[record.ticket.ticket_id] = self._clock() + record.remaining
+                yield record
             else:
                 self._keeper.remove(name)
         if damaged:
             log.warning("damaged kept tickets are dropped", extra=logs.fields(count=len(damaged), first=damaged[0]))
-        return records
 
     def write(self, transfer: Transfer) -> Done:
         """Write a ticket as it is now; see FileKeeper.write(). Raises InvalidRequest if its state is too large."""
@@ -82,6 +82,10 @@ class KeptTickets:
         done = self._keeper.remove(file_name(ticket_id))
         done.add_done_callback(lambda done: self._note(ticket_id, done, None))
         return done
+
+    def ids(self) -> list[str]:
+        """Return the ids of the tickets of which there may be a file."""
+        return list(self._on_disk)
 
     def outdated(self, transfer: Transfer, *, at_end: bool = False) -> bool:
         """Tell whether the file has to be written or removed, because the ticket was renewed or has expired.
@@ -115,15 +119,18 @@ class KeptTickets:
             self._keeper.remove(name)
         self.close(KEEP_TIMEOUT)
 
-    def close(self, timeout: float) -> None:
-        """Wait at most timeout seconds until all is written."""
-        if not self._keeper.close(timeout):
+    def close(self, timeout: float) -> bool:
+        """Wait at most timeout seconds until all is written. False: not all is, and the directory is still in use."""
+        ended = self._keeper.close(timeout)
+        if not ended:
             log.error("tickets were not kept: the state directory does not answer")
+        return ended
 
-    def _read(self, name: str, now: Clocks) -> Record:
+    def _read(self, name: str) -> Record:
         if not _FILE_NAME.fullmatch(name):
             raise InvalidRequest("its name is not that of a ticket")
-        record = Record.decode(read_file(self._directory, name, MAX_RECORD), now)
+        data = read_file(self._directory, name, MAX_RECORD)
+        record = Record.decode(data, Clocks.read())
         if file_name(record.ticket.ticket_id) != name:
             raise InvalidRequest("it is the file of another ticket")
         return record

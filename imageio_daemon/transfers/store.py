@@ -6,9 +6,11 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Iterable
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
+from ..service.keeper import Done
 from ..service.state import StateDirectory
 from .durable import DurableRecords
 from .end import TransferEnd
@@ -198,25 +200,32 @@ class TransferStore:
                 self._ends(transfer)
         if transfer is not None:
             self._cancel(transfer)
-        with self._lock:
-            forgotten = self._kept.remove(ticket_id) if self._kept is not None else None
+        forgotten = self._forget_kept([ticket_id])
         if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
         await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
-        if forgotten is not None:
-            await until_done(forgotten, KEEP_TIMEOUT)
+        for done in forgotten:
+            await until_done(done, KEEP_TIMEOUT)
         with self._lock:
             if transfer is not None and self._transfers.get(ticket_id) is transfer:
                 del self._transfers[ticket_id]
 
     async def clear(self) -> None:
         """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""
-        transfers = self._take_all()
-        with self._lock:
-            ids = [transfer.ticket.ticket_id for transfer in transfers]
-            forgotten = [self._kept.remove(ticket_id) for ticket_id in ids] if self._kept is not None else []
-        for done in forgotten:
+        ids = {transfer.ticket.ticket_id for transfer in self._take_all()}
+        if self._kept is not None:
+            ids.update(self._kept.ids())  # of earlier removals that have failed, too
+        for done in self._forget_kept(ids):
             await until_done(done, KEEP_TIMEOUT)
+
+    def _forget_kept(self, ids: Iterable[str]) -> list[Done]:
+        """Remove the files of tickets, or let those of tickets that have the same ids now replace them."""
+        kept = self._kept
+        if kept is None:
+            return []
+        with self._lock:
+            found = [(ticket_id, self._transfers.get(ticket_id)) for ticket_id in ids]
+            return [kept.bring_in_step(t) if t is not None and t.kept else kept.remove(name) for name, t in found]
 
     def _take_all(self) -> list[Transfer]:
         """Take all transfers out of the store, and cancel them."""
@@ -246,10 +255,12 @@ class TransferStore:
         for end in self._ending.all():
             await end.until_ended()
 
-    def stop_keeping(self, timeout: float) -> None:
-        """Wait at most timeout seconds until all tickets are kept. Nothing is kept after that. Blocks."""
-        if self._kept is not None:
-            self._kept.close(timeout)
+    def stop_keeping(self, timeout: float) -> bool:
+        """Wait at most timeout seconds until all tickets are kept. Nothing is kept after that. Blocks.
+
+        False: not all are kept, and the state directory is still in use.
+        """
+        return self._kept is None or self._kept.close(timeout)
 
     def _require_room(self, replaced: Transfer | None) -> None:
         """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""

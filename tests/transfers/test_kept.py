@@ -4,10 +4,12 @@
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -178,6 +180,23 @@ async def test_cleared_tickets_do_not_come_back(processes: Processes, store: Tra
     assert processes.files() == []
 
 
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["remove", "clear"])
+async def test_ticket_that_is_installed_during_the_removal_of_another_is_kept(
+    processes: Processes, store: TransferStore, all_of_them: bool
+) -> None:
+    transfer = await store.install(ticket())
+
+    def install_another() -> None:
+        installing = threading.Thread(target=lambda: asyncio.run(store.install(ticket(timeout=1000))))
+        installing.start()
+        installing.join()
+
+    transfer.connections.add("connection", install_another)
+    await (store.clear() if all_of_them else store.remove("secret", SOON))
+    assert processes.remaining() > 300
+    assert found(store) == [ticket(timeout=1000)]
+
+
 async def test_ticket_that_has_expired_is_forgotten(processes: Processes, store: TransferStore) -> None:
     await store.install(ticket())
     processes.shift = 300
@@ -192,6 +211,28 @@ async def test_ticket_that_expires_while_no_process_runs_does_not_come_back(
     assert found(processes.start()) == []
     processes.kill()
     assert processes.files() == []
+
+
+async def test_life_of_tickets_goes_on_while_they_are_read(
+    processes: Processes, store: TransferStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ticket_id in "abc":
+        await store.install(ticket(ticket_id))
+    boottime = Clocks.read().boottime
+
+    def read_slowly(directory: int, name: str, most: int) -> bytes:
+        processes.shift += 120
+        return state.read_file(directory, name, most)
+
+    def read_clocks() -> Clocks:
+        return Clocks.read()._replace(boottime=boottime + processes.shift)
+
+    monkeypatch.setattr(kept, "read_file", read_slowly)
+    monkeypatch.setattr(kept, "Clocks", SimpleNamespace(read=read_clocks))
+    restored = processes.start().all()
+    assert len(restored) == 2
+    first, second = (transfer.permission.lease.expires for transfer in restored)
+    assert abs(first - second) < 1
 
 
 async def test_ticket_that_is_ended_by_hand_is_forgotten_at_once(processes: Processes, store: TransferStore) -> None:
@@ -405,6 +446,21 @@ async def test_removal_fails_until_the_ticket_can_be_forgotten(
     assert processes.files() == []
 
 
+async def test_clear_fails_until_all_tickets_can_be_forgotten(
+    processes: Processes, store: TransferStore, disk: Disk
+) -> None:
+    for ticket_id in "abc":
+        await store.install(ticket(ticket_id))
+    for _ in range(2):
+        disk.is_broken()
+        with pytest.raises(StorageError):
+            await store.clear()
+        disk.works()
+        assert found(store) == []
+    await store.clear()
+    assert processes.files() == []
+
+
 async def test_replacement_is_served_though_the_old_ticket_cannot_be_forgotten(
     store: TransferStore, disk: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -434,3 +490,16 @@ async def test_answer_does_not_wait_for_a_disk_that_hangs(store: TransferStore, 
         await store.keep(transfer)
     with pytest.raises(Unavailable):
         await store.remove("secret", 1)
+
+
+async def test_stop_does_not_wait_for_a_disk_that_hangs_and_tells_so(
+    store: TransferStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr("imageio_daemon.service.keeper.write_file", lambda *_: hanging.wait())
+    installing = asyncio.create_task(store.install(ticket()))
+    await asyncio.sleep(0)  # it is added
+    assert not store.stop_keeping(0)
+    hanging.set()
+    await installing
+    assert store.stop_keeping(SOON)
