@@ -6,8 +6,9 @@ each change and flush; NO_RECORD records nothing.
 """
 
 import errno
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
@@ -29,10 +30,14 @@ class DurableState(NamedTuple):
 
 
 class DurableRecord:
-    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing."""
+    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing.
+
+    Others may ask for the state of a record, or write it, while its image is closed and the record is released.
+    """
 
     def __init__(self, shared: Any = ffi.NULL) -> None:
         self.shared = shared
+        self._lock = threading.Lock()  # held over calls of C that do not block
 
     @classmethod
     def new(cls, directory: int, name: str, header: str, ranges: Sequence[tuple[int, int]]) -> "DurableRecord":
@@ -50,23 +55,38 @@ class DurableRecord:
 
     def release(self) -> None:
         """Drop the reference of this object, which is not used any more. Blocks: the last one ends the journal."""
-        shared, self.shared = self.shared, ffi.NULL
+        with self._lock:
+            shared, self.shared = self.shared, ffi.NULL
         lib.iou_durable_release(shared)
 
     def void(self) -> None:
         """Close the record for good, and remove its journal durably. Blocks. Raises StorageError."""
-        code = lib.iou_durable_void(self.shared)
+        with self._kept() as shared:
+            code = lib.iou_durable_void(shared)
         if code:
             raise StorageError(-code, "remove a record of what is durable", "journal")
 
     @property
     def is_due(self) -> bool:
         """Tell whether write() should be called: durable ranges wait for it."""
-        return bool(lib.iou_durable_is_due(self.shared))
+        with self._lock:
+            return bool(lib.iou_durable_is_due(self.shared))
 
     def write(self) -> None:
         """Write what the journal does not have yet. Blocks."""
-        lib.iou_durable_write(self.shared)
+        with self._kept() as shared:
+            lib.iou_durable_write(shared)
+
+    @contextmanager
+    def _kept(self) -> Iterator[Any]:
+        """Run the block with C's record, which stays until its end. Its end may block."""
+        with self._lock:
+            shared = self.shared
+            lib.iou_durable_retain(shared)
+        try:
+            yield shared
+        finally:
+            lib.iou_durable_release(shared)
 
     # Changes and flushes of images that Python has
 
@@ -111,17 +131,20 @@ class DurableRecord:
     def ranges(self, offset: int = 0) -> Iterator[tuple[int, int]]:
         """Yield the (start, end) ranges that are durable and end behind an offset, in order."""
         found = ffi.new("iou_range[]", BATCH)
-        while self.shared and (count := lib.iou_durable_ranges(self.shared, offset, found, BATCH)):
+        while count := self._fetch(offset, found):
             for number in range(count):
                 yield int(found[number].start), int(found[number].end)
             offset = int(found[count - 1].end)
 
+    def _fetch(self, offset: int, found: Any) -> int:
+        with self._lock:
+            return int(lib.iou_durable_ranges(self.shared, offset, found, BATCH))
+
     def state(self) -> DurableState:
         """Return what the record has now."""
-        if not self.shared:
-            return DurableState(0, 0, closed=True, error=0)
         info = ffi.new("iou_durable_info *")
-        lib.iou_durable_state(self.shared, info)
+        with self._lock:
+            lib.iou_durable_state(self.shared, info)
         return DurableState(int(info.bytes), int(info.ranges), bool(info.closed), int(info.error))
 
 

@@ -269,6 +269,8 @@ class Transfer:
             }
             if slowest := self._traffic.slowest:
                 status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
+            if (record := self.record) is not None and self._image.opened is not None:
+                status["durable"] = record.state().bytes
             if len(self.ticket.ops) != len(Access):
                 status["transferred"] = self._traffic.transferred()
         return status

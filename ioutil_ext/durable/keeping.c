@@ -221,7 +221,8 @@ int iou_durable_new(int directory, const char *name, const char *header, const i
 }
 
 void iou_durable_retain(iou_durable *record) {
-    atomic_fetch_add(&record->refs, 1);
+    if (record)
+        atomic_fetch_add(&record->refs, 1);
 }
 
 void iou_durable_release(iou_durable *record) {

@@ -140,3 +140,10 @@ def test_a_ticket_that_reads_only_has_no_record(client: Connection, new_image: M
 def test_options_tell_of_the_record(client: Connection, empty: Image) -> None:
     assert "durable" in client.request("OPTIONS", empty.url).json()["features"]
     assert "durable" in client.request("OPTIONS", "/images/*").json()["features"]
+
+
+def test_status_of_the_ticket_tells_how_much_is_durable(client: Connection, daemon: Daemon, empty: Image) -> None:
+    assert "durable" not in daemon.status(empty.ticket)
+    write(client, empty, 0, 10000, flush=True)
+    write(client, empty, 20000, 30000)
+    assert daemon.status(empty.ticket)["durable"] == 10000
