@@ -105,6 +105,8 @@ class Daemon:
             listening = await self._start(loops)
             for ticket in self._tickets:
                 self._store.add(ticket)
+            if self._config.daemon.systemd_enable:
+                self._sockets.store()
             self._notify(f"READY=1\nSTATUS={self._sockets.describe()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_transfers())]

@@ -13,6 +13,7 @@ from tests.support import alone, ways
 from tests.support.daemon import PROGRAM, Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
+from tests.support.manager import Manager
 from tests.support.places import Place, Setting
 from tests.support.polling import eventually
 from tests.support.services import Connect, Service
@@ -106,8 +107,15 @@ def make_daemon(certificates: Certificates) -> Iterator[MakeDaemon]:
     """Start a daemon with sections of configuration of its own: make_daemon(daemon={"max_connections": 1})."""
     with ExitStack() as cleanup:
 
-        def make(*, arguments: tuple[str, ...] = (), program: str = PROGRAM, **config: Section) -> Daemon:
-            return cleanup.enter_context(Daemon(certificates, config, arguments=arguments, program=program))
+        def make(
+            *,
+            arguments: tuple[str, ...] = (),
+            program: str = PROGRAM,
+            manager: Manager | None = None,
+            **config: Section,
+        ) -> Daemon:
+            made = Daemon(certificates, config, arguments=arguments, program=program, manager=manager)
+            return cleanup.enter_context(made)
 
         yield make
 

@@ -103,8 +103,9 @@ class Daemon:
     )
     systemd_enable: bool = flag(
         True,
-        "Notify the service manager when the daemon is ready. This has no effect if the service manager does not set "
-        "NOTIFY_SOCKET (sd_notify(3)).",
+        "Notify the service manager when the daemon is ready, take listening sockets from it, and give it those for "
+        "the next process. This has no effect if the service manager does not set NOTIFY_SOCKET and LISTEN_FDS "
+        "(sd_notify(3), sd_listen_fds(3)).",
     )
 
 

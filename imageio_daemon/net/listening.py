@@ -72,6 +72,14 @@ def listen_unix(address: str, mode: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {shown}: {e.strerror}") from None
 
 
+def address_of(sock: socket.socket) -> dict[str, object]:
+    """Return the address for the log. Of TCP: address and port; of a unix socket: address, "@" for a NUL."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return {"address": os.fsdecode(name).replace("\0", "@", 1)}
+    return {"address": name[0], "port": name[1]}
+
+
 def remove_unix(address: str) -> None:
     """Remove the path of a socket. An abstract name ends with its socket (unix(7))."""
     if not address.startswith("\0"):

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listening sockets of all services: opened as the configuration says, given to the user, removed at the end."""
+"""The listening sockets of all services: opened as the configuration says, given to the user, removed at the end.
+
+With a service manager that stores descriptors they outlive the process: clients that connect meanwhile wait for the
+next one.
+"""
 
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from ..config.config import Config
-from ..service import privileges
-from .listening import listen_localhost, listen_tcp, listen_unix, remove_unix
+from ..service import privileges, systemd
+from .listening import address_of, listen_localhost, listen_tcp, listen_unix, remove_unix
+from .passed_sockets import Fits, PassedSockets, is_abstract, is_tcp, is_unix
 
 #: The control socket is for its owner and its group.
 CONTROL_MODE = 0o660
+#: The beginning of the name of a local service without a configured one.
+_ABSTRACT = "\0imageio-daemon-"
 
 
 class ServiceSocket(NamedTuple):
@@ -23,11 +31,16 @@ class ServiceSocket(NamedTuple):
 
     @property
     def address(self) -> dict[str, object]:
-        """Return the address for the log. Of TCP: address and port; of a unix socket: address, "@" for a NUL."""
-        name = self.socket.getsockname()
-        if self.socket.family == socket.AF_UNIX:
-            return {"address": os.fsdecode(name).replace("\0", "@", 1)}
-        return {"address": name[0], "port": name[1]}
+        """Return the address for the log; see address_of()."""
+        return address_of(self.socket)
+
+
+class _Wanted(NamedTuple):
+    """A socket that the configuration asks for. fits: tells whether a passed one is it. bind: opens a new one."""
+
+    service: str
+    fits: Fits
+    bind: Callable[[], socket.socket]
 
 
 class ServiceSockets:
@@ -35,11 +48,14 @@ class ServiceSockets:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        #: The address of the local service, an abstract one with its leading NUL; None: it is disabled.
-        self.local_address = _local_address(config)
         self._nbd_address = _unix_address(config.nbd.socket) if config.nbd.enable else ""
         self._control_address = _control_address(config)
+        #: Services whose sockets the service manager has, too.
+        self._kept: set[str] = set()
         self._sockets = self._open()
+        local = next((sock for service, sock in self._sockets if service == "local"), None)
+        #: The address of the local service, an abstract one with its leading NUL; None: it is disabled.
+        self.local_address = None if local is None else os.fsdecode(local.getsockname())
 
     def __iter__(self) -> Iterator[ServiceSocket]:
         return iter(self._sockets)
@@ -51,11 +67,22 @@ class ServiceSockets:
             if address and not address.startswith("\0"):
                 privileges.give(address, identity)
 
+    def store(self) -> None:
+        """Give the service manager copies of the sockets for the next process, unless it has them."""
+        for service, sock in self._sockets:
+            # A control service over TCP has two sockets; its clients come again by themselves.
+            stays = service != "control" or sock.family == socket.AF_UNIX
+            if stays and service not in self._kept and systemd.store(service, sock.fileno()):
+                self._kept.add(service)
+
     def remove(self) -> None:
-        """Remove the paths. Called before the sockets are closed: after that another daemon may have the paths."""
-        for address in (self.local_address, self._nbd_address, self._control_address):
-            if address:
-                remove_unix(address)
+        """Remove the paths, except for those of sockets that the service manager keeps.
+
+        Called before the sockets are closed: after that another daemon may have the paths.
+        """
+        for service, sock in self._sockets:
+            if sock.family == socket.AF_UNIX and service not in self._kept:
+                remove_unix(os.fsdecode(sock.getsockname()))
 
     def describe(self) -> str:
         """Return service and address of each socket, for people; with port 0 in the configuration, the port in use."""
@@ -65,25 +92,43 @@ class ServiceSockets:
     def _open(self) -> list[ServiceSocket]:
         config = self._config
         os.makedirs(config.daemon.run_dir, mode=0o755, exist_ok=True)
-        sockets = [ServiceSocket("remote", listen_tcp(config.remote.host, config.remote.port))]
-        if self.local_address is not None:
-            sockets.append(ServiceSocket("local", listen_unix(self.local_address, config.local.mode)))
-        if config.nbd.enable and config.nbd.port >= 0:
-            sockets.append(ServiceSocket("nbd", listen_tcp(config.nbd.host, config.nbd.port)))
-        if self._nbd_address:
-            sockets.append(ServiceSocket("nbd-local", listen_unix(self._nbd_address, config.nbd.mode)))
-        if self._control_address:
-            sockets.append(ServiceSocket("control", listen_unix(self._control_address, CONTROL_MODE)))
-        elif config.control.enable:
+        passed = PassedSockets(systemd.take_passed() if config.daemon.systemd_enable else [])
+        wanted = list(self._wanted())
+        found = [passed.take(service, fits) for service, fits, _ in wanted]
+        passed.drop_rest()  # first: a new socket may need an address that one of these has
+        sockets = []
+        for (service, _, bind), sock in zip(wanted, found, strict=True):
+            if sock is not None:
+                self._kept.add(service)
+            sockets.append(ServiceSocket(service, sock or bind()))
+        if config.control.enable and not self._control_address:
             sockets += [ServiceSocket("control", sock) for sock in listen_localhost(config.control.port)]
         return sockets
 
+    def _wanted(self) -> Iterator[_Wanted]:
+        """Yield all sockets but those of a control service over TCP."""
+        remote, local, nbd = self._config.remote, self._config.local, self._config.nbd
+        yield _tcp("remote", remote.host, remote.port)
+        if local.enable and local.socket:
+            yield _unix("local", _unix_address(local.socket), local.mode)
+        elif local.enable:
+            # A random name: nobody can take it before. The clients of a socket that was kept know its name.
+            name = _ABSTRACT + secrets.token_hex(8)
+            yield _Wanted("local", is_abstract(_ABSTRACT), partial(listen_unix, name, local.mode))
+        if nbd.enable and nbd.port >= 0:
+            yield _tcp("nbd", nbd.host, nbd.port)
+        if self._nbd_address:
+            yield _unix("nbd-local", self._nbd_address, nbd.mode)
+        if self._control_address:
+            yield _unix("control", self._control_address, CONTROL_MODE)
 
-def _local_address(config: Config) -> str | None:
-    """Return the address of the local service. Without a configured one it is random: nobody can take it before."""
-    if not config.local.enable:
-        return None
-    return _unix_address(config.local.socket or f"@imageio-daemon-{secrets.token_hex(8)}")
+
+def _tcp(service: str, host: str, port: int) -> _Wanted:
+    return _Wanted(service, is_tcp(host, port), partial(listen_tcp, host, port))
+
+
+def _unix(service: str, address: str, mode: int) -> _Wanted:
+    return _Wanted(service, is_unix(address, mode), partial(listen_unix, address, mode))
 
 
 def _control_address(config: Config) -> str:

@@ -2,7 +2,6 @@
 """What the log tells, and what it never tells."""
 
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tests.support import ways
 from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import MakeImage, MiB, make_image, pattern
+from tests.support.manager import Manager
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
 from tests.support.ways import WAYS
@@ -137,19 +137,13 @@ def test_a_download_is_told_when_it_ends(talkative: Daemon, tmp_path: Path, serv
     talkative.log.wait_for(r": request .*method=GET .*status=200", start=start)  # C tells the range besides
 
 
-def test_the_service_manager_is_told_the_port(
-    make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.settimeout(10)
-        address = tmp_path_factory.mktemp("manager") / "notify"
-        manager.bind(str(address))
-        monkeypatch.setenv("NOTIFY_SOCKET", str(address))
-        daemon = make_daemon(daemon={"systemd_enable": True})
-        ready, status = manager.recv(4096).decode().split("\n")
-    assert ready == "READY=1"
-    assert f"remote on :: port {daemon.port}," in status
-    assert f"control on {daemon.control_socket}" in status
+def test_the_service_manager_is_told_the_port(make_daemon: MakeDaemon) -> None:
+    with Manager() as manager:
+        daemon = make_daemon(manager=manager)
+        eventually(lambda: any(state.startswith("READY=1\n") for state in manager.states), "the manager is told")
+        (status,) = [state for state in manager.states if state.startswith("READY=1\n")]
+        assert f"remote on :: port {daemon.port}," in status
+        assert f"control on {daemon.control_socket}" in status
 
 
 def test_requests_are_told_at_debug_only(make_daemon: MakeDaemon, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from imageio_daemon.config.config import SECTIONS
 from imageio_daemon.config.options import describe
-from imageio_daemon.config.sections import Daemon
+from imageio_daemon.config.sections import Daemon, Remote
 
 PROJECT = Path(__file__).resolve().parents[2]
 UNIT = PROJECT / "conf" / "imageio-daemon.service"
@@ -51,6 +51,29 @@ def root_directory(tmp_path: Path) -> Path:
     done = run("systemd-sysusers", f"--root={tmp_path}", "-", stdin=SYSUSERS)
     assert done.returncode == 0, done.stderr
     return tmp_path
+
+
+def test_socket_unit_is_understood_by_systemd(tmp_path: Path) -> None:
+    unit = UNIT.read_text().replace("ExecStart=/usr/bin/imageio-daemon", f"ExecStart={sys.executable}")
+    (tmp_path / UNIT.name).write_text(unit)
+    shutil.copy(UNIT.with_suffix(".socket"), tmp_path)
+    done = run("systemd-analyze", "verify", str(tmp_path / "imageio-daemon.socket"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_socket_unit_names_a_service_and_its_default_address() -> None:
+    text = UNIT.with_suffix(".socket").read_text()
+    assert "\nFileDescriptorName=remote\n" in text
+    assert f"\nListenStream=[{Remote().host}]:{Remote().port}\n" in text
+
+
+def test_sockets_of_all_services_can_be_stored_and_their_paths_stay(directives: dict[str, str]) -> None:
+    assert int(directives["FileDescriptorStoreMax"]) >= 5
+    assert directives["RuntimeDirectoryPreserve"] == "restart"
+
+
+def test_state_directory_is_private(directives: dict[str, str]) -> None:
+    assert (directives["StateDirectory"], directives["StateDirectoryMode"]) == ("imageio-daemon", "0700")
 
 
 def test_sysusers_makes_the_user_without_a_shell(root_directory: Path) -> None:

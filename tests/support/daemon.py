@@ -28,6 +28,7 @@ from typing import IO, Any, Self
 import trustme
 
 from tests.support.http_client import Answer, Connection, connect_tcp, connect_tls, connect_unix
+from tests.support.manager import Manager
 from tests.support.polling import SOON, eventually
 from tests.support.processes import open_files
 
@@ -88,7 +89,7 @@ class Daemon:
 
     config: sections of the configuration, over defaults that suit tests (a free port, path sockets). The log's level is
     that of production. program: another module that is the daemon. checkout: another work tree of this project, built
-    by its scripts/setup.
+    by its scripts/setup. manager: what the daemon notifies, and what keeps its sockets while it restarts.
     """
 
     def __init__(
@@ -99,7 +100,9 @@ class Daemon:
         arguments: Sequence[str] = (),
         program: str = PROGRAM,
         checkout: Path | None = None,
+        manager: Manager | None = None,
     ) -> None:
+        self._manager = manager
         self.certificates = certificates
         # Not below pytest's directory: the path of a unix socket may have 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="imageio-"))
@@ -132,9 +135,12 @@ class Daemon:
     def start(self) -> None:
         """Start the process and wait until it serves."""
         write_config(self.directory / "conf.d" / "test.conf", self._config)
+        manager = self._manager
         self._process = subprocess.Popen(
-            self._command,
+            self._command if manager is None else manager.command(self._command),
             cwd=self._checkout,
+            env={**os.environ, **({} if manager is None else manager.environment())},
+            pass_fds=() if manager is None else manager.descriptors(),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -348,7 +354,7 @@ class Daemon:
             "daemon": {
                 "run_dir": self.directory,
                 "drop_privileges": False,
-                "systemd_enable": False,
+                "systemd_enable": self._manager is not None,
                 "shutdown_timeout": 5,
                 "loops": 1,  # whatever machine runs the tests; those of several say so
             },

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Listening sockets that the service manager has passed: from socket units, and those of the process before.
+
+They are known by their names, and used if they are what the configuration asks for.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+
+from ..service import systemd
+from .listening import BACKLOG, address_of
+
+log = logging.getLogger(__name__)
+
+#: Tells whether a listening socket is as configured.
+Fits = Callable[[socket.socket], bool]
+
+
+class PassedSockets:
+    """Sockets by the names of their services, each until it is taken or dropped."""
+
+    def __init__(self, passed: Iterable[systemd.Passed]) -> None:
+        self._sockets: list[tuple[str, socket.socket]] = []
+        for name, fd in passed:
+            # A socket of any kind: of the family, type and protocol that the kernel tells.
+            try:
+                self._sockets.append((name, socket.socket(fileno=fd)))
+            except OSError as e:
+                log.warning("the service manager has passed what is no socket: %s: %s", name, e.strerror)
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+    def take(self, service: str, fits: Fits) -> socket.socket | None:
+        """Return the socket of a service that fits, non-blocking and listening; None: there is none."""
+        for number, (name, sock) in enumerate(self._sockets):
+            if name == service and _listens(sock) and fits(sock):
+                del self._sockets[number]
+                sock.setblocking(False)
+                sock.listen(BACKLOG)
+                return sock
+        return None
+
+    def drop_rest(self) -> None:
+        """Close the sockets that nobody has taken, here and in the manager's store, and say so in the log.
+
+        Afterwards others may have their addresses, if they are not those of a socket unit.
+        """
+        for name, sock in self._sockets:
+            where = " port ".join(map(str, address_of(sock).values())) if _listens(sock) else "something else"
+            log.warning("a socket that the service manager has passed is not as configured: %s, %s", name, where)
+            sock.close()
+        if self._sockets:
+            systemd.forget(sorted({name for name, _ in self._sockets if name}))
+        self._sockets.clear()
+
+
+def is_tcp(host: str, port: int) -> Fits:
+    """Return what tells whether a socket listens on host:port. Port 0: on any port."""
+
+    def fits(sock: socket.socket) -> bool:
+        if sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return False
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError):
+            return False
+        wanted, found = infos[0][4], sock.getsockname()
+        return found[0] == wanted[0] and port in (0, found[1])
+
+    return fits
+
+
+def is_unix(address: str, mode: int) -> Fits:
+    """Return what tells whether a socket listens on a path of this mode, or on an abstract name (leading NUL).
+
+    A path that was removed does not lead to its socket any more.
+    """
+
+    def fits(sock: socket.socket) -> bool:
+        if sock.family != socket.AF_UNIX or os.fsdecode(sock.getsockname()) != address:
+            return False
+        if address.startswith("\0"):
+            return True
+        try:
+            found = os.lstat(address).st_mode
+        except OSError:
+            return False
+        return stat.S_ISSOCK(found) and stat.S_IMODE(found) == mode
+
+    return fits
+
+
+def is_abstract(prefix: str) -> Fits:
+    """Return what tells whether a socket listens on an abstract name that begins so (with its leading NUL)."""
+
+    def fits(sock: socket.socket) -> bool:
+        return sock.family == socket.AF_UNIX and os.fsdecode(sock.getsockname()).startswith(prefix)
+
+    return fits
+
+
+def _listens(sock: socket.socket) -> bool:
+    return sock.type == socket.SOCK_STREAM and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service manager, as far as a daemon sees it: it is notified, and keeps descriptors for the next process."""
+
+import array
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+#: Descriptors in one message at most: the limit of Linux.
+_MOST = 253
+
+#: Puts inherited descriptors where sd_listen_fds(3) expects them, and becomes the program. Arguments: the descriptors
+#: with colons between them, the program.
+_LAUNCH = """
+import fcntl, os, sys
+given = [int(fd) for fd in sys.argv[1].split(":") if fd]
+high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 500) for fd in given]
+for fd in given:
+    os.close(fd)
+for number, fd in enumerate(high):
+    os.dup2(fd, 3 + number)
+    os.close(fd)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Manager:
+    """Receive notifications of a daemon in a thread, and keep what it stores, by name."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="manager-")
+        self.address = Path(self._directory.name) / "notify"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.address))
+        self.states: list[str] = []
+        self.stored: list[tuple[str, int]] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(b"", str(self.address))
+        self._thread.join()
+        self._socket.close()
+        self.forget_all()
+        self._directory.cleanup()
+
+    def forget_all(self) -> None:
+        """Close what is stored, as systemd does when a service is stopped."""
+        for _, fd in self.stored:
+            os.close(fd)
+        self.stored.clear()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables of a daemon under this manager, but LISTEN_PID."""
+        variables = {"NOTIFY_SOCKET": str(self.address)}
+        if self.stored:
+            names = ":".join(name for name, _ in self.stored)
+            variables |= {"LISTEN_FDS": str(len(self.stored)), "LISTEN_FDNAMES": names}
+        return variables
+
+    def command(self, command: list[str]) -> list[str]:
+        """Return the command that passes what is stored to another one, if it inherits self.descriptors()."""
+        return [sys.executable, "-c", _LAUNCH, ":".join(map(str, self.descriptors())), *command]
+
+    def descriptors(self) -> list[int]:
+        return [fd for _, fd in self.stored]
+
+    def _run(self) -> None:
+        size = socket.CMSG_SPACE(_MOST * array.array("i").itemsize)
+        while True:
+            data, ancillary, *_ = self._socket.recvmsg(4096, size)
+            if not data:
+                return
+            fds = array.array("i")
+            for level, kind, rights in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds.frombytes(rights)
+            self._take(data.decode(), list(fds))
+
+    def _take(self, state: str, fds: list[int]) -> None:
+        lines = dict(line.split("=", 1) for line in state.splitlines())
+        name = lines.get("FDNAME", "stored")
+        if "FDSTORE" in lines:
+            self.stored += [(name, fd) for fd in fds]
+            fds = []
+        elif "FDSTOREREMOVE" in lines:
+            fds += [fd for stored, fd in self.stored if stored == name]
+            self.stored = [(stored, fd) for stored, fd in self.stored if stored != name]
+        self.states.append(state)
+        for fd in fds:  # also the pipe of BARRIER=1, whose end tells that all before is done
+            with contextlib.suppress(OSError):
+                os.close(fd)
