@@ -118,7 +118,7 @@ class DurableRecords:
         if lasting is None:
             log.info("no record of what is durable: the image has no lasting identity", extra=_fields(writer.ticket))
             return
-        record = await in_thread(lambda: _new_record(directory, writer.ticket, lasting))
+        record = await in_thread(lambda: _new_record(directory, writer.ticket, lasting, info.size))
         with self._lock:
             writer.record = record
             shared = writer.shared
@@ -141,12 +141,19 @@ def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
     return logs.fields(transfer=ticket.log_name)
 
 
-def _new_record(directory: int, ticket: Ticket, lasting: str) -> DurableRecord:
-    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks."""
+def _new_record(directory: int, ticket: Ticket, lasting: str, size: int) -> DurableRecord:
+    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks.
+
+    size: of the image, in bytes. One that is shorter than what was durable has been changed by somebody else.
+    """
     name = _hash(lasting)
     header = f"{name} {_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain}')}"
+    ranges = _read(directory, name, header)
+    if ranges and ranges[-1][1] > size:
+        log.warning("what was durable is not known: the image has become shorter", extra=_fields(ticket))
+        ranges = []
     try:
-        return DurableRecord.new(directory, name, header, _read(directory, name, header))
+        return DurableRecord.new(directory, name, header, ranges)
     except StorageError as e:
         if e.errno == errno.EBUSY:
             raise

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """GET extents?context=durable: what was written through a ticket and is on stable storage."""
 
+import os
+
 import pytest
 
 from tests.support.daemon import Daemon
@@ -146,3 +148,14 @@ def test_status_of_the_ticket_tells_how_much_is_durable(client: Connection, daem
     write(client, empty, 0, 10000, flush=True)
     write(client, empty, 20000, 30000)
     assert daemon.status(empty.ticket)["durable"] == 10000
+
+
+@needs(Trait.OWN, Trait.RAW_FILE)
+def test_an_image_that_has_become_shorter_has_an_empty_record(client: Connection, daemon: Daemon, empty: Image) -> None:
+    write(client, empty, 0, 40960, flush=True)
+    daemon.extend(empty.ticket, 0)
+    eventually(lambda: not empty.place.is_open(daemon), "the image is closed")
+    os.truncate(empty.path, 8192)
+    daemon.extend(empty.ticket, 300)
+    answer = client.get(f"{empty.url}/extents?context=durable")
+    assert answer.json() == [{"start": 0, "length": 8192, "durable": False}]
