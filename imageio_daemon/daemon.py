@@ -6,11 +6,12 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 
 import uvloop
 
 from .config.config import Config
-from .errors import ConfigError, Error
+from .errors import ConfigError
 from .frontends.http.server import control_server, images_server
 from .frontends.nbd.server import nbd_servers
 from .lanes.lane import MIN_LANE_MEMORY, Lanes
@@ -18,22 +19,17 @@ from .net import tls_contexts
 from .net.connection_limit import ConnectionLimit
 from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
 from .net.service_sockets import ServiceSockets
+from .opening import Opener
 from .operations.checksum import Hashing
 from .service import logs, privileges, systemd
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
-from .storage.backend import Backend
 from .storage.buffers import BufferPool, Buffers
-from .storage.file.backend import FileBackend
 from .storage.file.engine import Engine
-from .storage.http.backend import HttpBackend
-from .storage.nbd.backend import NbdBackend
-from .storage.nbd.handshake import Options
-from .storage.qemu.backend import Image, ManagedBackend
 from .storage.qemu.process import remove_leftovers
 from .transfers.durable import DurableRecords
 from .transfers.store import TransferStore
-from .transfers.ticket import Access, Ticket
+from .transfers.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +72,7 @@ class Daemon:
         self._config = config
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
-        self._peer_tls = tls_contexts.client_context(config.backend_http.ca_file or config.tls.ca_file)
-        nbd = config.backend_nbd
-        self._nbd_tls = tls_contexts.client_context(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
+        self._opener = Opener(config)
         self._sockets = ServiceSockets(config)
         remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
         self._drop_privileges()
@@ -92,8 +86,8 @@ class Daemon:
         self._served = Served()
         self._records = DurableRecords(self._state, wanted=bool(self._state_path))
         self._store = TransferStore(
-            self._open_backend,
-            self._identify,
+            partial(self._opener.open, self._engine),
+            partial(self._opener.identify, self._engine),
             most_tickets=self._config.daemon.max_tickets,
             most_connections=CONNECTIONS_FACTOR * self._config.daemon.max_connections,
             state=self._state,
@@ -201,39 +195,6 @@ class Daemon:
             loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._renew_certificate)
         return stop
-
-    async def _open_backend(self, ticket: Ticket) -> Backend:
-        writable = ticket.may(Access.WRITE)
-        nbd, config = ticket.nbd, self._config.backend_nbd
-        options = Options(
-            dirty=ticket.dirty,
-            context=self._nbd_tls if nbd is not None and nbd.tls else None,
-            timeout=config.timeout,
-            greeting_timeout=config.timeout,
-        )
-        if nbd is not None:
-            return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
-        if ticket.format != "raw":
-            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap)
-            run_dir = self._config.daemon.run_dir
-            return await ManagedBackend.start(
-                self._engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
-            )
-        if ticket.http is not None:
-            most = self._config.daemon.max_connections
-            return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)
-        return await FileBackend.open(self._engine, ticket.path, writable=writable)
-
-    async def _identify(self, ticket: Ticket) -> object:
-        if not ticket.path.startswith("/"):
-            return None  # the image is on another server
-        try:
-            backend = await FileBackend.open(self._engine, ticket.path, writable=False)
-            identity = backend.info.identity
-            await backend.close()
-        except Error:
-            return None  # it does not exist or cannot be opened: it has no identity
-        return identity
 
     # Periodic checks
 
