@@ -32,6 +32,7 @@ struct iou_durable {
     uint32_t removals;    /* in it */
     pthread_mutex_t lock; /* guards all below; a leaf */
     struct ranges changed, durable, unwritten;
+    iou_range leaving; /* bytes that `durable` has not any more, and the journal may have until its write ends */
     struct link flushes;
     uint32_t flushing;
     uint64_t unwritten_since; /* 0: nothing is unwritten */
@@ -54,7 +55,7 @@ struct iou_covered {
 /* Take a range out of what a flush may make durable. */
 void durable_forget(struct iou_durable *record, uint64_t start, uint64_t end);
 
-/* Whether a change of the range has to call durable_take_out(). */
+/* Whether a change of the range has to call durable_take_out(), which waits for a removal that is being written. */
 bool durable_has(const struct iou_durable *record, uint64_t start, uint64_t end);
 
 /* Add ranges that are on stable storage. */

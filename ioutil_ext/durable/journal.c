@@ -206,6 +206,7 @@ int journal_remove(struct journal *journal) {
         sys_close(journal->fd);
     journal->fd = -1;
     journal->size = 0;
+    journal->dirty = false;
     if (unlinkat(journal->directory, journal->name, 0) == -1 && errno != ENOENT)
         return -errno;
     return sync_directory(journal);

@@ -47,17 +47,20 @@ static int make_void(struct iou_durable *record) {
 static int rewrite(struct iou_durable *record) {
     struct ranges copy = {0};
     pthread_mutex_lock(&record->lock);
+    iou_range leaving = record->leaving;
+    if (record->durable.lost)
+        record->leaving = (iou_range){0, UINT64_MAX};
     ranges_join(&copy, &record->durable);
     record->durable.lost = false;
     ranges_free(&record->unwritten);
     record->unwritten_since = 0;
     pthread_mutex_unlock(&record->lock);
     int error = copy.lost ? -ENOMEM : journal_rewrite(&record->journal, &copy);
-    if (error) {
-        pthread_mutex_lock(&record->lock);
+    pthread_mutex_lock(&record->lock);
+    record->leaving = leaving;
+    if (error)
         record->durable.lost = true; /* as far as the journal is concerned */
-        pthread_mutex_unlock(&record->lock);
-    }
+    pthread_mutex_unlock(&record->lock);
     ranges_free(&copy);
     return error;
 }
@@ -122,15 +125,18 @@ int durable_take_out(struct iou_durable *record, uint64_t start, uint64_t end) {
     if (durable) {
         ranges_cut(&record->durable, out.start, out.end, &taken);
         ranges_remove(&record->unwritten, out.start, out.end);
+        record->leaving = out;
     }
     pthread_mutex_unlock(&record->lock);
     if (durable)
         error = write_removal(record, out);
+    pthread_mutex_lock(&record->lock);
+    record->leaving = (iou_range){0};
     if (error) {
-        pthread_mutex_lock(&record->lock);
         ranges_join(&record->durable, &taken);
-        pthread_mutex_unlock(&record->lock);
+        record->durable.lost |= taken.lost;
     }
+    pthread_mutex_unlock(&record->lock);
     pthread_mutex_unlock(&record->journal_lock);
     ranges_free(&taken);
     return error;

@@ -13,7 +13,8 @@ void durable_forget(struct iou_durable *record, uint64_t start, uint64_t end) {
 
 /* The journal may have ranges that the set has lost. */
 bool durable_has(const struct iou_durable *record, uint64_t start, uint64_t end) {
-    return record->durable.lost || ranges_overlap(&record->durable, start, end);
+    return record->durable.lost || ranges_overlap(&record->durable, start, end) ||
+           (start < record->leaving.end && record->leaving.start < end);
 }
 
 void durable_close(struct iou_durable *record) {
