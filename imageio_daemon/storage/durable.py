@@ -30,13 +30,14 @@ class DurableState(NamedTuple):
 
 
 class DurableRecord:
-    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing.
+    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing. name: of the journal.
 
     Others may ask for the state of a record, or write it, while its image is closed and the record is released.
     """
 
-    def __init__(self, shared: Any = ffi.NULL) -> None:
+    def __init__(self, shared: Any = ffi.NULL, name: str = "") -> None:
         self.shared = shared
+        self.name = name
         self._lock = threading.Lock()  # held over calls of C that do not block
 
     @classmethod
@@ -51,7 +52,7 @@ class DurableRecord:
         code = lib.iou_durable_new(directory, name.encode(), header.encode(), told, len(told), result)
         if code:
             raise StorageError(-code, "keep a record of what is durable", "journal")
-        return cls(result[0])
+        return cls(result[0], name)
 
     def release(self) -> None:
         """Drop the reference of this object, which is not used any more. Blocks: the last one ends the journal."""

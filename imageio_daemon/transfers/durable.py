@@ -11,13 +11,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from ..errors import StorageError
 from ..image import journal
 from ..service import logs
-from ..service.state import StateDirectory, read_file
+from ..service.state import UNFINISHED, StateDirectory, read_file, remove_file
 from ..storage.backend import Backend, BackendInfo
 from ..storage.durable import NO_RECORD, DurableRecord
 from ..storage.threads import in_thread
@@ -27,22 +27,41 @@ log = logging.getLogger(__name__)
 
 #: The directory of journals in the state directory.
 DIRECTORY = "durable"
-#: Seconds after which a journal that nobody has used is removed, at the start: an upload that is continued later starts
-#: from the beginning.
+#: Seconds after which a journal that nobody has used is removed: an upload that is continued later starts from the
+#: beginning.
 MOST_AGE = 14 * 24 * 3600.0
-#: Journals that are kept at the start: the newest ones. With 4 KiB each, 40 MiB.
+#: Journals that are kept: the newest ones. With 4 KiB each, 40 MiB.
 MOST_JOURNALS = 10_000
+#: Seconds between removals of old journals.
+TIDY_INTERVAL = 3600.0
+
+
+class _Image:
+    """An image that tickets have opened to write it. key: equal for two of the same image.
+
+    lock: held while a writer comes or leaves, over what that does on the disk. So none writes before the records of the
+    others are void, and none reads a journal before the record that it belongs to has ended.
+    """
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+        self.lock = threading.Lock()
+        self.writers: list[Writer] = []
+        #: Writers that are there, come or leave.
+        self.users = 0
 
 
 @dataclass(eq=False)
 class Writer:
-    """An open image that a ticket may write. image: a key that is equal for two of the same image."""
+    """An open image that a ticket may write."""
 
     ticket: Ticket
-    image: object
+    image: _Image
     record: DurableRecord = NO_RECORD
     #: Another ticket may write the image, too, or has done so.
     shared: bool = False
+    #: It has left.
+    left: bool = False
     #: That the journal cannot be kept was logged.
     told: bool = False
 
@@ -57,8 +76,9 @@ class DurableRecords:
     def __init__(self, state: StateDirectory | None, *, wanted: bool = False) -> None:
         self.wanted = wanted
         self._lock = threading.Lock()
-        self._writers: dict[object, set[Writer]] = {}
+        self._images: dict[object, _Image] = {}
         self._directory = None if state is None else _open_directory(state)
+        self._tidied = time.monotonic()
 
     async def open(self, ticket: Ticket, backend: Backend) -> Writer | None:
         """Let an image that was just opened keep a record; None: the ticket may not write it. close() ends it.
@@ -68,11 +88,9 @@ class DurableRecords:
         if not ticket.may(Access.WRITE):
             return None
         info = backend.info
-        writer = Writer(ticket, (info.identity, None) if info.identity is not None else (None, ticket.url))
+        writer = Writer(ticket, self._enter(info.identity or info.lasting or ticket.url))
         try:
-            for other in self._join(writer):
-                await in_thread(other.record.void)
-            await self._begin(writer, info)
+            await in_thread(lambda: self._begin(writer, info))
             if writer.record is not NO_RECORD:
                 backend.keep(writer.record)
         except BaseException:
@@ -82,48 +100,67 @@ class DurableRecords:
 
     async def close(self, writer: Writer) -> None:
         """End the record of an image that was closed. Its journal stays."""
-        with self._lock:
-            writers = self._writers[writer.image]
-            writers.remove(writer)
-            if not writers:
-                del self._writers[writer.image]
         self._tell(writer)
-        await in_thread(writer.record.release)
+        await in_thread(lambda: self._end(writer))
 
     async def watch(self) -> None:
-        """Write what journals lack, and log those that cannot be kept. Called every few seconds."""
+        """Write what journals lack, log those that cannot be kept, and remove old ones. Called every few seconds."""
         with self._lock:
-            writers = [writer for writers in self._writers.values() for writer in writers]
+            writers = [writer for image in self._images.values() for writer in image.writers]
         due = [writer for writer in writers if writer.record.is_due]
         if due:
             await in_thread(lambda: _write(due))
         for writer in writers:
             self._tell(writer)
+        directory, now = self._directory, time.monotonic()
+        if directory is not None and now - self._tidied >= TIDY_INTERVAL:
+            self._tidied = now
+            used = {writer.record.name for writer in writers}
+            await in_thread(lambda: _tidy_or_tell(directory, used))
 
-    def _join(self, writer: Writer) -> list[Writer]:
-        """Add a writer, and return those whose records have to go, because they are not alone any more."""
+    def _enter(self, key: object) -> _Image:
         with self._lock:
-            others = self._writers.setdefault(writer.image, set())
-            found = [other for other in others if not other.shared]
-            for other in found:
-                other.shared = True
-            writer.shared = bool(others)
-            others.add(writer)
-        return found
+            image = self._images.setdefault(key, _Image(key))
+            image.users += 1
+            return image
 
-    async def _begin(self, writer: Writer, info: BackendInfo) -> None:
-        directory, lasting = self._directory, info.lasting
-        if directory is None or writer.shared or not info.can_flush:
-            return
-        if lasting is None:
+    def _begin(self, writer: Writer, info: BackendInfo) -> None:
+        """Make the records of others void, or begin a record if there is no other. Blocks. Raises StorageError."""
+        image = writer.image
+        with image.lock:
+            if writer.left:
+                return
+            for other in image.writers:
+                writer.shared = other.shared = True
+                other.record.void()  # again, if an earlier one has failed
+            image.writers.append(writer)
+            writer.record = self._make(writer, info)
+
+    def _end(self, writer: Writer) -> None:
+        """End a record after _begin(), which may not have begun yet. Blocks."""
+        image = writer.image
+        with image.lock:
+            writer.left = True
+            if writer in image.writers:
+                image.writers.remove(writer)
+            writer.record.release()
+        with self._lock:
+            image.users -= 1
+            if not image.users:
+                del self._images[image.key]
+
+    def _make(self, writer: Writer, info: BackendInfo) -> DurableRecord:
+        """Make the record of a writer. An image that is written without one has no journal. Blocks."""
+        if self._directory is None:
+            return NO_RECORD
+        if info.lasting is None:
             log.info("no record of what is durable: the image has no lasting identity", extra=_fields(writer.ticket))
-            return
-        record = await in_thread(lambda: _new_record(directory, writer.ticket, lasting, info.size))
-        with self._lock:
-            writer.record = record
-            shared = writer.shared
-        if shared:  # by a ticket that came meanwhile
-            await in_thread(record.void)
+            return NO_RECORD
+        name = _hash(info.lasting)
+        if writer.shared or not info.can_flush:
+            _remove(self._directory, name)
+            return NO_RECORD
+        return _new_record(self._directory, name, writer.ticket, info.size)
 
     def _tell(self, writer: Writer) -> None:
         error = writer.record.state().error
@@ -141,12 +178,11 @@ def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
     return logs.fields(transfer=ticket.log_name)
 
 
-def _new_record(directory: int, ticket: Ticket, lasting: str, size: int) -> DurableRecord:
+def _new_record(directory: int, name: str, ticket: Ticket, size: int) -> DurableRecord:
     """Make a record with what the journal of the image tells, if it is of this ticket. Blocks.
 
     size: of the image, in bytes. One that is shorter than what was durable has been changed by somebody else.
     """
-    name = _hash(lasting)
     header = f"{name} {_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain}')}"
     ranges = _read(directory, name, header)
     if ranges and ranges[-1][1] > size:
@@ -175,17 +211,39 @@ def _hash(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
+def _remove(directory: int, name: str) -> None:
+    """Remove a journal, durably. Blocks. Raises StorageError."""
+    try:
+        remove_file(directory, name)
+    except OSError as e:
+        raise StorageError(e.errno or errno.EIO, "remove a record of what is durable", "journal") from None
+
+
 def _open_directory(state: StateDirectory) -> int | None:
     """Return the directory of journals, and remove old ones. None: it cannot be used. Blocks."""
     try:
         directory = state.directory(DIRECTORY)
-        found = [(os.stat(name, dir_fd=directory).st_mtime, name) for name in os.listdir(directory)]
-        found.sort(reverse=True)
-        oldest = time.time() - MOST_AGE
-        for number, (changed, name) in enumerate(found):
-            if number >= MOST_JOURNALS or changed < oldest:
-                os.unlink(name, dir_fd=directory)
+        _tidy(directory, ())
     except OSError as e:
         log.warning("what is durable is not kept: %s", e)
         return None
     return directory
+
+
+def _tidy(directory: int, used: Container[str]) -> None:
+    """Remove journals that are old, or too many, but none of those in use. Blocks. Raises OSError."""
+    found = [(os.stat(name, dir_fd=directory).st_mtime, name) for name in os.listdir(directory)]
+    found.sort(reverse=True)
+    oldest = time.time() - MOST_AGE
+    for number, (changed, name) in enumerate(found):
+        if (number >= MOST_JOURNALS or changed < oldest) and name not in used and not name.startswith(UNFINISHED):
+            os.unlink(name, dir_fd=directory)
+
+
+def _tidy_or_tell(directory: int, used: Container[str]) -> None:
+    try:
+        _tidy(directory, used)
+    except FileNotFoundError:
+        return  # a record was made void meanwhile: the next call removes the others
+    except OSError as e:
+        log.warning("old records of what was durable cannot be removed: %s", e)
