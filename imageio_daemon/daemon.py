@@ -20,7 +20,7 @@ from .net.connection_limit import ConnectionLimit
 from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
 from .net.service_sockets import ServiceSockets
 from .opening import Opener
-from .operations.checksum import Hashing
+from .operations.hashing import Hashing, default_threads
 from .service import logs, privileges, systemd
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
@@ -82,7 +82,7 @@ class Daemon:
         """Serve until SIGTERM or SIGINT; return the exit status."""
         stop = self._handle_signals()
         self._engine = Engine(self._config.backend_file.io_threads)
-        self._hashing = Hashing()
+        self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
         self._records = DurableRecords(self._state, wanted=bool(self._state_path))
         self._store = TransferStore(

@@ -49,6 +49,14 @@ class Daemon:
         0,
         16,
     )
+    hash_threads: int = number(
+        0,
+        "Threads that compute checksums, for all images together. 0 makes one for each processor, at most 4. Checksums "
+        "take processor time from transfers.",
+        "threads",
+        0,
+        64,
+    )
     inactivity_timeout: int = number(
         60,
         "The daemon closes a connection that is idle, or that makes no progress inside a request, after this time. "

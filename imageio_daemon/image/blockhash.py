@@ -5,7 +5,7 @@ Blocks can be hashed in any order and in parallel, and a block of zeros, however
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from ..units import KiB, MiB
@@ -27,9 +27,9 @@ ZERO_BATCH = 32 * 1024
 
 
 class Hash(Protocol):
-    """A hash object of hashlib."""
+    """A hash object of hashlib or blake3."""
 
-    def update(self, data: bytes | memoryview, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> object:
         """Add bytes."""
 
     def digest(self) -> bytes:
@@ -39,17 +39,32 @@ class Hash(Protocol):
         """Return the digest in hexadecimal."""
 
 
+def _find_blake3() -> Callable[[], Hash] | None:
+    """Return what makes a hash object of BLAKE3; None: the package, an extra of this one, is not installed."""
+    try:
+        from blake3 import blake3  # noqa: PLC0415 - it may be missing
+    except ImportError:
+        return None
+    return blake3
+
+
+_BLAKE3 = _find_blake3()
+
+
 def new_hash(algorithm: str) -> Hash:
     """Return a hash object. Raises ValueError for an algorithm that is unknown, or not allowed on this host."""
     if algorithm in ("blake2b", "blake2s"):
         kind = hashlib.blake2b if algorithm == "blake2b" else hashlib.blake2s
         return kind(digest_size=BLAKE2_SIZE, usedforsecurity=False)
+    if algorithm == "blake3" and _BLAKE3 is not None:
+        return _BLAKE3()
     return hashlib.new(algorithm, usedforsecurity=False)
 
 
 def algorithms() -> list[str]:
     """Return the names of the algorithms that work here and need no length, sorted."""
-    return sorted(name for name in hashlib.algorithms_available if _usable(name))
+    names = {name for name in hashlib.algorithms_available if _usable(name)}
+    return sorted(names if _BLAKE3 is None else names | {"blake3"})
 
 
 def _usable(name: str) -> bool:
@@ -57,6 +72,22 @@ def _usable(name: str) -> bool:
         return bool(hashlib.new(name, usedforsecurity=False).digest_size)
     except ValueError:
         return False  # listed by OpenSSL, and not in any provider that is loaded
+
+
+class Total:
+    """The digest of an image from the digests of its blocks, in order."""
+
+    def __init__(self, algorithm: str) -> None:
+        self._state = new_hash(algorithm)
+
+    def add(self, digest: bytes, count: int = 1) -> None:
+        """Add the digest of a block, or of several equal ones."""
+        for done in range(0, count, ZERO_BATCH):
+            self._state.update(digest * min(ZERO_BATCH, count - done))
+
+    def hexdigest(self) -> str:
+        """Return the digest of the image in hexadecimal."""
+        return self._state.hexdigest()
 
 
 def update_zeros(state: Hash, length: int) -> None:
@@ -79,6 +110,17 @@ class DataBlock(NamedTuple):
     """A block that has to be read, at least in parts."""
 
     segments: list[Segment]
+
+    @property
+    def start(self) -> int:
+        """Return where the block begins, in bytes."""
+        return self.segments[0].start
+
+    @property
+    def length(self) -> int:
+        """Return how many bytes it has."""
+        last = self.segments[-1]
+        return last.start + last.length - self.start
 
 
 class ZeroBlocks(NamedTuple):

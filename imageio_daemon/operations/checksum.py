@@ -1,85 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checksum operation: hash the blocks of an image in parallel, and read only its data extents."""
+"""The checksum operation: hash the blocks of an image in parallel, and read only its data."""
 
 import asyncio
-import os
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
 
 from ..errors import OutOfRange
-from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Hash, Segment, ZeroBlocks, new_hash, update_zeros
+from ..image.blockhash import BlockPlan, DataBlock, Total, ZeroBlocks, new_hash, update_zeros
+from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
-from ..storage.buffers import PAGE, Buffer, Buffers
+from ..storage.buffers import Buffer, Buffers
 from ..storage.running import Kind
 from ..transfers.transfer import Transfer
-from ..units import KiB
 from .bounds import readable_size
+from .hashing import BUFFER, Hashing, hash_blocks
 from .operations import running
 
-#: Most threads that hash. More would take processor time from transfers.
-MAX_THREADS = 4
-#: Pieces of up to this many bytes are hashed on the loop: 16 us at 1 GB/s, which is less than the start of a thread.
-SMALL = 16 * KiB
-#: Most blocks whose digests were not added yet: blocks that are being hashed, and runs of zero blocks between them.
-MAX_PENDING = 4 * MAX_THREADS
+#: Most blocks with data, and runs of zero blocks between them, whose digests were not added yet.
+MAX_PENDING = 256
+#: Buffers beside those that are being hashed: they are read into meanwhile.
+AHEAD = 2
 
 
-class Hashing:
-    """The threads that hash memory. They do no storage I/O. Thread-safe: the loops share it."""
+class Wanted(NamedTuple):
+    """What is to be hashed, and how. block_size, offset, length: in bytes; length None: to the end of the image."""
 
-    def __init__(self) -> None:
-        self.threads = min(MAX_THREADS, os.cpu_count() or 1)
-        self._executor = ThreadPoolExecutor(self.threads, thread_name_prefix="hash")
-
-    async def run(self, function: Callable[[], None], buffer: Buffer | None = None) -> None:
-        """Call a function in a thread. The buffer is retained until it returns, even if the task is cancelled."""
-        loop = asyncio.get_running_loop()
-        future: Future[None] = self._executor.submit(function)
-        if buffer is not None:
-            buffer.retain()
-            future.add_done_callback(lambda _: loop.call_soon_threadsafe(buffer.release))
-        await asyncio.wrap_future(future)
-
-    def stop(self) -> None:
-        """End the threads. Blocks until the pieces that they are hashing are done."""
-        self._executor.shutdown(cancel_futures=True)
+    algorithm: str
+    block_size: int
+    offset: int = 0
+    length: int | None = None
 
 
-class Checksum(NamedTuple):
-    """The digest, in hexadecimal, of so many bytes."""
+async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: Wanted, total: Total) -> int:
+    """Add the digests of the blocks of a range to the total, in order, and return how many bytes were hashed.
 
-    digest: str
-    length: int
-
-
-async def checksum(
-    transfer: Transfer,
-    buffers: Buffers,
-    hashing: Hashing,
-    algorithm: str,
-    block_size: int,
-    offset: int = 0,
-    length: int | None = None,
-) -> Checksum:
-    """Return the digest of the readable bytes of the image from offset on; see image/blockhash.py.
-
-    block_size, offset, length: in bytes; length None: to the end of the image. Blocks begin at offset. Raises
-    OutOfRange, Forbidden, Canceled, Unavailable, StorageError.
+    Blocks begin at the offset of the range. Raises OutOfRange, Forbidden, Canceled, Unavailable, StorageError.
     """
-    transfer.ticket.require_range(offset, length or 0)
+    offset = wanted.offset
+    transfer.ticket.require_range(offset, wanted.length or 0)
+    most = hashing.threads + AHEAD
     async with (
-        running(transfer, None, offset, length or 0, kind=Kind.CHECKSUM) as (op, backend),
-        buffers.lease(transfer, None, most=hashing.threads) as held,
+        running(transfer, None, offset, wanted.length or 0, kind=Kind.CHECKSUM) as (op, backend),
+        buffers.lease(transfer, None, most, BUFFER) as held,
     ):
         await backend.refresh(op)
-        length = _inside(readable_size(transfer, backend), offset, length)
-        work = _Checksum(backend, op, hashing, held, algorithm)
+        length = _inside(readable_size(transfer, backend), offset, wanted.length)
+        work = _Checksum(backend, op, hashing, held, wanted.algorithm, total)
         try:
-            plan = BlockPlan(block_size)
+            plan = BlockPlan(wanted.block_size)
             async with aclosing(backend.extents(op, offset, length, Context.ZERO)) as lists:
                 async for found in lists:
                     for extent in found:
@@ -87,9 +57,10 @@ async def checksum(
                             await work.add(block)
             for block in plan.end():
                 await work.add(block)
-            return Checksum(await work.end(), length)
+            await work.end()
         finally:
             await work.stop()
+        return length
 
 
 def _inside(size: int, offset: int, length: int | None) -> int:
@@ -99,92 +70,88 @@ def _inside(size: int, offset: int, length: int | None) -> int:
     return size - offset if length is None else length
 
 
+class _Group:
+    """Blocks of one length that are hashed together."""
+
+    def __init__(self) -> None:
+        self.blocks: list[DataBlock] = []
+        self.task: asyncio.Task[list[bytes]] | None = None
+
+
 class _Checksum:
-    """Hash one block in each buffer at a time, and add the digests in the order of the blocks."""
+    """Hash a group of blocks in each buffer at a time, and add the digests in the order of the blocks."""
 
     def __init__(
-        self, backend: Backend, op: Operation, hashing: Hashing, buffers: list[Buffer], algorithm: str
+        self, backend: Backend, op: Operation, hashing: Hashing, buffers: list[Buffer], algorithm: str, total: Total
     ) -> None:
         self._backend = backend
         self._op = op
         self._hashing = hashing
-        self._free = buffers.copy()
         self._algorithm = algorithm
-        self._digests = new_hash(algorithm)
+        self._total = total
+        self._lanes = lanes_of(algorithm)
         self._zero_digests: dict[int, bytes] = {}
-        self._pending: deque[asyncio.Task[bytes] | ZeroBlocks] = deque()
+        self._free: asyncio.Queue[Buffer] = asyncio.Queue()
+        for buffer in buffers:
+            self._free.put_nowait(buffer)
+        self._group = _Group()
+        self._pending: deque[tuple[_Group, int] | ZeroBlocks] = deque()
 
     async def add(self, block: DataBlock | ZeroBlocks) -> None:
-        """Start to hash a block. Waits while all buffers are in use."""
+        """Start to hash a block, or wait for others like it. Waits while all buffers are in use."""
         if isinstance(block, ZeroBlocks):
             self._pending.append(block)
         else:
-            while not self._free:
-                await self._settle()
-            self._pending.append(asyncio.create_task(self._hash(block, self._free.pop())))
+            if self._group.blocks and self._group.blocks[0].length != block.length:
+                await self._start()
+            self._pending.append((self._group, len(self._group.blocks)))
+            self._group.blocks.append(block)
+            if len(self._group.blocks) == self._lanes:
+                await self._start()
         while len(self._pending) >= MAX_PENDING:
             await self._settle()
 
-    async def end(self) -> str:
-        """Return the digest of all blocks."""
+    async def end(self) -> None:
+        """Add the digests of all blocks."""
         while self._pending:
             await self._settle()
-        return self._digests.hexdigest()
 
     async def stop(self) -> None:
         """Cancel the tasks of blocks that are still being hashed, after an error, and wait for their end."""
-        tasks = [item for item in self._pending if isinstance(item, asyncio.Task)]
+        groups = [item[0] for item in self._pending if not isinstance(item, ZeroBlocks)]
+        tasks = {group.task for group in groups if group.task is not None}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _start(self) -> "asyncio.Task[list[bytes]]":
+        group, self._group = self._group, _Group()
+        buffer = await self._free.get()
+        group.task = asyncio.create_task(self._hash(group, buffer))
+        return group.task
+
+    async def _hash(self, group: _Group, buffer: Buffer) -> list[bytes]:
+        try:
+            return await hash_blocks(self._backend, self._op, self._hashing, self._algorithm, group.blocks, buffer)
+        finally:
+            self._free.put_nowait(buffer)
+
     async def _settle(self) -> None:
-        """Add the digests of the oldest blocks."""
+        """Add the digest of the oldest block, or the digests of the oldest run of zero blocks."""
         first = self._pending[0]
         if isinstance(first, ZeroBlocks):
-            await self._add_zeros(first)
+            digest = await self._zero_digest(first.length)
+            add = partial(self._total.add, digest, first.number)
+            await self._hashing.run(add, len(digest) * first.number)
         else:
-            self._digests.update(await first)
+            group, index = first
+            task = group.task or await self._start()
+            self._total.add((await task)[index])
         self._pending.popleft()
 
-    async def _add_zeros(self, blocks: ZeroBlocks) -> None:
-        digest = self._zero_digests.get(blocks.length)
-        if digest is None:
+    async def _zero_digest(self, length: int) -> bytes:
+        if length not in self._zero_digests:
             state = new_hash(self._algorithm)
-            await self._hashing.run(partial(update_zeros, state, blocks.length))
-            digest = self._zero_digests[blocks.length] = state.digest()
-        left = blocks.number
-        while left:
-            count = min(left, ZERO_BATCH)
-            await self._update(self._digests, digest * count)
-            left -= count
-
-    async def _hash(self, block: DataBlock, buffer: Buffer) -> bytes:
-        state = new_hash(self._algorithm)
-        try:
-            for segment in block.segments:
-                if not segment.zero:
-                    await self._read(state, segment, buffer)
-                elif segment.length <= SMALL:
-                    update_zeros(state, segment.length)
-                else:
-                    await self._hashing.run(partial(update_zeros, state, segment.length))
-        finally:
-            self._free.append(buffer)
-        return state.digest()
-
-    async def _read(self, state: Hash, segment: Segment, buffer: Buffer) -> None:
-        position, end = segment.start, segment.start + segment.length
-        while position < end:
-            inside = position % PAGE  # storage copies less if memory and image have the same alignment
-            count = min(end - position, buffer.size - inside)
-            piece = buffer.slice(inside, inside + count)
-            await self._backend.pread(self._op, piece, position)
-            await self._update(state, piece.view, buffer)
-            position += count
-
-    async def _update(self, state: Hash, data: bytes | memoryview, buffer: Buffer | None = None) -> None:
-        if len(data) <= SMALL:
-            state.update(data)
-        else:
-            await self._hashing.run(partial(state.update, data), buffer)
+            await self._hashing.run(partial(update_zeros, state, length), length)
+            self._zero_digests[length] = state.digest()
+        return self._zero_digests[length]

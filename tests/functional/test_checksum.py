@@ -5,6 +5,7 @@ import hashlib
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection
@@ -13,6 +14,8 @@ from tests.support.places import Trait, needs
 
 
 def digest(algorithm: str, data: bytes) -> bytes:
+    if algorithm == "blake3":
+        return blake3(data).digest()
     options: dict[str, Any] = {"digest_size": 32} if algorithm.startswith("blake2") else {}
     return hashlib.new(algorithm, data, **options).digest()
 
@@ -33,7 +36,7 @@ def test_by_default_it_is_blake2b_over_blocks_of_4_mib(client: Connection, new_i
     assert answer.json() == {"algorithm": "blake2b", "block_size": 4 * MiB, "checksum": checksum(CONTENT)}
 
 
-@pytest.mark.parametrize("algorithm", ["sha1", "md5", "sha256", "sha512", "sha3_256", "blake2b", "blake2s"])
+@pytest.mark.parametrize("algorithm", ["sha1", "md5", "sha256", "sha512", "sha3_256", "blake2b", "blake2s", "blake3"])
 def test_algorithms(client: Connection, new_image: MakeImage, algorithm: str) -> None:
     answer = client.get(f"{new_image(CONTENT).url}/checksum?algorithm={algorithm}").json()
     assert answer == {"algorithm": algorithm, "block_size": 4 * MiB, "checksum": checksum(CONTENT, algorithm)}

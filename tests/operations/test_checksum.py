@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 from imageio_daemon.errors import Canceled, StorageError
+from imageio_daemon.image.blockhash import Total, new_hash
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
-from imageio_daemon.operations.checksum import Hashing, checksum
+from imageio_daemon.operations.checksum import Wanted, checksum
+from imageio_daemon.operations.hashing import SHORT_HOLE, Hashing
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
 from imageio_daemon.transfers.store import TransferStore
@@ -37,6 +39,7 @@ class SparseBackend(MemoryBackend):
         self._parts = parts
         self.read_at: asyncio.Event | None = None
         self.error: Exception | None = None
+        self.lengths: list[int] = []
 
     @property
     def info(self) -> BackendInfo:
@@ -45,6 +48,7 @@ class SparseBackend(MemoryBackend):
     async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
         await asyncio.sleep(0)
         assert any(self.content[offset : offset + len(piece)]), "a hole was read"
+        self.lengths.append(len(piece))
         if self.read_at is not None:
             self.read_at.set()
             await asyncio.get_running_loop().create_future()
@@ -61,9 +65,10 @@ class SparseBackend(MemoryBackend):
 
 
 class World:
-    def __init__(self, parts: list[Part], hashing: Hashing) -> None:
+    def __init__(self, parts: list[Part], hashing: Hashing, buffer: int = MIN_BUFFER) -> None:
         self.backend = SparseBackend(parts)
-        self.pool = BufferPool(8 * MIN_BUFFER)
+        self.buffer = buffer
+        self.pool = BufferPool(8 * buffer)
         self.hashing = hashing
         store = TransferStore(self._open, most_tickets=1, most_connections=1)
         ticket = Ticket("secret", "file:///disk", self.backend.size, (Access.READ,), timeout=300, inactivity_timeout=60)
@@ -73,20 +78,24 @@ class World:
         return self.backend
 
     async def checksum(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
-        found = await checksum(self.transfer, Buffers(self.pool, MIN_BUFFER), self.hashing, algorithm, block_size)
-        return found.digest
+        total = Total(algorithm)
+        wanted = Wanted(algorithm, block_size)
+        await checksum(self.transfer, Buffers(self.pool, self.buffer), self.hashing, wanted, total)
+        return total.hexdigest()
 
-    def expected(self, block_size: int = MiB) -> str:
+    def expected(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
         content = self.backend.content
-        digests = hashlib.sha256()
+        digests = new_hash(algorithm)
         for start in range(0, len(content), block_size):
-            digests.update(hashlib.sha256(content[start : start + block_size]).digest())
+            block = new_hash(algorithm)
+            block.update(bytes(content[start : start + block_size]))
+            digests.update(block.digest())
         return digests.hexdigest()
 
 
 @pytest.fixture
 def hashing() -> Iterator[Hashing]:
-    threads = Hashing()
+    threads = Hashing(2)
     yield threads
     threads.stop()
 
@@ -102,15 +111,45 @@ def hashing() -> Iterator[Hashing]:
         [(3 * MiB + 5, False), (10 * MiB, True), (100, False), (100 * KiB, True), (3 * MiB, False)],
     ],
 )
-async def test_digest_is_that_of_the_content_and_holes_are_not_read(parts: list[Part], hashing: Hashing) -> None:
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2b", "blake3"])
+async def test_digest_is_that_of_the_content_and_holes_are_not_read(
+    parts: list[Part], algorithm: str, hashing: Hashing
+) -> None:
     world = World(parts, hashing)
-    assert await world.checksum() == world.expected()
+    assert await world.checksum(algorithm) == world.expected(algorithm)
     assert world.pool.in_use == 0
+
+
+async def test_data_is_read_with_the_short_holes_between(hashing: Hashing) -> None:
+    world = World([(4 * KiB, False), (12 * KiB, True)] * 256, hashing)
+    assert await world.checksum("blake2b", 4 * MiB) == world.expected("blake2b", 4 * MiB)
+    assert len(world.backend.lengths) == 4 * MiB // (MIN_BUFFER // 4), (
+        "each is as long as a buffer for four blocks allows"
+    )
+
+
+async def test_long_holes_are_not_read_with_the_data(hashing: Hashing) -> None:
+    long, short = (SHORT_HOLE, True), (SHORT_HOLE - 4 * KiB, True)
+    data = (4 * KiB, False)
+    world = World([data, long, data, short, data, long, data], hashing, buffer=MiB)
+    assert await world.checksum() == world.expected()
+    assert world.backend.lengths == [4 * KiB, 8 * KiB + short[0], 4 * KiB]
+
+
+async def test_blocks_that_are_hashed_together_are_read_in_pieces(hashing: Hashing) -> None:
+    world = World([(6 * MiB + 100, False)], hashing)
+    assert await world.checksum("blake2b") == world.expected("blake2b")
+    assert max(world.backend.lengths) == MIN_BUFFER // 4
+
+
+async def test_zero_blocks_between_data_keep_their_place(hashing: Hashing) -> None:
+    world = World([(MiB, True), (MiB, False)] * 300, hashing)
+    assert await world.checksum("blake2b") == world.expected("blake2b")
 
 
 async def test_block_size_counts(hashing: Hashing) -> None:
     world = World([(5 * MiB, False)], hashing)
-    assert await world.checksum(block_size=2 * MiB) == world.expected(2 * MiB) != world.expected()
+    assert await world.checksum(block_size=2 * MiB) == world.expected(block_size=2 * MiB) != world.expected()
 
 
 async def test_huge_hole_costs_nothing(hashing: Hashing) -> None:
@@ -153,7 +192,7 @@ async def test_buffer_is_held_until_the_thread_has_let_go(hashing: Hashing) -> N
         loop.call_soon_threadsafe(entered.set)
         asyncio.run_coroutine_threadsafe(_result(leave), loop).result()
 
-    running = asyncio.create_task(hashing.run(wait, buffer))
+    running = asyncio.create_task(hashing.run(wait, buffer.size, buffer))
     await entered.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -12,7 +12,7 @@ from ...config.config import Config
 from ...errors import Error
 from ...lanes.lane import Lanes
 from ...net.connection_limit import ConnectionLimit
-from ...operations.checksum import Hashing
+from ...operations.hashing import Hashing
 from ...service.served import Served
 from ...storage.buffers import Buffers
 from ...transfers.store import TransferStore

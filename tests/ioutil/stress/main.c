@@ -63,6 +63,7 @@ int main(int argc, char **argv) {
     test_rough_storage(operations / 4, seed + 4);
     test_cancel(rounds, seed + 6);
     test_stop(rounds, seed + 8);
+    test_hash(rounds, seed + 18);
     test_counts();
     test_lanes((unsigned)(operations < 30000 ? operations / 100 : 300) + 20, seed + 10);
     test_http(rounds, seed + 12);

@@ -72,6 +72,10 @@ void test_overlap(void);
 void test_cancel(unsigned rounds, uint64_t seed);
 void test_stop(unsigned rounds, uint64_t seed);
 
+/* ---- hash.c ------------------------------------------------------------------------------------------------------ */
+
+void test_hash(unsigned rounds, uint64_t seed);
+
 /* ---- lanecounts.c, lanes.c --------------------------------------------------------------------------------------- */
 
 void test_counts(void);

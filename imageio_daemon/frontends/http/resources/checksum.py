@@ -2,13 +2,21 @@
 """`/images/{id}/checksum`: the digest of an image or a range of it, computed by the server."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from aiohttp import web
 
 from ....errors import InvalidRequest
-from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, algorithms
-from ....operations.checksum import Hashing, checksum
+from ....image.blockhash import (
+    BLOCK_ALIGNMENT,
+    DEFAULT_ALGORITHM,
+    DEFAULT_BLOCK,
+    MAX_BLOCK,
+    MIN_BLOCK,
+    Total,
+    algorithms,
+)
+from ....operations.checksum import Wanted, checksum
+from ....operations.hashing import Hashing
 from ....storage.buffers import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
@@ -53,14 +61,18 @@ class Checksums:
             known = ", ".join(self._algorithms)
             raise InvalidRequest(f"Unknown algorithm {algorithm[:MAX_SHOWN]!r}, known: {known}")
         block_size = _block_size(query.get("block_size"))
-        wanted = _wanted(query)
+        offset, length = _range(query)
         transfer = attach(self._store, request, Access.READ)
-        found = await checksum(
-            transfer, self._buffers, self._hashing, algorithm, block_size, wanted.offset, wanted.length
-        )
-        answer: dict[str, object] = {"algorithm": algorithm, "block_size": block_size, "checksum": found.digest}
-        if wanted.asked:
-            answer |= {"offset": wanted.offset, "length": found.length}
+        total = Total(algorithm)
+        wanted = Wanted(algorithm, block_size, offset, length)
+        length = await checksum(transfer, self._buffers, self._hashing, wanted, total)
+        answer: dict[str, object] = {
+            "algorithm": algorithm,
+            "block_size": block_size,
+            "checksum": total.hexdigest(),
+        }
+        if "offset" in query or "length" in query:
+            answer |= {"offset": offset, "length": length}
         return json_response(answer)
 
     async def list_all(self, _: web.Request) -> web.Response:
@@ -77,20 +89,14 @@ def _block_size(text: str | None) -> int:
     return size
 
 
-class _Wanted(NamedTuple):
-    """The range that a query asks for. length None: to the end of the image."""
-
-    offset: int
-    length: int | None
-    asked: bool
-
-
-def _wanted(query: Mapping[str, str]) -> _Wanted:
-    offset, length = query.get("offset"), query.get("length")
-    first = 0 if offset is None else parse_number(offset, "offset")
-    if first % BLOCK_ALIGNMENT:
+def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
+    """Return the offset and the length that a query asks for; no length: to the end of the image."""
+    offset = parse_number(query.get("offset", "0"), "offset")
+    if offset % BLOCK_ALIGNMENT:
         raise InvalidRequest(f"Invalid offset: a multiple of {BLOCK_ALIGNMENT}")
-    count = None if length is None else parse_number(length, "length")
-    if count == 0:
+    if "length" not in query:
+        return offset, None
+    length = parse_number(query["length"], "length")
+    if length == 0:
         raise InvalidRequest("Invalid length: at least 1")
-    return _Wanted(first, count, offset is not None or length is not None)
+    return offset, length

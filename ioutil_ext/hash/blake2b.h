@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* The ways to compress for the processors that there are (blake2b.c). */
+
+#ifndef IOUTIL_HASH_BLAKE2B_H
+#define IOUTIL_HASH_BLAKE2B_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "api/hash.h"
+
+/* Where the next chunk of each message is. */
+struct chunks {
+    const uint8_t *at[IOU_HASH_LANES];
+    size_t step[IOU_HASH_LANES]; /* bytes to the chunk after it; 0: it is the same */
+};
+
+struct blake2b_way {
+    const char *name;
+    bool (*works)(void); /* on this processor */
+    /* Compress so many chunks. bytes: that count of each; final: all bits set for the last chunk of a message. */
+    void (*compress)(iou_blake2b *state, struct chunks chunks, uint64_t number, uint64_t bytes, uint64_t final);
+};
+
+/* The fastest one comes first; the last one works everywhere. */
+enum { BLAKE2B_WAYS = 3 };
+extern const struct blake2b_way blake2b_ways[BLAKE2B_WAYS];
+
+#endif
