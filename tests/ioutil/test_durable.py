@@ -6,13 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from imageio_daemon.image import journal
 from imageio_daemon.units import KiB, MiB
-from ioutil_ext import ffi, lib
+from ioutil_ext import lib
+from tests.support.durable import Record
 from tests.support.polling import eventually
 
 from .syscall_table import replaced
@@ -21,34 +20,6 @@ PAGE = 4 * KiB
 SIZE = 64 * MiB
 #: EXACT of ioutil_ext/durable/keeping.c: removals that take out their own range only.
 EXACT = 64
-HEADER = "image ticket"
-
-
-class Record:
-    """A record of which all is durable at first."""
-
-    def __init__(self, directory: Path, ranges: list[tuple[int, int]]) -> None:
-        self.path = directory / "journal"
-        self._directory = os.open(directory, os.O_RDONLY)
-        result = ffi.new("iou_durable **")
-        told = ffi.new("iou_range[]", ranges)
-        assert lib.iou_durable_new(self._directory, b"journal", HEADER.encode(), told, len(ranges), result) == 0
-        self.shared = result[0]
-
-    def change(self, start: int, end: int) -> int:
-        return int(lib.iou_durable_change(self.shared, start, end - start))
-
-    def info(self) -> Any:
-        info = ffi.new("iou_durable_info *")
-        lib.iou_durable_state(self.shared, info)
-        return info
-
-    def on_disk(self) -> list[tuple[int, int]]:
-        return journal.read(self.path.read_bytes(), HEADER)
-
-    def close(self) -> None:
-        lib.iou_durable_release(self.shared)
-        os.close(self._directory)
 
 
 @pytest.fixture
@@ -131,7 +102,7 @@ def test_change_waits_for_a_journal_that_is_written_anew_without_what_the_record
     most = lib.IOU_DURABLE_RANGES
     record = make_record(*((2 * number * PAGE, (2 * number + 1) * PAGE) for number in range(most)))
     end = 2 * most * PAGE
-    lib.iou_durable_changed(record.shared, end, PAGE, 1)  # one more than there is room for
+    record.changed(end, end + PAGE, durable=True)  # one more than there is room for
     assert record.info().ranges < most
     assert (0, PAGE) in record.on_disk()
     done: list[tuple[int, int]] = []
@@ -174,9 +145,9 @@ def test_removal_that_cannot_be_written_leaves_no_journal(make_record: Callable[
 
 def test_record_that_was_made_void_reports_no_failure(make_record: Callable[..., Record]) -> None:
     record = make_record()
-    lib.iou_durable_changed(record.shared, 0, PAGE, 1)
+    record.changed(0, PAGE, durable=True)
     lib.iou_durable_write(record.shared)
-    lib.iou_durable_changed(record.shared, PAGE, PAGE, 1)
+    record.changed(PAGE, 2 * PAGE, durable=True)
     eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
     assert lib.iou_durable_void(record.shared) == 0
     lib.iou_durable_write(record.shared)
