@@ -22,14 +22,15 @@ from .server.image import Image
 from .server.session import ClientSession, Settings
 from .server.stopping import Stop
 from .transfer import workers
+from .transfer.confirmed import CHECKPOINT
 from .transfer.digest import Digest
 from .transfer.download import Download, Downloaded
 from .transfer.memory import new_buffer
 from .transfer.plan import Queue, units
 from .transfer.progress import Report
 from .transfer.sender import hash_unit
-from .transfer.state import CHECKPOINT, SUFFIX
-from .transfer.upload import Upload, Uploaded
+from .transfer.state import SUFFIX
+from .transfer.upload import Options, Upload, Uploaded
 
 _T = TypeVar("_T")
 
@@ -63,18 +64,25 @@ def upload(
     format: str | None = None,  # noqa: A002 - as the command and qemu call it
     member: str | None = None,
     size: int | None = None,
+    restart: bool = False,
+    compare_all: bool = False,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
+    room_check: bool = True,
     progress: Report | None = None,
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
     source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; None: raw
     after a check that it does not look like another format. member: the member of a tar archive, such as an OVA, to
-    upload. state: whether an interrupted upload of a file can be continued by the same call; its state is in a file
-    beside the source, or at the given path. checkpoint: seconds between two flushes, after each of which the state is
-    saved. verify: compare the checksum of what was read with the server's. progress: called every 0.1 s.
+    upload.
+
+    What an interrupted upload has left on stable storage is not sent again: the server tells it, or, if it cannot, a
+    state file, which is written beside the source, or at the path `state`; False: nowhere. restart: send all.
+    compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
+    flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
+    the storage of the target is too small. progress: called every 0.1 s.
 
     Raises ClientError.
     """
@@ -82,15 +90,8 @@ def upload(
         contextlib.closing(_open_source(source, format, member, size)) as opened,
         ClientSession(url, settings) as session,
     ):
-        job = Upload(
-            opened,
-            session,
-            verify=verify,
-            state=state_path(source, state),
-            checkpoint=checkpoint,
-            report=progress,
-        )
-        return asyncio.run(job.run())
+        options = Options(verify, restart, compare_all, _state_path(source, state), checkpoint, room_check)
+        return asyncio.run(Upload(opened, session, options, progress).run())
 
 
 def download(
@@ -161,8 +162,8 @@ def checksum(
         return asyncio.run(_hash(source, algorithm, block_size))
 
 
-def state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os.PathLike[str] = True) -> Path | None:
-    """Return the file in which upload() keeps its state, for the same arguments; None if it keeps none."""
+def _state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os.PathLike[str]) -> Path | None:
+    """Return the file in which upload() keeps its state where the server cannot; None if it keeps none."""
     if isinstance(state, str | os.PathLike):
         if not isinstance(source, str | os.PathLike):
             raise Usage("a stream can't be read again, so its upload has no state")

@@ -83,9 +83,17 @@ def _add_upload(commands: _Commands) -> None:
     _add_format(command)
     command.add_argument("--member", metavar="NAME", help="upload this member of the tar archive IMAGE, such as an OVA")
     command.add_argument("--size", type=size, metavar="BYTES", help="size of standard input; K, M, G, T may follow")
+    again = command.add_mutually_exclusive_group()
+    again.add_argument("--restart", action="store_true", help="send all, also what an earlier upload has sent")
+    again.add_argument(
+        "--compare-all", action="store_true", help="compare all that an earlier upload has sent, not a sample"
+    )
     state = command.add_mutually_exclusive_group()
-    state.add_argument("--state", metavar="FILE", help="keep the state of the upload here, not beside IMAGE")
-    state.add_argument("--no-state", action="store_true", help="do not make the upload resumable")
+    state.add_argument(
+        "--state", metavar="FILE", help="where to keep what is done if the server cannot (default: beside IMAGE)"
+    )
+    state.add_argument("--no-state", action="store_true", help="keep it nowhere then")
+    command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
     _add_connections(command)
     _add_server(command)
 

@@ -15,9 +15,10 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from . import api
+from .amounts import human
 from .arguments import parser
-from .display import CLEAR_LINE, Display, display, human
-from .errors import ClientError, LocalError, StateMismatch, Usage
+from .display import CLEAR_LINE, Display, display
+from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.target import is_existing_device
 from .server.session import Settings
 from .server.tickets import Tickets
@@ -39,9 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _COMMANDS[options.command](options, transfer)
     except ClientError as e:
-        if isinstance(e, StateMismatch):
-            transfer.state = None  # the same command would fail again
-        return _fail(options, f"{e}{transfer.remains()}", e.status)
+        return _fail(options, f"{e}{transfer.remains(e)}", e.status)
     except KeyboardInterrupt:
         return _fail(options, f"interrupted{transfer.remains()}", SIGNALLED + (received or [signal.SIGINT])[0])
     except BrokenPipeError:
@@ -72,7 +71,6 @@ class _Transfer:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.display: Display = display(as_json=options.json, quiet=options.quiet)
-        self.state: Path | None = None
         self.incomplete: str | None = None  # what a failed transfer leaves incomplete, if it has transferred bytes
         self.new: str | None = None  # what only a complete transfer creates
         self._progress = Progress()
@@ -89,12 +87,13 @@ class _Transfer:
         self._shown = False
         self.display.finish(verb, progress, **details)
 
-    def remains(self) -> str:
+    def remains(self, error: ClientError | None = None) -> str:
         """Return the part of an error message that says what is incomplete; "" if nothing is."""
         if self._shown:
             self.display.abandon()
-        if self.state is not None and os.path.exists(self.state):
-            return f"; {self.incomplete} is incomplete, the same command continues from {self.state}"
+        if self._progress.durable and not isinstance(error, StateMismatch | ChecksumMismatch):
+            durable, total = human(self._progress.durable), human(self._progress.total or 0)
+            return f"; {durable} of {total} are on stable storage, the same command continues"
         if self._progress.done and self.new:
             return f"; {self.new} was not made: start anew"
         if self._progress.done and self.incomplete:
@@ -130,8 +129,6 @@ def _standard_input() -> BinaryIO:
 
 def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
     source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
-    state: bool | str = not options.no_state if options.state is None else options.state
-    transfer.state = api.state_path(source, state)
     transfer.incomplete = "the target"
     done = api.upload(
         source,
@@ -140,8 +137,11 @@ def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
         format=options.format,
         member=options.member,
         size=options.size,
-        state=state,
+        restart=options.restart,
+        compare_all=options.compare_all,
+        state=not options.no_state if options.state is None else options.state,
         verify=options.verify,
+        room_check=not options.no_room_check,
         progress=transfer.report,
     )
     transfer.finish("uploaded", done.progress, checksum=done.checksum)

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import TextIO
 
+from .amounts import duration, human
 from .transfer.progress import Progress
 
 WIDTH = 30
@@ -51,8 +52,9 @@ class Text(Display):
             self._stream.write(CLEAR_LINE)
         print(
             f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s: "
-            f"{human(progress.data)} of data at {human(progress.rate)}/s, {human(progress.zero)} of zeros"
-            + (f", {human(progress.skipped)} skipped" if progress.skipped else ""),
+            f"{human(progress.data)} of data at {human(progress.average)}/s, {human(progress.zero)} of zeros"
+            + (f", {human(progress.skipped)} skipped" if progress.skipped else "")
+            + (f", {human(progress.resumed)} were there from before" if progress.resumed else ""),
             file=self._stream,
         )
         for name, value in details.items():
@@ -83,11 +85,14 @@ class Json(Display):
         self._write("result", progress, **details)
 
     def _write(self, event: str, progress: Progress, **details: object) -> None:
-        numbers = {
+        numbers: dict[str, object] = {
             "total": progress.total,
             "data": progress.data,
             "zero": progress.zero,
             "skipped": progress.skipped,
+            "resumed": progress.resumed,
+            "durable": progress.durable,
+            "bytes_per_second": round(progress.average if event == "result" else progress.rate),
             "elapsed": round(progress.elapsed, 3),
         }
         print(json.dumps({"event": event, **numbers, **details}), file=self._stream, flush=True)
@@ -101,22 +106,6 @@ def display(*, as_json: bool, quiet: bool) -> Display:
 
 
 def parts(progress: Progress) -> str:
-    """Return the bytes of data, zeros and skipped ranges as text."""
-    return f"{human(progress.data)} data, {human(progress.zero)} zero, {human(progress.skipped)} skipped"
-
-
-def human(size: float) -> str:
-    """Format a number of bytes with a binary unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    """Format a time as minutes and seconds, or from one hour on as hours and minutes."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 60}:{whole % 60:02}"
+    """Return the bytes of data, zeros, skipped ranges and those from before as text."""
+    text = f"{human(progress.data)} data, {human(progress.zero)} zero, {human(progress.skipped)} skipped"
+    return f"{text}, {human(progress.resumed)} from before" if progress.resumed else text

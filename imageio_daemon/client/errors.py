@@ -28,6 +28,12 @@ class Refused(ClientError):
         self.http_status = http_status
 
 
+class NoRoom(ClientError):
+    """The storage of the target has no room for the data."""
+
+    status = 3
+
+
 class ServerFailed(ClientError):
     """The server cannot be reached, fails, or does not speak the images API."""
 
@@ -63,7 +69,7 @@ class ChecksumMismatch(ClientError):
 
 
 class StateMismatch(ClientError):
-    """The state file is of an upload that cannot be continued, because its source or its target has changed."""
+    """There is an earlier upload that cannot be continued, because its source or its target is another one."""
 
     status = 7
 

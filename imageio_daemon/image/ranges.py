@@ -3,6 +3,7 @@
 
 import heapq
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 
 class RangeSet:
@@ -73,6 +74,17 @@ class RangeSet:
     def pieces(self) -> list[tuple[int, int]]:
         """Return the disjoint (start, end) ranges in order."""
         return list(zip(self._starts, self._ends, strict=True))
+
+    def parts(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Cut a range into what is in the union and what is not: yield (start, end, is_inside) in order."""
+        for i in range(bisect_right(self._ends, start), bisect_left(self._starts, end)):
+            if start < self._starts[i]:
+                yield start, self._starts[i], False
+            start = max(start, self._starts[i])
+            yield start, min(end, self._ends[i]), True
+            start = self._ends[i]
+        if start < end:
+            yield start, end, False
 
     def _overlap(self, start: int, end: int) -> int:
         first = bisect_right(self._ends, start)

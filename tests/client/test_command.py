@@ -195,7 +195,7 @@ def test_name_that_no_file_can_have_is_told(daemon: Daemon) -> None:
 def test_state_that_cant_be_continued_is_no_way_on(daemon: Daemon, source: Path, target: Image) -> None:
     source.with_name(f"{source.name}.imageio-upload").write_text("{}")
     result = run("upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
-    result.failed_with("is not the state of an upload: remove it to start anew$", 7)
+    result.failed_with("is not the state of an upload: --restart starts anew$", 7)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,3 +93,16 @@ def test_overlap_counts_bytes_and_not_touching_ends() -> None:
     ranges.add(30, 40)
     found = [ranges.overlaps(*each) for each in [(0, 10), (0, 11), (20, 30), (39, 50), (40, 50), (15, 15), (0, 50)]]
     assert found == [False, True, False, True, False, False, True]
+
+
+@given(RANGES, st.integers(0, 40), st.integers(0, 40))
+def test_parts_cut_a_range_at_the_edges_of_the_set(
+    given_ranges: list[tuple[int, int]], start: int, length: int
+) -> None:
+    ranges = RangeSet()
+    for piece in given_ranges:
+        ranges.add(*piece)
+    parts = list(ranges.parts(start, start + length))
+    assert [at for first, end, _ in parts for at in range(first, end)] == list(range(start, start + length))
+    assert all(ranges.overlaps(at, at + 1) == is_inside for first, end, is_inside in parts for at in range(first, end))
+    assert all(before[2] != after[2] for before, after in itertools.pairwise(parts))

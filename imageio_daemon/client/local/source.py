@@ -122,7 +122,7 @@ class FileSource:
     def _shorter(self, end: int) -> LocalError:
         return LocalError(
             f"{self._path} became shorter during the upload: it ends at byte {end}. "
-            "Upload anew when nobody writes to it"
+            "Upload anew with --restart when nobody writes to it"
         )
 
 
@@ -198,7 +198,7 @@ def identity(fd: int) -> dict[str, object] | None:
 
 def changed(path: Path) -> LocalError:
     """Return the error for a source that was written to during the upload."""
-    return LocalError(f"{path} was changed during the upload: upload anew when nobody writes to it")
+    return LocalError(f"{path} was changed during the upload: upload anew with --restart when nobody writes to it")
 
 
 def identity_of(path: Path) -> dict[str, object] | None:

@@ -119,12 +119,19 @@ class Image:
         """Return the extents of the whole image, in order and without gaps."""
         return self._repeated(lambda: ExtentList.of(self._extents(context)))
 
-    def checksum(self, algorithm: str, block_size: int) -> dict[str, Any]:
-        """Return the server's digest of the image, and its parameters; image/blockhash.py defines it."""
-        query = urllib.parse.urlencode({"algorithm": algorithm, "block_size": block_size})
-        answer = self._json(f"{self._path}/checksum?{query}")
+    def checksum(self, algorithm: str, block_size: int, part: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Return the server's digest of the image, and its parameters; image/blockhash.py defines it.
+
+        part: offset, a multiple of 4096, and length of the part to compute it of; for servers with `checksum_range`.
+        """
+        parameters: dict[str, object] = {"algorithm": algorithm, "block_size": block_size}
+        if part is not None:
+            parameters |= {"offset": part[0], "length": part[1]}
+        answer = self._json(f"{self._path}/checksum?{urllib.parse.urlencode(parameters)}")
         if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
             raise ServerFailed(f"{self._peer} sent a malformed checksum")
+        if part is not None and (answer.get("offset"), answer.get("length")) != part:
+            raise ServerFailed(f"{self._peer} sent the checksum of another part than asked for")
         return answer
 
     def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:

@@ -2,39 +2,30 @@
 """Upload of a local source to a remote image."""
 
 import asyncio
-import contextlib
 import logging
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...units import KiB, MiB
-from ..errors import (
-    ChecksumMismatch,
-    ClientError,
-    FlushFailed,
-    LocalError,
-    Refused,
-    ServerFailed,
-    StateMismatch,
-    Stopped,
-    Temporary,
-    Usage,
-)
+from ...image.ranges import RangeSet
+from ...units import MiB
+from ..errors import ChecksumMismatch, LocalError, Refused, Temporary, Usage
 from ..local.source import Source
 from ..server.image import Image
 from ..server.session import ClientSession
-from ..server.stopping import Stop
 from . import workers
+from .checkpoints import Checkpoints
+from .comparison import Comparison
+from .confirmed import CHECKPOINT, new_ranges
 from .digest import Digest
 from .memory import new_buffer
-from .plan import Queue, units
+from .plan import Queue, Unit, units
 from .progress import Counter, Progress, Report
+from .record import Record
+from .room import check_room
 from .sender import Sender
-from .state import CHECKPOINT, Confirmed, StateFile
+from .state import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +35,24 @@ log = logging.getLogger(__name__)
 BUFFER_SIZE = 8 * MiB
 #: Attempts to get all data confirmed by a flush. One succeeds if no connection is lost before its flush.
 ROUNDS = 4
-#: Longest wait of an interrupted upload for its last flush, in seconds. A second interrupt ends the wait.
-LAST_FLUSH = 10.0
-#: Before an upload is continued, SAMPLE bytes are compared at both ends of each done range and at about SAMPLES places
-#: in between. A target that differs in a fraction f is missed with the probability (1 - f) ** SAMPLES.
-SAMPLE = 4 * KiB
-SAMPLES = 128
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to upload.
+
+    verify: compare the checksum of what was read with the server's. restart: send all, whatever earlier uploads have
+    sent. compare_all: compare all that they have sent, not a sample. state: the file that has the record of it, for
+    servers that have none. checkpoint: seconds between two flushes. room_check: end before the first byte if the
+    storage of the target is too small.
+    """
+
+    verify: bool = False
+    restart: bool = False
+    compare_all: bool = False
+    state: Path | None = None
+    checkpoint: float = CHECKPOINT
+    room_check: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,32 +66,20 @@ class Uploaded:
 
 
 class Upload:
-    """One upload.
-
-    state: the file with the state of an interrupted upload; None: it cannot be continued. checkpoint: seconds between
-    two flushes, after each of which the state is saved. Raises Usage for a state of a source without an identity.
-    """
+    """One upload. Raises Usage for a state file of a source without an identity."""
 
     def __init__(
-        self,
-        source: Source,
-        session: ClientSession,
-        *,
-        verify: bool = False,
-        state: Path | None = None,
-        checkpoint: float = CHECKPOINT,
-        report: Report | None = None,
+        self, source: Source, session: ClientSession, options: Options = Options(), report: Report | None = None
     ) -> None:
-        if state is not None and source.identity is None:
+        if options.state is not None and source.identity is None:
             raise Usage("nobody can see whether a block device was changed, so its upload has no state")
         self._source = source
         self._session = session
-        self._digest = Digest() if verify else None
-        self._state_path = state
-        self._state: StateFile | None = None
-        self._checkpoint = checkpoint
-        self._confirmed = Confirmed([], checkpoint)
-        self._saving = threading.Lock()
+        self._options = options
+        self._digest = Digest() if options.verify else None
+        self._record = Record()
+        self._done = new_ranges()
+        self._checkpoints = Checkpoints(session, self._record, self._done, options.checkpoint)
         self._report = report
         self._counter = Counter()
         self._counter.total = source.size
@@ -96,17 +87,18 @@ class Upload:
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
-        return self._counter.progress()
+        return replace(self._counter.progress(), durable=self._checkpoints.durable)
 
     async def run(self) -> Uploaded:
         """Upload the image; return when it is on stable storage and, if asked for, verified.
 
-        If cancelled, it flushes and saves the state first. Raises ClientError.
+        If cancelled, it flushes and saves the record first. Raises ClientError.
         """
         try:
             return await self._upload()
         except asyncio.CancelledError:
-            await self._save_interrupted()
+            await self._checkpoints.save_interrupted()
+            self._tick()
             raise
 
     async def _upload(self) -> Uploaded:
@@ -114,46 +106,68 @@ class Upload:
         stop.call(self._source.stop)
         (first,) = await workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_writers)
-        queue = Queue(units(self._source.extents(), self._source.portion))
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         await workers.run([image.connect for image in images], stop)
-        await workers.run([partial(self._work, image, queue, self._counter) for image in images], stop, self._tick)
+        await self._compare(images)
+        await self._send(images, self._done, self._counter, self._digest)
         await self._send_what_was_lost(images)
         (checksum,) = await workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Uploaded(self.progress, count, self._session.is_local, checksum)
 
+    async def _compare(self, images: list[Image]) -> None:
+        """Prove that the source is the one of the earlier upload. Raises StateMismatch."""
+        if not self._done.size():
+            return
+        by_checksum = "checksum_range" in self._session.abilities.features
+        comparison = Comparison(self._source, self._done, by_checksum=by_checksum)
+        # Nobody can see whether a block device was changed.
+        every = self._options.compare_all or self._source.identity is None
+        queue = Queue(comparison.all() if every else comparison.sample())
+        await self._run(images, queue, lambda image, buffer: lambda unit: comparison.compare(image, unit, buffer))
+
+    async def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
+        """Send all but what is done."""
+
+        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
+            sender = Sender(
+                self._source,
+                image,
+                buffer,
+                counter,
+                self._checkpoints,
+                self._session.restarts,
+                done=done,
+                skip_zeros=self._session.abilities.reads_zero,
+            )
+            return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
+
+        await self._run(images, Queue(units(self._source.extents(), self._source.portion)), worker)
+
+    async def _run(
+        self, images: list[Image], queue: Queue, worker: Callable[[Image, memoryview], Callable[[Unit], None]]
+    ) -> None:
+        """Do all units of the queue, with a thread and a worker of its own for each connection."""
+
+        def work(image: Image) -> None:
+            do = worker(image, new_buffer(BUFFER_SIZE))
+            for unit in queue:
+                do(unit)
+
+        await workers.run([partial(work, image) for image in images], self._session.stop, self._tick)
+
     async def _send_what_was_lost(self, images: list[Image]) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
-        stop = self._session.stop
         for left in reversed(range(ROUNDS)):
-            await workers.run([partial(self._confirm, images[0])], stop, self._tick)
-            lost = self._confirmed.take_lost()
-            if not lost:
+            (lost,) = await workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
+            if not lost.size():
                 return
             if not left:
                 break
             log.info("connections to %s were lost: sending again what it may have lost", self._session.peer)
-            queue = Queue(iter(lost))
-            # The bytes are already in self._counter.
-            await workers.run([partial(self._work, image, queue, Counter()) for image in images], stop, self._tick)
+            done = new_ranges((s, e) for s, e, is_lost in lost.parts(0, self._source.size) if not is_lost)
+            await self._send(images, done, Counter(), None)  # the bytes are already in self._counter
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
-
-    async def _save_interrupted(self) -> None:
-        """Flush over a new connection, because the others are shut down, and save the state of what is safe."""
-        if self._state is None:
-            return
-        if not self._confirmed.is_waiting:
-            if safe := self._confirmed.safe():
-                self._state.save(safe)
-            return
-        log.info("interrupted: %s flushes what it has; interrupt again to end at once", self._session.peer)
-        stop = Stop()
-        image = self._session.reconnect(stop)
-        # If it fails, the state of the last checkpoint stays.
-        with contextlib.suppress(ClientError, TimeoutError):
-            async with asyncio.timeout(LAST_FLUSH):
-                await workers.run([partial(self._save, image)], stop)
 
     def _tick(self) -> None:
         if self._report is not None:
@@ -163,14 +177,13 @@ class Upload:
 
     def _prepare(self) -> Image:
         image = self._session.open()
-        if "zero" not in self._session.abilities.features:
+        abilities = self._session.abilities
+        if "zero" not in abilities.features:
             raise Refused("the ticket does not allow writing: ask for one that does", 403)
-        path, identity = self._state_path, self._source.identity
-        if path is None or not os.path.exists(path):
-            self._probe(image)
-        if path is not None and identity is not None:
-            self._state = StateFile(path, identity, self._session.url, image.size())
-            self._confirmed = Confirmed(self._resume(image, self._state), self._checkpoint)
+        if self._options.room_check and abilities.available is not None:
+            check_room(self._source, abilities.available)
+        self._load(image)
+        self._probe(image)
         if self._digest and (size := image.size()) != self._source.size:
             raise ChecksumMismatch(
                 f"can't verify: the target has {size} bytes, the source {self._source.size}, and the server's checksum "
@@ -178,110 +191,50 @@ class Upload:
             )
         return image
 
-    def _resume(self, image: Image, state: StateFile) -> list[tuple[int, int]]:
-        """Return the ranges that need not be sent. Raises StateMismatch if the target has other data there."""
-        done = state.load()
-        if self._session.abilities.reads_zero:  # a new target with the same URL has none of the ranges
-            state.remove()
-            return []
-        for offset, length in _samples(done):
-            self._compare(image, state, offset, length)
-        return done
-
-    def _compare(self, image: Image, state: StateFile, offset: int, length: int) -> None:
-        theirs, ours = memoryview(bytearray(length)), memoryview(bytearray(length))
-        for _ in image.read(offset, length, theirs):
-            pass
-        self._source.read(offset, ours)
-        if theirs != ours:
-            raise StateMismatch(
-                f"{state.path} tells that byte {offset} was uploaded, and the target has something else there: "
-                "remove the file to start anew"
-            )
+    def _load(self, image: Image) -> None:
+        """Learn what earlier uploads have left on stable storage. Raises StateMismatch, LocalError."""
+        abilities, options, identity = self._session.abilities, self._options, self._source.identity
+        on_server = "durable" in abilities.features
+        file = None
+        if options.state is not None and identity is not None and not on_server:
+            file = StateFile(options.state, identity, self._session.url, image.size())
+        self._record = Record(on_server=on_server, file=file)
+        # A target that reads as zeros is a new one with the same URL.
+        if options.restart or abilities.reads_zero:
+            self._record.discard()
+        elif not self._source.is_stream:
+            self._done = self._record.load(image, self._source.size)
+        self._checkpoints = Checkpoints(
+            self._session, self._record, self._done, options.checkpoint, once=self._source.is_stream
+        )
 
     def _probe(self, image: Image) -> None:
         """Zero the last byte, so that a too small target fails at once and not at the end."""
-        if self._source.size:
-            for _ in image.zero(self._source.size - 1, 1):
+        last = self._source.size - 1
+        if last >= 0 and not self._done.overlaps(last, last + 1):
+            for _ in image.zero(last, 1):
                 pass
 
-    def _work(self, image: Image, queue: Queue, counter: Counter) -> None:
-        buffer = new_buffer(BUFFER_SIZE)
-        skip_zeros = self._session.abilities.reads_zero
-        sender = Sender(self._source, image, buffer, counter, skip_zeros=skip_zeros)
-        for unit in queue:
-            digest = self._digest.part(unit.start) if self._digest else None
-            if self._confirmed.has(unit):
-                sender.skip(unit, digest)
-                continue
-            restarts = self._session.restarts.count
-            sender.send(unit, digest)
-            if self._confirmed.add(unit, restarts):
-                self._save(image)
-
-    def _save(self, image: Image) -> None:
-        """Flush and save the state, unless another thread is doing it: a flush may take long."""
-        if not self._saving.acquire(blocking=False):
-            return
-        try:
-            self._confirm(image)
-            if self._state:
-                self._state.save(self._confirmed.safe())
-        finally:
-            self._saving.release()
-
-    def _confirm(self, image: Image) -> None:
-        """Flush, and confirm what was sent to the same process of the server."""
-        sent = self._confirmed.take_sent()
-        try:
-            self._flush(image)
-        except Stopped:
-            self._confirmed.give_back(sent)
-            raise
-        self._confirmed.flushed(sent, restarts := self._session.restarts.count)
-        if self._source.is_stream and any(before != restarts for _, before in sent):
-            raise ServerFailed(
-                f"connections to {self._session.peer} were lost, what was written may be lost, and the input can't be "
-                "read again: upload anew"
-            )
-
-    def _flush(self, image: Image) -> None:
-        try:
-            image.flush()
-        except FlushFailed:
-            self._forget()
-            raise
+    def _confirm(self, image: Image) -> RangeSet:
+        self._checkpoints.confirm(image)
+        return self._checkpoints.take_lost(image)
 
     def _finish(self, image: Image) -> str | None:
         try:
             self._source.check()
             checksum = self._verify(image, self._digest) if self._digest else None
         except (ChecksumMismatch, LocalError):
-            self._forget()
+            self._record.close()
             raise
-        self._forget()
+        self._record.discard()
         return checksum
-
-    def _forget(self) -> None:
-        """Remove the state, so that the next upload starts from the beginning."""
-        if self._state:
-            self._state.remove()
-            self._state = None
 
     def _verify(self, image: Image, digest: Digest) -> str:
         ours = digest.hexdigest()
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
         if ours != theirs:
             raise ChecksumMismatch(
-                f"the target reads as {theirs}, the source as {ours}: "
-                "someone else writes to it, or its storage does not keep what it confirms; mend that, and upload anew"
+                f"the target reads as {theirs}, the source as {ours}: someone else writes to it, or its storage does "
+                "not keep what it confirms; mend that, and upload anew with --restart"
             )
         return ours
-
-
-def _samples(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the (offset, length) of the parts to compare."""
-    step = max(SAMPLE, sum(end - start for start, end in ranges) // SAMPLES)
-    for start, end in ranges:
-        for offset in [*range(start, end, step), max(start, end - SAMPLE)]:
-            yield offset, min(SAMPLE, end - offset)

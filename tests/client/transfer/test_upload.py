@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import ChecksumMismatch, LocalError, Progress, Refused, ServerFailed, Settings, Usage, upload
+from imageio_daemon.client import (
+    ChecksumMismatch,
+    LocalError,
+    NoRoom,
+    Progress,
+    Refused,
+    ServerFailed,
+    Settings,
+    Usage,
+    upload,
+)
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local.qemu import run_qemu_img
 from imageio_daemon.client.local.source import FileSource, StreamSource
@@ -223,7 +233,26 @@ def test_full_storage_is_told(daemon: Daemon, full_filesystem: Path, tmp_path: P
     url = daemon.url(daemon.add_ticket(full_filesystem, MiB))
     settings = Settings(cafile=str(daemon.cafile), local=False, retry_for=0.2)
     with pytest.raises(ServerFailed, match=r"the server failed .*500 .* see the log"):
-        upload(source, url, settings=settings)
+        upload(source, url, settings=settings, room_check=False)
+
+
+def test_storage_without_room_is_told_before_data_is_sent(
+    daemon: Daemon, tls: Settings, full_filesystem: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(pattern(MiB))
+    target = full_filesystem
+    before = target.stat().st_mtime_ns
+    with pytest.raises(NoRoom, match=r"has 1.0 MiB of data, and the storage of the target has room for 0 B: make room"):
+        upload(source, daemon.url(daemon.add_ticket(target, MiB)), settings=tls)
+    assert target.stat().st_mtime_ns == before
+
+
+def test_holes_need_no_room(daemon: Daemon, tls: Settings, full_filesystem: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.touch()
+    os.truncate(source, MiB)
+    upload(source, daemon.url(daemon.add_ticket(full_filesystem, MiB, sparse=True)), settings=tls)
 
 
 def test_unreadable_source_is_told(

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flushes of an upload: when, what they confirm, and who keeps that."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+
+from ...image.ranges import RangeSet
+from ..errors import ClientError, FlushFailed, ServerFailed, Stopped
+from ..server.image import Image
+from ..server.session import ClientSession
+from ..server.stopping import Stop
+from . import workers
+from .confirmed import Confirmed, Sent, new_ranges
+from .record import Record
+
+log = logging.getLogger(__name__)
+
+#: Longest wait of an interrupted upload for its last flush, in seconds. A second interrupt ends the wait.
+LAST_FLUSH = 10.0
+
+
+class Checkpoints:
+    """Flush every `interval` seconds, and save in the record what that confirms. Thread-safe.
+
+    done: what was on stable storage before. once: the source can be read once only.
+    """
+
+    def __init__(
+        self, session: ClientSession, record: Record, done: RangeSet, interval: float, *, once: bool = False
+    ) -> None:
+        self._session = session
+        self._record = record
+        self._once = once
+        self._confirmed = Confirmed(done.pieces(), interval)
+        self._saving = threading.Lock()
+
+    @property
+    def durable(self) -> int | None:
+        """Return the bytes that the next upload need not send; None if it cannot be continued."""
+        return self._confirmed.size() if self._record.is_kept and not self._once else None
+
+    def sent(self, image: Image, start: int, end: int, restarts: int) -> None:
+        """Note that the server has answered the bytes from start to end, and flush if it is time.
+
+        restarts: Restarts.count before they were sent. Raises FlushFailed and the errors of Image.
+        """
+        if self._confirmed.add(Sent(start, end, restarts)):
+            self._save(image)
+
+    def confirm(self, image: Image) -> None:
+        """Flush. Raises FlushFailed, the errors of Image, ServerFailed if what is lost cannot be read again."""
+        sent = self._confirmed.take_sent()
+        try:
+            image.flush()
+        except Stopped:
+            self._confirmed.give_back(sent)
+            raise
+        except FlushFailed:
+            self._record.close()
+            raise
+        self._confirmed.flushed(sent, self._session.restarts.count)
+        if self._once and self.take_lost(image).size():
+            raise ServerFailed(
+                f"connections to {self._session.peer} were lost, what was written may be lost, and the input can't be "
+                "read again: upload anew"
+            )
+
+    def take_lost(self, image: Image) -> RangeSet:
+        """Return what was sent before a restart of the server and has to be sent again, once. Raises those of Image."""
+        lost, again = self._confirmed.take_lost(), new_ranges()
+        durable = self._record.durable(image) if lost.size() else new_ranges()
+        for piece in lost.pieces():
+            for start, end, is_durable in durable.parts(*piece):
+                if is_durable:
+                    self._confirmed.confirm(start, end)
+                else:
+                    again.add(start, end)
+        return again
+
+    async def save_interrupted(self) -> None:
+        """Flush over a new connection, because the others are shut down, so that the next upload need not send it."""
+        if self.durable is None:
+            return
+        if not self._confirmed.is_waiting:
+            if self._confirmed.size():
+                self._record.save(self._confirmed.pieces())
+            return
+        log.info("interrupted: %s flushes what it has; interrupt again to end at once", self._session.peer)
+        stop = Stop()
+        image = self._session.reconnect(stop)
+        # If it fails, what the last checkpoint has confirmed stays.
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(LAST_FLUSH):
+                await workers.run([lambda: self._save(image)], stop)
+
+    def _save(self, image: Image) -> None:
+        """Flush and save, unless another thread is doing it: a flush may take long."""
+        if not self._saving.acquire(blocking=False):
+            return
+        try:
+            self.confirm(image)
+            self._record.save(self._confirmed.pieces())
+        finally:
+            self._saving.release()

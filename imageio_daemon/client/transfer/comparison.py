@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proof, before an upload is continued, that source and target are still the same where it has been."""
+
+import random
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+
+from ...image.blockhash import Segment
+from ...image.ranges import RangeSet
+from ...units import KiB, MiB
+from ..errors import StateMismatch
+from ..local.source import Source
+from ..server.image import Image
+from .confirmed import new_ranges
+from .digest import Digest
+from .plan import Unit, dirty_units
+from .record import ALIGNMENT
+from .sender import hash_unit
+
+#: Places to compare, spread at random over the data that is on stable storage. A source that was changed in a fraction
+#: f of its pieces of SAMPLE bytes is missed with the probability (1 - f) ** SAMPLES: 1 % in 8 of 100 cases, 5 % in 2 of
+#: a million.
+SAMPLES = 256
+#: Bytes of a sample where the server computes its checksum: both sides read 256 MiB, in about a second.
+SAMPLE = 1 * MiB
+#: Bytes of a sample where it has to be sent back.
+READ_SAMPLE = 4 * KiB
+#: Of the longest ranges, so many have both ends compared, too. At the beginning that is twice as much: the second MiB
+#: of a disk is where the first partition has the time of its last use.
+ENDS = 64
+
+
+class Comparison:
+    """The comparison of one upload. by_checksum: the server computes checksums of ranges; otherwise it sends them."""
+
+    def __init__(self, source: Source, done: RangeSet, *, by_checksum: bool) -> None:
+        self._source = source
+        self._done = done
+        self._by_checksum = by_checksum
+
+    def all(self) -> Iterator[Unit]:
+        """Yield all that is on stable storage. Raises LocalError."""
+        # As "dirty" extents: the same plan.
+        extents = (
+            extent._replace(start=start, length=end - start, dirty=is_done)
+            for extent in self._source.extents()
+            for start, end, is_done in self._done.parts(extent.start, extent.end)
+        )
+        return dirty_units(extents, self._source.portion)
+
+    def sample(self) -> Iterator[Unit]:
+        """Yield a sample of it. Holes of the source are left out, but not the ends of the ranges. Raises LocalError."""
+        size = SAMPLE if self._by_checksum else READ_SAMPLE
+        chosen = new_ranges()
+        for start, end in sorted(self._done.pieces(), key=lambda piece: piece[0] - piece[1])[:ENDS]:
+            chosen.add(start, min(start + 2 * size, end))
+            chosen.add(max(start, (end - size) // ALIGNMENT * ALIGNMENT), end)
+        for position in self._spread():
+            start = position // ALIGNMENT * ALIGNMENT
+            for begin, end, is_done in self._done.parts(start, start + size):
+                if is_done:
+                    chosen.add(begin, end)
+        for start, end in chosen.pieces():
+            for begin in range(start, end, SAMPLE):
+                stop = min(begin + SAMPLE, end)
+                yield Unit(begin, stop, [Segment(begin, stop - begin, zero=False)])
+
+    def _spread(self) -> Iterator[int]:
+        """Yield positions in the data, one at random in each of SAMPLES parts of the same size."""
+        data = new_ranges()
+        for extent in self._source.extents():
+            for start, end, is_done in self._done.parts(extent.start, extent.end):
+                if is_done and not extent.zero:
+                    data.add(start, end)
+        pieces = data.pieces()
+        before = [0, *accumulate(end - start for start, end in pieces)]
+        for number in range(SAMPLES if pieces else 0):
+            at = int((number + random.random()) * before[-1] / SAMPLES)  # noqa: S311 - no secret
+            piece = bisect_right(before, at) - 1
+            yield pieces[piece][0] + at - before[piece]
+
+    def compare(self, image: Image, unit: Unit, buffer: memoryview) -> None:
+        """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, and the errors of Image."""
+        same = self._has_checksum if self._by_checksum else self._reads
+        if not same(image, unit, buffer):
+            raise StateMismatch(
+                f"an earlier upload has sent the bytes from {unit.start} to {unit.end}, and they are not those of this "
+                "source: it is another one, or source or target was changed since. --restart sends all anew"
+            )
+
+    def _has_checksum(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
+        digest = Digest()
+        hash_unit(self._source, unit, buffer, digest.part(0))
+        theirs = image.checksum(digest.algorithm, digest.block_size, (unit.start, unit.end - unit.start))
+        return bool(theirs["checksum"] == digest.hexdigest())
+
+    def _reads(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
+        half = len(buffer) // 2
+        offset = unit.start
+        for theirs in image.read(offset, unit.end - offset, buffer[:half]):
+            ours = buffer[half : half + len(theirs)]
+            self._source.read(offset, ours)
+            if theirs != ours:
+                return False
+            offset += len(theirs)
+        return True

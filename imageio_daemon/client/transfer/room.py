@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the storage of the target has room for the data, before the first byte is sent."""
+
+from ..amounts import human
+from ..errors import NoRoom
+from ..local.source import Source
+
+
+def check_room(source: Source, available: int) -> None:
+    """Compare the data of the source with the bytes of data that the target may have.
+
+    Zeros inside of data count as data: nobody knows them before they were read. Raises NoRoom, LocalError.
+    """
+    if source.size <= available:
+        return
+    data = sum(extent.length for extent in source.extents() if not extent.zero)
+    if data > available:
+        raise NoRoom(
+            f"the source has {human(data)} of data, and the storage of the target has room for {human(available)}: "
+            "make room, or say --no-room-check if much of the data is zeros"
+        )

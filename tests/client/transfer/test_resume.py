@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uploads that are continued by what the server has on record, from any machine that has the source."""
+
+import os
+import random
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import Progress, Settings, StateMismatch, Temporary, Uploaded, download, upload
+from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client.server.image import Image as ServerImage
+from imageio_daemon.client.transfer import comparison, sender
+from imageio_daemon.client.transfer.comparison import Comparison
+from imageio_daemon.client.transfer.confirmed import new_ranges
+from imageio_daemon.client.transfer.plan import Unit
+from tests.client.proxy import Proxy
+from tests.examples.programs import ScriptedServer, answer
+from tests.support.daemon import STATE, Certificates, Daemon
+from tests.support.images import Image, KiB, MakeImage, MiB, pattern
+
+SIZE = 24 * MiB
+#: What the first connection of an interrupted upload carries.
+BUDGET = 13 * MiB
+
+
+@pytest.fixture(scope="session")
+def shared_daemon(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that keeps records."""
+    with Daemon(certificates, {"daemon": {"state_dir": STATE}}) as daemon:
+        yield daemon
+
+
+@pytest.fixture(autouse=True)
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut images in many units and short requests, as slow links do."""
+    monkeypatch.setattr(FileSource, "portion", 4 * MiB)
+    monkeypatch.setattr(sender, "SHORT", 0)
+
+
+@pytest.fixture
+def settings(daemon: Daemon) -> Settings:
+    """One connection that is not made anew."""
+    return Settings(cafile=str(daemon.cafile), local=False, retry_for=0, connections=1)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A source without zeros."""
+    source = tmp_path / "source"
+    source.write_bytes(pattern(SIZE))
+    return source
+
+
+@pytest.fixture
+def interrupted(
+    daemon: Daemon, full: Path, settings: Settings, new_image: MakeImage, tmp_path: Path
+) -> tuple[str, Image]:
+    """The URL and the target of an upload that was broken in its middle. Nothing is left on this side."""
+    target = new_image(size=SIZE)
+    budgets = iter([BUDGET])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+        with pytest.raises(Temporary):
+            upload(full, url, settings=settings, checkpoint=0)
+    assert not list(tmp_path.glob("*.imageio-upload*"))
+    return daemon.url(target.ticket), target
+
+
+def test_only_the_rest_is_sent(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    url, target = interrupted
+    done = upload(full, url, settings=settings).progress
+    assert BUDGET - 3 * MiB < done.resumed < BUDGET
+    assert done.data == SIZE - done.resumed
+    assert done.durable == SIZE
+    assert target.content() == full.read_bytes()
+
+
+def test_another_copy_of_the_source_goes_on(
+    interrupted: tuple[str, Image], full: Path, settings: Settings, tmp_path: Path
+) -> None:
+    """As on another machine: neither the path nor the time of the source is known there."""
+    url, target = interrupted
+    copy = tmp_path / "elsewhere" / "copy"
+    copy.parent.mkdir()
+    copy.write_bytes(full.read_bytes())
+    assert upload(copy, url, settings=settings).progress.resumed > 8 * MiB
+    assert target.content() == full.read_bytes()
+
+
+def test_restart_sends_all(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    url, target = interrupted
+    done = upload(full, url, settings=settings, restart=True).progress
+    assert (done.resumed, done.data) == (0, SIZE)
+    assert target.content() == full.read_bytes()
+
+
+def test_upload_that_was_complete_sends_nothing(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    url, target = interrupted
+    upload(full, url, settings=settings)
+    done = upload(full, url, settings=settings, verify=True).progress
+    assert (done.resumed, done.data, done.zero) == (SIZE, 0, 0)
+    assert target.content() == full.read_bytes()
+
+
+def test_another_source_is_refused_before_anything_is_sent(
+    interrupted: tuple[str, Image], full: Path, settings: Settings
+) -> None:
+    url, target = interrupted
+    before = target.content()
+    full.write_bytes(pattern(SIZE, 1))
+    with pytest.raises(StateMismatch, match=r"bytes from \d+ to \d+, .* not those of this source.* --restart sends"):
+        upload(full, url, settings=settings)
+    assert target.content() == before
+    upload(full, url, settings=settings, restart=True)
+    assert target.content() == full.read_bytes()
+
+
+def test_new_file_of_the_same_name_gets_all(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    url, target = interrupted
+    os.truncate(target.path, 0)
+    os.truncate(target.path, SIZE)
+    with pytest.raises(StateMismatch):
+        upload(full, url, settings=settings)
+    assert upload(full, url, settings=settings, restart=True).progress.data == SIZE
+    assert target.content() == full.read_bytes()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_image_of_data_and_zeros_is_complete_after_many_interruptions(
+    daemon: Daemon, settings: Settings, tmp_path: Path, new_image: MakeImage, seed: int
+) -> None:
+    choice = random.Random(seed)
+    source = tmp_path / "source"
+    with source.open("wb") as f:
+        f.truncate(SIZE + choice.randrange(4 * KiB))
+        for number in range(8):
+            f.seek(choice.randrange(SIZE - 3 * MiB))
+            f.write(pattern(choice.randrange(3 * MiB), number))
+            f.write(bytes(choice.randrange(MiB)))
+    target = new_image(b"\xff" * source.stat().st_size, sparse=bool(seed % 2))
+    both = Settings(cafile=str(daemon.cafile), local=False, retry_for=0, connections=2)
+    done: Uploaded | None = None
+    with Proxy(daemon.port, lambda: choice.randrange(2000, 6 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+        for _ in range(1000):
+            try:
+                done = upload(source, url, settings=both, checkpoint=0)
+                break
+            except Temporary:
+                continue
+    assert done
+    assert done.progress.resumed > 0
+    assert target.content() == source.read_bytes()
+
+
+# The proof
+
+
+def test_all_is_compared_if_asked_for(
+    interrupted: tuple[str, Image], full: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = interrupted
+    monkeypatch.setattr(comparison, "SAMPLES", 1)
+    monkeypatch.setattr(comparison, "SAMPLE", 4 * KiB)
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    with target.path.open("r+b") as f:
+        f.seek(6 * MiB + 77)
+        f.write(bytes(1))
+    with pytest.raises(StateMismatch, match=f"from {4 * MiB} to {8 * MiB}"):
+        upload(full, url, settings=settings, compare_all=True)
+    upload(full, url, settings=settings)
+
+
+def test_block_device_is_compared_as_a_whole(
+    interrupted: tuple[str, Image], full: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = interrupted
+    monkeypatch.setattr("imageio_daemon.client.local.source.identity", lambda _: None)
+    compared: list[int] = []
+    compare = Comparison.compare
+
+    def counted(self: Comparison, image: ServerImage, unit: Unit, buffer: memoryview) -> None:
+        compared.append(unit.end - unit.start)
+        compare(self, image, unit, buffer)
+
+    monkeypatch.setattr(Comparison, "compare", counted)
+    done = upload(full, url, settings=settings, state=False).progress
+    assert sum(compared) == done.resumed
+    assert target.content() == full.read_bytes()
+
+
+def sampled(source: Path, done: list[tuple[int, int]], *, by_checksum: bool = True) -> list[tuple[int, int]]:
+    opened = FileSource(source)
+    units = list(Comparison(opened, new_ranges(done), by_checksum=by_checksum).sample())
+    opened.close()
+    return [(unit.start, unit.end) for unit in units]
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    """16 GiB, of which 16 MiB are data."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as f:
+        f.truncate(16 * 1024 * MiB)
+        for number in range(16):
+            f.seek(number * 1024 * MiB + 512 * MiB)
+            f.write(pattern(MiB))
+    return path
+
+
+def test_sample_has_both_ends_of_what_was_sent(sparse: Path) -> None:
+    chosen = new_ranges(sampled(sparse, [(0, 5 * 1024 * MiB + 1)]))
+    assert list(chosen.parts(0, 2 * MiB)) == [(0, 2 * MiB, True)]
+    assert next(iter(chosen.parts(5 * 1024 * MiB, 5 * 1024 * MiB + 1)))[2]
+
+
+def test_sample_is_where_data_is(sparse: Path) -> None:
+    chosen = sampled(sparse, [(0, 16 * 1024 * MiB)])
+    for number in range(16):
+        at = number * 1024 * MiB + 512 * MiB
+        assert any(start < at + MiB and end > at for start, end in chosen)
+
+
+def test_sample_is_part_of_what_was_sent(sparse: Path) -> None:
+    done = [(4 * KiB, 8 * KiB), (100 * MiB, 101 * MiB + 5), (512 * MiB, 512 * MiB + 4 * KiB + 3)]
+    chosen = new_ranges(sampled(sparse, done))
+    assert chosen.pieces() == done
+
+
+def test_sample_that_is_read_back_is_short(full: Path) -> None:
+    assert sum(end - start for start, end in sampled(full, [(0, SIZE)], by_checksum=False)) < 2 * MiB
+
+
+def test_samples_are_begun_where_checksums_can(full: Path) -> None:
+    assert all(start % 4096 == 0 for start, _ in sampled(full, [(8192, SIZE - 1)]))
+
+
+def test_checksum_of_another_part_is_no_proof(full: Path, settings: Settings) -> None:
+    told = answer("200 OK", {"features": ["checksum_range", "durable", "flush", "zero"]})
+    size = answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
+    durable = answer("200 OK", [{"start": 0, "length": SIZE, "durable": True}])
+    whole = answer("200 OK", {"algorithm": "blake2b", "block_size": 4 * MiB, "checksum": "x"})
+    with ScriptedServer(told, size, durable, whole) as server, pytest.raises(Exception, match="of another part"):
+        upload(full, server.url, settings=settings)
+
+
+def test_record_that_is_gone_is_an_empty_one(full: Path) -> None:
+    ok = answer("200 OK")
+    told = answer("200 OK", {"features": ["durable", "flush", "zero"]})
+    size = answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
+    with ScriptedServer(told, size, answer("404 Not Found", "no", "Connection: close"), *[ok] * 26) as server:
+        done = upload(full, server.url, settings=Settings(connections=1)).progress
+    assert (done.data, done.durable) == (SIZE, None)
+
+
+# Restarts of the daemon
+
+
+@pytest.fixture
+def own(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that keeps its state, and its port over a restart."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with Daemon(certificates, {"daemon": {"state_dir": STATE}, "remote": {"port": port}}) as daemon:
+        yield daemon
+
+
+def restarting(daemon: Daemon, *, kill: bool) -> Callable[[Progress], None]:
+    """Return a report of progress that restarts a daemon in the middle of the transfer, once."""
+    restarted: list[bool] = []
+
+    def report(progress: Progress) -> None:
+        if progress.data > SIZE // 4 and not restarted:
+            restarted.append(True)
+            if kill:
+                daemon.kill()
+            else:
+                daemon.stop()
+            daemon.restart()
+
+    return report
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["stopped", "killed"])
+@pytest.mark.parametrize("local", [False, True], ids=["tls", "unix"])
+def test_upload_goes_on_through_a_restart(
+    own: Daemon,
+    full: Path,
+    tmp_path: Path,
+    kill: bool,
+    local: bool,
+) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * SIZE)
+    url = own.url(own.add_ticket(target, SIZE))
+    settings = Settings(cafile=str(own.cafile), local=local, connections=2)
+    done = upload(full, url, settings=settings, progress=restarting(own, kill=kill), verify=True)
+    assert done.progress.done == SIZE
+    assert target.read_bytes() == full.read_bytes()
+
+
+def test_download_goes_on_through_a_restart(own: Daemon, full: Path, tmp_path: Path) -> None:
+    url = own.url(own.add_ticket(full, SIZE))
+    settings = Settings(cafile=str(own.cafile), local=False, connections=2)
+    download(url, tmp_path / "copy", settings=settings, progress=restarting(own, kill=False), verify=True)
+    assert (tmp_path / "copy").read_bytes() == full.read_bytes()
+
+
+def test_progress_tells_what_was_there(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    told: list[Progress] = []
+    done = upload(full, interrupted[0], settings=settings, progress=told.append).progress
+    assert told[0].durable is not None
+    assert all(one.done <= SIZE for one in told)
+    assert done.done == SIZE
