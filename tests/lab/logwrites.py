@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAGIC = 0x6A736677736872
-DISCARD, MARK = 4, 8
+FLUSH, FUA, DISCARD, MARK = 1, 2, 4, 8
+#: What promises() yields where a flush or a write with FUA has ended.
+PROMISE = ""
 
 _SUPER = struct.Struct("<QQQI")
 _ENTRY = struct.Struct("<QQQQ")
@@ -18,6 +20,11 @@ _ENTRY = struct.Struct("<QQQQ")
 
 def replay(log: Path, target: Path) -> Iterator[str]:
     """Write what was logged to target, and yield each mark when all before it has been written."""
+    return (mark for mark in promises(log, target) if mark != PROMISE)
+
+
+def promises(log: Path, target: Path) -> Iterator[str]:
+    """Do the same, and yield PROMISE after each flush and each write with FUA."""
     reading = os.open(log, os.O_RDONLY)
     writing = os.open(target, os.O_RDWR)
     try:
@@ -36,6 +43,9 @@ def replay(log: Path, target: Path) -> Iterator[str]:
             else:
                 os.pwrite(writing, os.pread(reading, sectors * sector, place), start * sector)
                 place += sectors * sector
+            if flags & (FLUSH | FUA):
+                os.fsync(writing)
+                yield PROMISE
     finally:
         os.close(reading)
         os.close(writing)

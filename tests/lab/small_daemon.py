@@ -23,6 +23,7 @@ CONFIG = """\
 run_dir = {0}
 drop_privileges = false
 systemd_enable = false
+{2}
 [tls]
 enable = false
 [remote]
@@ -46,6 +47,7 @@ class Daemon:
         self._directory = directory
         self._process = process
         self.nbd = directory / "nbd"
+        self.local = directory / "local"
 
     def add_ticket(self, name: str, image: Path, size: int) -> None:
         """Install a ticket of this name: nothing here is a secret."""
@@ -109,12 +111,14 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(port: int = PORT) -> Iterator[Daemon]:
-    """Run a daemon; it must end well, unless it was killed."""
+def running_daemon(port: int = PORT, state: Path | None = None) -> Iterator[Daemon]:
+    """Run a daemon; it must end well, unless it was killed. state: its state directory."""
     with tempfile.TemporaryDirectory(prefix="lab-") as name:
         directory = Path(name)
         (directory / "conf.d").mkdir()
-        (directory / "conf.d" / "lab.conf").write_text(CONFIG.format(directory, port))
+        (directory / "conf.d" / "lab.conf").write_text(
+            CONFIG.format(directory, port, f"state_dir = {state}" if state else "")
+        )
         with (directory / "log").open("w") as log:
             process = subprocess.Popen([sys.executable, "-m", "imageio_daemon", "-c", name], stderr=log)
         try:

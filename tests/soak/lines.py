@@ -9,13 +9,16 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from struct import Struct
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
-from tests.support.daemon import Daemon
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, connect_unix, encode_request
+
+if TYPE_CHECKING:
+    # The lab has none of what it needs.
+    from tests.support.daemon import Daemon
 
 #: Longest silence, in seconds: storage is slow, but not that slow.
 TIMEOUT = 30.0
@@ -126,7 +129,7 @@ class UnixHttp(HttpLine):
 
     kind = "http"
 
-    def __init__(self, daemon: Daemon, ticket: str, choose: random.Random) -> None:
+    def __init__(self, daemon: "Daemon", ticket: str, choose: random.Random) -> None:
         super().__init__(connect_unix(daemon.local_socket, timeout=TIMEOUT), ticket, choose)
 
 
@@ -135,7 +138,7 @@ class TlsHttp(HttpLine):
 
     kind = "https"
 
-    def __init__(self, daemon: Daemon, ticket: str, choose: random.Random) -> None:
+    def __init__(self, daemon: "Daemon", ticket: str, choose: random.Random) -> None:
         context = ssl.create_default_context(cafile=str(daemon.cafile))
         super().__init__(connect_tls("localhost", daemon.port, context, timeout=TIMEOUT), ticket, choose)
 
@@ -213,7 +216,7 @@ class UnixNbd(NbdLine):
 
     kind = "nbd"
 
-    def __init__(self, daemon: Daemon, ticket: str, choose: random.Random) -> None:
+    def __init__(self, daemon: "Daemon", ticket: str, choose: random.Random) -> None:
         found = daemon.log.find(r"service=nbd-local address=(\S+)")
         assert found is not None
         super().__init__(connect_unix(found[1], timeout=TIMEOUT), ticket, choose)
@@ -224,7 +227,7 @@ class TlsNbd(NbdLine):
 
     kind = "nbds"
 
-    def __init__(self, daemon: Daemon, ticket: str, choose: random.Random) -> None:
+    def __init__(self, daemon: "Daemon", ticket: str, choose: random.Random) -> None:
         found = daemon.log.find(r"service=nbd address=.*port=(\d+)")
         assert found is not None
         self._context = ssl.create_default_context(cafile=str(daemon.cafile))
@@ -242,7 +245,7 @@ class TlsNbd(NbdLine):
 LINES: tuple[type[UnixHttp | TlsHttp | UnixNbd | TlsNbd], ...] = (UnixHttp, TlsHttp, UnixNbd, TlsNbd)
 
 
-def connect(kind: type[UnixHttp | TlsHttp | UnixNbd | TlsNbd], daemon: Daemon, ticket: str, seed: int) -> Line:
+def connect(kind: type[UnixHttp | TlsHttp | UnixNbd | TlsNbd], daemon: "Daemon", ticket: str, seed: int) -> Line:
     """Open a connection. Raises Lost."""
     try:
         return kind(daemon, ticket, random.Random(seed))

@@ -9,6 +9,9 @@ from enum import Enum
 
 Range = tuple[int, int]
 
+#: A change of at most so many bytes is one operation of storage. A longer one may be made, and recorded, in pieces.
+PIECE = 64 * 1024
+
 
 class Content(Enum):
     """What a change leaves, if not bytes of its own."""
@@ -27,6 +30,10 @@ class Change:
     sent: int
     answered: int | None = None
 
+    def __str__(self) -> str:
+        what = self.content.value if isinstance(self.content, Content) else "bytes"
+        return f"{what} {self.start}-{self.end} sent {self.sent} answered {self.answered}"
+
     def part(self, start: int, end: int) -> bytes | None:
         """Return the bytes from start to end of the image after it; None: nobody knows them."""
         if isinstance(self.content, bytes):
@@ -41,6 +48,7 @@ class Excess:
     start: int
     end: int
     why: str
+    changes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -71,11 +79,15 @@ class Sent:
     def excess(self, told: Sequence[Range], image: bytes) -> list[Excess]:
         """Return what is told now of an image and is not what was sent and confirmed."""
         return [
-            Excess(start, end, why)
+            Excess(start, end, why, self._changes(start, end))
             for first, last in told
             for start, end in self._segments(first, last)
             if (why := self._why_not(start, end, image[start:end]))
         ]
+
+    def _changes(self, start: int, end: int) -> tuple[str, ...]:
+        told = [f"told at first: {first}-{last}" for first, last in self.told if first < end and start < last]
+        return (*told, *(str(change) for change in self.changes if change.start < end and start < change.end))
 
     def _segments(self, first: int, last: int) -> Iterator[Range]:
         """Yield parts in which each change has all or nothing."""
@@ -86,17 +98,17 @@ class Sent:
 
     def _why_not(self, start: int, end: int, found: bytes) -> str:
         """Return why a range that is told must not be, or an empty string."""
-        candidates = self._candidates(start, end)
+        candidates, whole = self._candidates(start, end)
         if not candidates:
             return "nothing was sent, or it may have been trimmed"
         if found in candidates:
             return ""
         if any(all(byte != content[at] for content in candidates) for at, byte in enumerate(found)):
             return "the content is not what was sent"
-        return "" if len(candidates) > 2 else "a part of a change"
+        return "a part of a change" if whole and len(candidates) == 2 else ""
 
-    def _candidates(self, start: int, end: int) -> list[bytes]:
-        """Return what the bytes may be, of what may be told."""
+    def _candidates(self, start: int, end: int) -> tuple[list[bytes], bool]:
+        """Return what the bytes may be, of what may be told, and whether each change is made as a whole."""
         here = [change for change in self.changes if change.start <= start and end <= change.end]
         finished = [change for change in here if change.answered is not None]
         last = max((change.sent for change in finished), default=-1)
@@ -105,4 +117,5 @@ class Sent:
         contents = [change.part(start, end) for change in alive]
         if not finished and any(first <= start and end <= last for first, last in self.told):
             contents.append(self.content[start:end])
-        return [content for content in contents if content is not None]
+        whole = all(change.end - change.start <= PIECE for change in alive)
+        return [content for content in contents if content is not None], whole

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon that is killed at any system call tells of durable ranges only what the image has.
+
+A few deaths each time, a thousand and more with IMAGEIO_TEST_LONG=1. IMAGEIO_TEST_SEED=number tries the same once more;
+when what happens is another matter.
+"""
+
+import os
+import random
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.soak.crash.clients import Tally
+from tests.soak.crash.life import Life
+from tests.soak.crash.storage import kinds
+from tests.support.daemon import Certificates, Daemon, Section
+from tests.support.killedcalls import build_library
+from tests.support.realstorage import Mounts
+
+LONG = bool(os.environ.get("IMAGEIO_TEST_LONG"))
+#: Of a test: lives, and deaths of each.
+LIVES, DEATHS = (64, 9) if LONG else (1, 3)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("killed"))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("way", ["lanes", "python"])
+def test_record_tells_only_what_the_image_has(
+    certificates: Certificates, library: Path, tmp_path: Path, mounts: Mounts, way: str
+) -> None:
+    seed = int(os.environ.get("IMAGEIO_TEST_SEED") or secrets.randbelow(10**6))
+    tally = Tally()
+    for number in range(seed, seed + LIVES):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        chosen = random.Random(number).sample(kinds(), 2)
+
+        def make(state: Path, number: int = number) -> Daemon:
+            config: dict[str, Section] = {
+                "daemon": {"loops": 2, "state_dir": state},
+                "remote": {"c_lane": way == "lanes"},
+                "nbd": {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / f"{number}.nbd"},
+            }
+            return Daemon(certificates, config)
+
+        life = Life(make, library, directory, mounts, number, tally)
+        try:
+            life.run(chosen, DEATHS)
+        except BaseException as error:
+            error.add_note(f"IMAGEIO_TEST_SEED={number}, {chosen}, {tally}")
+            raise
+    print(f"seed {seed}: {tally}")
