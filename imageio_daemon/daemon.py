@@ -45,6 +45,10 @@ WATCH_INTERVAL = 30.0
 #: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
 #: connections. A check of 10,000 tickets with open images takes 10 ms, and a sample of each 14 ms.
 EXPIRY_INTERVAL = 2.0
+#: Seconds after shutdown_timeout for what it has interrupted: requests are answered, images flushed and closed.
+ENDING_TIMEOUT = 8.0
+#: Seconds of these after which the connections of requests that were interrupted are cut.
+CUT_TIMEOUT = 3.0
 #: Seconds that the state directory has at least to keep tickets at the end.
 STATE_TIMEOUT = 1.0
 #: Seconds after which a storage operation is logged as hanging. Usual ones of a few MiB take some ms.
@@ -80,7 +84,7 @@ class Daemon:
 
     async def main(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
-        stop = self._handle_signals()
+        self._ends = asyncio.Event()
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
@@ -94,6 +98,7 @@ class Daemon:
             keep_tickets=self._config.daemon.keep_tickets,
             records=self._records,
         )
+        self._handle_signals()
         await asyncio.to_thread(self._store.restore)
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
             listening = await self._start(loops)
@@ -105,7 +110,7 @@ class Daemon:
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_transfers())]
             telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
-            await stop.wait()
+            await self._ends.wait()
             for watch in watches:
                 watch.cancel()
             log.info("stopping")
@@ -188,13 +193,12 @@ class Daemon:
         used = config.remote.c_lane or config.nbd.enable
         return memory if used and memory >= MIN_LANE_MEMORY else 0
 
-    def _handle_signals(self) -> asyncio.Event:
-        stop = asyncio.Event()
+    def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, self._ends.set)
         loop.add_signal_handler(signal.SIGHUP, self._renew_certificate)
-        return stop
+        loop.add_signal_handler(signal.SIGUSR1, self._store.begin_drain)
 
     # Periodic checks
 
@@ -218,34 +222,46 @@ class Daemon:
             await asyncio.sleep(EXPIRY_INTERVAL)
             self._store.release_expired()
             self._store.sample()
-            self._store.keep_renewed()
+            self._store.keeping.renew()
             await self._records.watch()
+            self._watch_drain()
+
+    def _watch_drain(self) -> None:
+        """Tell the service manager how many transfers are left, and end after the last one."""
+        if self._store.drain is None:
+            return
+        left = self._store.drain.left()
+        self._notify(f"STATUS=draining: {left} transfers go on")
+        if not left:
+            self._ends.set()
 
     # Stop
 
     async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
         timeout = self._config.daemon.shutdown_timeout
-        deadline = asyncio.get_running_loop().time() + timeout
+        deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT
         self._sockets.remove()
         for listener in listening:
             listener.close()
         ended = False
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.gather(*(loop.stop(timeout) for loop in loops))
+                await asyncio.gather(*(loop.finish(timeout) for loop in loops))
+                self._store.interrupt()
+                await asyncio.gather(*(loop.stop(CUT_TIMEOUT) for loop in loops))
                 await asyncio.to_thread(self._hashing.stop)
                 await self._store.close()
                 await asyncio.gather(*(loop.run(self._engine.release_loop()) for loop in loops))
                 ended = True
         except TimeoutError:
-            log.error("requests did not end within %d s", timeout)
+            log.error("requests did not end within %d s", timeout + ENDING_TIMEOUT)
         left = deadline - asyncio.get_running_loop().time()
         hung = self._engine.stop(max(0.0, left))
         if self._lanes is not None:
             self._lanes.records.tell()
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
-        kept = self._store.stop_keeping(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
+        kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
         if self._state is not None and ended and kept:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:

@@ -12,6 +12,9 @@ import os
 #: which of them it is.
 DENIED = "You are not allowed to access this resource"
 
+#: The answer to requests that the stop of the server has kept from beginning or from ending.
+STOPPING = "The server is shutting down"
+
 
 class Error(Exception):
     """Base of all exceptions that the daemon and the client raise on purpose."""

@@ -154,6 +154,12 @@ class Lane:
             if self._lane:
                 lib.iou_lane_refuse(self._lane)
 
+    def leave(self) -> None:
+        """Read no more requests, and end when those that have begun are answered. Others get no answer. For NBD."""
+        with self._lock:
+            if self._lane:
+                lib.iou_lane_leave(self._lane)
+
     def cancel(self) -> None:
         """Cancel the requests that run. They end at their next step."""
         self._operation.cancel()

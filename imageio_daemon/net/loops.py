@@ -62,8 +62,12 @@ class Server(Protocol):
         """Prepare to serve; called once, before the first connection."""
         ...
 
-    async def stop(self, timeout: float) -> None:
+    async def finish(self, timeout: float) -> None:
         """Accept no more requests, and wait at most timeout seconds for those that run."""
+        ...
+
+    async def stop(self, timeout: float) -> None:
+        """Do as finish(), then cut all connections that are left."""
         ...
 
 
@@ -114,8 +118,12 @@ class ServingLoop:
         else:
             self._loop.call_soon_threadsafe(self._take, sock, address, server, secure)
 
+    async def finish(self, timeout: float) -> None:
+        """Close connections in their handshake, and let the servers finish. hand_over() must not be called any more."""
+        await self.run(self._finish(timeout))
+
     async def stop(self, timeout: float) -> None:
-        """Close connections in their handshake and stop the servers. hand_over() must not be called any more."""
+        """Do as finish(), then cut what is left."""
         await self.run(self._stop(timeout))
 
     def _take(self, sock: socket.socket, address: str, server: Server, secure: tls_contexts.ServerTls | None) -> None:
@@ -155,7 +163,18 @@ class ServingLoop:
             self._pollers = Pollers(self._loop)
         return self._pollers
 
+    async def _finish(self, timeout: float) -> None:
+        await self._end_arrivals()
+        await asyncio.gather(*(server.finish(timeout) for server in self._servers))
+
     async def _stop(self, timeout: float) -> None:
+        await self._end_arrivals()
+        await asyncio.gather(*(server.stop(timeout) for server in self._servers))
+        if self._pollers is not None:
+            self._pollers.close()
+            self._pollers = None
+
+    async def _end_arrivals(self) -> None:
         self._none_arrives.clear()
         for arrival in list(self._arrivals):
             arrival.drop()
@@ -164,10 +183,6 @@ class ServingLoop:
         # Connections without TLS are made in a moment, and are closed by their server.
         if self._connecting:
             await asyncio.wait(self._connecting)
-        await asyncio.gather(*(server.stop(timeout) for server in self._servers))
-        if self._pollers is not None:
-            self._pollers.close()
-            self._pollers = None
 
 
 @asynccontextmanager

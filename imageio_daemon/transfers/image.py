@@ -55,6 +55,8 @@ class TransferImage:
         self.opened: Backend | None = None
         #: The identity of the image, or of the last open; None: unknown.
         self.identity: object = None
+        #: Whether the next process goes on with the transfer: it shall find all of it in the record of what is durable.
+        self.goes_on = False
         #: The error of the flush before the image was closed. The rule of Backend.flush() holds for later opens, too.
         self._flush_failure: Error | None = None
         self._opening: concurrent.futures.Future[Backend] | None = None
@@ -117,6 +119,8 @@ class TransferImage:
         """Close the image at the end of the transfer. No operation uses it, and it is not being opened."""
         backend, self.opened = self.opened, None
         if backend is not None:
+            if self.goes_on and self.record is not NO_RECORD:
+                await self._flush(backend)
             await self._close(backend)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -165,16 +169,7 @@ class TransferImage:
     async def _release(
         self, backend: Backend, opening: "concurrent.futures.Future[Backend]", wanted: Callable[[], bool]
     ) -> None:
-        info = backend.info
-        if info.can_flush and info.unflushed:
-            try:
-                await backend.flush(Operation())
-            except Error as e:
-                log.error("transfer %s: its image could not be flushed, and is lost: %s", self._ticket.log_name, e)
-                self._flush_failure = e
-            except Exception:
-                log.exception("transfer %s: its image could not be flushed, and is lost", self._ticket.log_name)
-                self._flush_failure = StorageError(errno.EIO, "flush", "flush", "(failed unexpectedly)")
+        await self._flush(backend)
         await self._close(backend)
         log.info("expired, its image is closed", extra=logs.fields(transfer=self._ticket.log_name))
         with self._lock:
@@ -186,6 +181,19 @@ class TransferImage:
             return
         self._arrived()
         opening.set_exception(Forbidden(DENIED))
+
+    async def _flush(self, backend: Backend) -> None:
+        info = backend.info
+        if not info.can_flush or not info.unflushed:
+            return
+        try:
+            await backend.flush(Operation())
+        except Error as e:
+            log.error("transfer %s: its image could not be flushed, and is lost: %s", self._ticket.log_name, e)
+            self._flush_failure = e
+        except Exception:
+            log.exception("transfer %s: its image could not be flushed, and is lost", self._ticket.log_name)
+            self._flush_failure = StorageError(errno.EIO, "flush", "flush", "(failed unexpectedly)")
 
     def _arrived(self, backend: Backend | None = None) -> None:
         """Set the result of an open or a release: the open image, or None."""

@@ -2,21 +2,20 @@
 """All transfers of the daemon, by ticket id. Shared by the event loops; transfers/transfer.py has the rules."""
 
 import asyncio
-import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterable
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
-from ..service.keeper import Done
 from ..service.state import StateDirectory
+from .drain import Drain
 from .durable import DurableRecords
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend
-from .kept import KEEP_TIMEOUT, MOST_RENEWED, open_kept, until_done
+from .keeping import Keeping, until_forgotten
+from .kept import open_kept
 from .kept_record import Record
 from .permission import Clock
 from .ticket import Access, Ticket
@@ -56,7 +55,6 @@ class TransferStore:
         records: DurableRecords | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._kept = open_kept(state, clock, wanted=keep_tickets)
         self._records = records or DurableRecords(None)
         self._open_backend = open_backend
         self._identify = identify
@@ -66,6 +64,10 @@ class TransferStore:
         self._lock = threading.Lock()
         self._transfers: dict[str, Transfer] = {}
         self._ending = EndingTransfers()
+        #: The files of the tickets of install().
+        self.keeping = Keeping(open_kept(state, clock, wanted=keep_tickets), self._lock, self._transfers)
+        #: Set while the store drains: which transfers go on.
+        self.drain: Drain | None = None
 
     def add(self, ticket: Ticket) -> Transfer:
         """Add a ticket that is not kept, and replace one of the same id, whose requests are cancelled.
@@ -73,15 +75,17 @@ class TransferStore:
         Raises TooManyTickets.
         """
         transfer, replaced = self._add(ticket, kept=False)
-        if replaced and self._kept is not None:
-            self._kept.remove(ticket.ticket_id)
+        if replaced:
+            self.keeping.forget([ticket.ticket_id])
         return transfer
 
     async def install(self, ticket: Ticket) -> Transfer:
         """Add a ticket as add() does, and keep it. Afterwards it outlives the process, or the log tells why not.
 
-        Raises TooManyTickets.
+        Raises TooManyTickets, and Unavailable while the store drains.
         """
+        if self.drain is not None:
+            raise Unavailable("The server takes no more tickets")
         transfer, _ = self._add(ticket, kept=True)
         try:
             await self.keep(transfer)
@@ -91,14 +95,12 @@ class TransferStore:
 
     def restore(self) -> None:
         """Add the tickets that were kept by the process before. Blocks."""
-        if self._kept is None:
-            return
         dropped = 0
-        for record in self._kept.load():
+        for record in self.keeping.load():
             try:
                 self._add(record.ticket, kept=True, record=record)
             except TooManyTickets:
-                self._kept.remove(record.ticket.ticket_id)
+                self.keeping.forget([record.ticket.ticket_id])
                 dropped += 1
         if dropped:
             log.warning("kept tickets are dropped: there are too many", extra=logs.fields(count=dropped))
@@ -110,24 +112,7 @@ class TransferStore:
         tickets of add() and for transfers that have left the store, there is no effect. Raises StorageError if an older
         state may be kept, Unavailable if the disk does not answer in time, InvalidRequest if kept_state is too large.
         """
-        with self._lock:
-            if self._kept is None or not transfer.kept or self.get(transfer.ticket.ticket_id) is not transfer:
-                return False
-            done = self._kept.bring_in_step(transfer)
-        return await until_done(done, KEEP_TIMEOUT)
-
-    def keep_renewed(self, *, at_end: bool = False) -> None:
-        """Keep the tickets that use has renewed, and forget those that have expired, without waiting.
-
-        at_end: all of them. Otherwise some, and a later call keeps the others.
-        """
-        kept = self._kept
-        if kept is None or (kept.renewing and not at_end):
-            return
-        found = (t for t in self.all() if t.kept and kept.outdated(t, at_end=at_end))
-        outdated = list(found if at_end else itertools.islice(found, MOST_RENEWED))
-        with self._lock:  # a removal meanwhile comes before or after
-            kept.renew(t for t in outdated if self.get(t.ticket.ticket_id) is t)
+        return await self.keeping.keep(transfer)
 
     def _add(self, ticket: Ticket, *, kept: bool, record: Record | None = None) -> tuple[Transfer, bool]:
         """Add a ticket, and tell whether it has replaced one."""
@@ -179,12 +164,24 @@ class TransferStore:
             return list(self._transfers.values())
 
     def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
-        """Return the transfer if the ticket allows the access now; None: any access. Raises Forbidden."""
+        """Return the transfer if the ticket allows the access now; None: any access. Raises Forbidden.
+
+        While the store drains, raises Unavailable for transfers that were not in use when that began.
+        """
         transfer = self._transfers.get(ticket_id)
         if transfer is None:
             raise Forbidden(DENIED)
         transfer.permission.require(access)
+        drain = self.drain
+        if drain is not None:
+            drain.require(transfer)
         return transfer
+
+    def begin_drain(self) -> None:
+        """Take no more tickets, and let only those transfers go on that are in use. Repeating has no effect."""
+        if self.drain is None:
+            self.drain = Drain(self.all())
+            log.info("draining", extra=logs.fields(transfers=self.drain.left()))
 
     async def remove(self, ticket_id: str, timeout: float) -> None:
         """Cancel and remove a ticket. A ticket that does not exist is no error.
@@ -200,12 +197,11 @@ class TransferStore:
                 self._ends(transfer)
         if transfer is not None:
             self._cancel(transfer)
-        forgotten = self._forget_kept([ticket_id])
+        forgotten = self.keeping.forget([ticket_id])
         if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
         await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
-        for done in forgotten:
-            await until_done(done, KEEP_TIMEOUT)
+        await until_forgotten(forgotten)
         with self._lock:
             if transfer is not None and self._transfers.get(ticket_id) is transfer:
                 del self._transfers[ticket_id]
@@ -213,29 +209,18 @@ class TransferStore:
     async def clear(self) -> None:
         """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""
         ids = {transfer.ticket.ticket_id for transfer in self._take_all()}
-        if self._kept is not None:
-            ids.update(self._kept.ids())  # of earlier removals that have failed, too
-        for done in self._forget_kept(ids):
-            await until_done(done, KEEP_TIMEOUT)
+        ids.update(self.keeping.ids())  # of earlier removals that have failed, too
+        await until_forgotten(self.keeping.forget(ids))
 
-    def _forget_kept(self, ids: Iterable[str]) -> list[Done]:
-        """Remove the files of tickets, or let those of tickets that have the same ids now replace them."""
-        kept = self._kept
-        if kept is None:
-            return []
-        with self._lock:
-            found = [(ticket_id, self._transfers.get(ticket_id)) for ticket_id in ids]
-            return [kept.bring_in_step(t) if t is not None and t.kept else kept.remove(name) for name, t in found]
-
-    def _take_all(self) -> list[Transfer]:
-        """Take all transfers out of the store, and cancel them."""
+    def _take_all(self, *, goes_on: bool = False) -> list[Transfer]:
+        """Take all transfers out of the store, and cancel them; see Transfer.cancel()."""
         with self._lock:
             transfers = list(self._transfers.values())
             self._transfers.clear()
             for transfer in transfers:
                 self._ends(transfer)
         for transfer in transfers:
-            self._cancel(transfer)
+            self._cancel(transfer, goes_on=goes_on)
         return transfers
 
     def release_expired(self) -> None:
@@ -248,19 +233,16 @@ class TransferStore:
         for transfer in self.all():
             transfer.sample()
 
+    def interrupt(self) -> None:
+        """Cancel all transfers, for the shutdown. Their requests end at their next step. The next process has them."""
+        self.keeping.renew(at_end=True)
+        self._take_all(goes_on=True)
+
     async def close(self) -> None:
-        """Cancel all transfers and wait until they have ended, for the shutdown. The next process has their tickets."""
-        self.keep_renewed(at_end=True)
-        self._take_all()
+        """Do as interrupt(), and wait until all transfers have ended, with their images flushed and closed."""
+        self.interrupt()
         for end in self._ending.all():
             await end.until_ended()
-
-    def stop_keeping(self, timeout: float) -> bool:
-        """Wait at most timeout seconds until all tickets are kept. Nothing is kept after that. Blocks.
-
-        False: not all are kept, and the state directory is still in use.
-        """
-        return self._kept is None or self._kept.close(timeout)
 
     def _require_room(self, replaced: Transfer | None) -> None:
         """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""
@@ -275,9 +257,9 @@ class TransferStore:
         if not transfer.end.has_ended:
             self._ending.add(transfer.end)
 
-    def _cancel(self, transfer: Transfer) -> None:
+    def _cancel(self, transfer: Transfer, *, goes_on: bool = False) -> None:
         """Cancel a transfer. The registry has it already, so no other transfer opens its image before its end."""
-        transfer.cancel()
+        transfer.cancel(goes_on=goes_on)
         with self._lock:
             self._ends(transfer)
 

@@ -219,11 +219,15 @@ class Transfer:
 
     # The end
 
-    def cancel(self) -> None:
-        """Refuse new requests, and make those that run end at their next step. Returns at once; see TransferEnd."""
+    def cancel(self, *, goes_on: bool = False) -> None:
+        """Refuse new requests, and make those that run end at their next step. Returns at once; see TransferEnd.
+
+        goes_on: in the next process. If there is a record of what is durable, the image is flushed before it is closed.
+        """
         with self._lock:
             if self.permission.canceled:
                 return
+            self._image.goes_on = goes_on
             self.permission.canceled = True
             running = self._traffic.all()
             callbacks = self.connections.callbacks()

@@ -131,6 +131,10 @@ int iou_lane_fd(iou_lane *lane);
 /* Begin no more requests, and end when none runs. NBD refuses new requests, then closes. Nothing in a forked child. */
 void iou_lane_refuse(iou_lane *lane);
 
+/* Read no more requests of NBD, and end when those that have begun are answered. What else the client has sent gets no
+   answer, so that it may send it to the next server. Nothing in a forked child. */
+void iou_lane_leave(iou_lane *lane);
+
 /* Close the connection now. Operations that run in storage end by themselves. Does nothing in a forked child. */
 void iou_lane_abort(iou_lane *lane);
 

@@ -126,6 +126,16 @@ void iou_lane_refuse(iou_lane *lane) {
     pthread_mutex_unlock(&lane->turns.lock);
 }
 
+void iou_lane_leave(iou_lane *lane) {
+    if (lanes_are_foreign(lane->lanes))
+        return;
+    pthread_mutex_lock(&lane->turns.lock);
+    turns_leave(lane);
+    if (!lane->turns.ended)
+        lane_wake(lane);
+    pthread_mutex_unlock(&lane->turns.lock);
+}
+
 void iou_lane_abort(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return;

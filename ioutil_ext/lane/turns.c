@@ -169,6 +169,11 @@ static bool rest(struct lane_thread *thread) {
     return lane->turns.leader == thread && !lane->state.leaving;
 }
 
+void turns_leave(struct iou_lane *lane) {
+    lane->state.leaving = true;
+    wake_all(lane);
+}
+
 /* ---- turns ------------------------------------------------------------------------------------------------------ */
 
 /* The thread is woken without the lock, because it takes the lock at once. */
@@ -247,10 +252,8 @@ static void *thread_main(void *argument) {
         pthread_mutex_unlock(&lane->turns.lock);
         bool more = lane->kind->lead(thread);
         pthread_mutex_lock(&lane->turns.lock);
-        if (!more)
-            lane->state.leaving = true;
-        if (lane->state.leaving) {
-            wake_all(lane);
+        if (!more || lane->state.leaving) {
+            turns_leave(lane);
             break;
         }
     }

@@ -53,6 +53,9 @@ struct lane_turns {
 /* Start the first thread, which leads. -EAGAIN: no thread can be started. */
 int turn_first(struct iou_lane *lane);
 
+/* Let no thread lead any more. Called with the lock. */
+void turns_leave(struct iou_lane *lane);
+
 /* Make another thread the leader. False: none is idle, and none can be started. */
 bool turn_hand_over(struct lane_thread *thread);
 

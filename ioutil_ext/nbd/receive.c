@@ -50,7 +50,7 @@ static void take_header(struct iou_lane *lane) {
 static bool receive_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     const char *header = stage_header(lane, true);
-    if (!header)
+    if (!header || lane->state.leaving) /* iou_lane_leave() was called while the header came */
         return false;
     if (wire_parse(&nbd_of(lane)->dialect, header, &incoming->request)) {
         atomic_store(&lane->state.error, EPROTO);

@@ -366,11 +366,35 @@ def test_stop_waits_for_a_request_that_goes_on(image: Path) -> None:
     assert not CONTROL.parent.exists()
 
 
-def test_stop_cuts_a_request_that_does_not_go_on(image: Path) -> None:
-    with half_an_upload(image):
+def test_stop_interrupts_a_request_that_does_not_go_on(image: Path) -> None:
+    with half_an_upload(image) as connection:
         run("systemctl", "stop", UNIT)
-    assert show("ExecMainStatus") == "1"  # and not killed by systemd
-    assert "requests did not end" in journal()
+        assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
+    assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
+
+
+def test_restart_keeps_tickets_and_waiting_clients(image: Path) -> None:
+    ticket, address = add_ticket(image), ("localhost", 54322)
+    context = ssl.create_default_context(cafile=str(ETC / "cert.pem"))
+    run("systemctl", "restart", "--no-block", UNIT)
+    pid = main_pid()
+    for _ in range(200):  # while there is no process, too
+        with socket.create_connection(address, timeout=60) as plain:
+            if main_pid() not in (0, pid):
+                break
+            plain.close()
+    with (
+        socket.create_connection(address, timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        connection.sendall(f"OPTIONS /images/{ticket} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+
+def test_drained_service_ends_with_success(image: Path) -> None:
+    run("systemctl", "kill", "--signal=USR1", UNIT)
+    eventually(lambda: show("ActiveState") == "inactive", "it ends")
+    assert (show("Result"), show("ExecMainStatus")) == ("success", "0")
 
 
 def test_stop_ends_what_does_not_end_itself(source: Path, qcow2: Path) -> None:

@@ -50,6 +50,7 @@ class EchoServer:
 
     def __init__(self) -> None:
         self.open: set[Echo] = set()
+        self.finished = False
         self.started_in = 0
         self.refuses: Exception | None = None
         self.limit = ConnectionLimit(100)
@@ -65,6 +66,9 @@ class EchoServer:
 
     async def start(self) -> None:
         self.started_in = threading.get_ident()
+
+    async def finish(self, timeout: float) -> None:
+        self.finished = True
 
     async def stop(self, timeout: float) -> None:
         for connection in list(self.open):

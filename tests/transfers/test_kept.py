@@ -60,7 +60,7 @@ class Processes:
             keep_tickets=keep_tickets,
             clock=lambda: time.monotonic() + self.shift,
         )
-        self._ends.callback(store.stop_keeping, SOON)
+        self._ends.callback(store.keeping.close, SOON)
         store.restore()
         return store
 
@@ -96,7 +96,7 @@ def found(store: TransferStore) -> list[Ticket]:
 
 def until_kept(processes: Processes, store: TransferStore, seconds: float) -> None:
     """Wait until the file of the ticket tells at least this life; the keeper has a thread."""
-    store.keep_renewed()
+    store.keeping.renew()
     eventually(lambda: processes.remaining() > seconds, "the file is written")
 
 
@@ -117,7 +117,7 @@ async def test_ticket_is_there_after_each_of_several_restarts(processes: Process
 
 async def test_added_ticket_is_not_kept(processes: Processes, store: TransferStore) -> None:
     transfer = store.add(ticket())
-    store.keep_renewed()
+    store.keeping.renew()
     assert not await store.keep(transfer)
     assert found(processes.start()) == []
 
@@ -157,7 +157,7 @@ async def test_removed_ticket_is_not_kept_by_a_late_request(processes: Processes
     transfer = await store.install(ticket())
     await store.remove("secret", 1)
     assert not await store.keep(transfer)
-    store.keep_renewed()
+    store.keeping.renew()
     assert processes.files() == []
 
 
@@ -200,7 +200,7 @@ async def test_ticket_that_is_installed_during_the_removal_of_another_is_kept(
 async def test_ticket_that_has_expired_is_forgotten(processes: Processes, store: TransferStore) -> None:
     await store.install(ticket())
     processes.shift = 300
-    store.keep_renewed()
+    store.keeping.renew()
     eventually(lambda: processes.files() == [], "its file is removed")
 
 
@@ -285,11 +285,11 @@ async def test_small_renewal_is_kept_at_the_end_only(processes: Processes, store
     before = (processes.tickets / file_name("secret")).read_bytes()
     processes.shift = 10
     use(transfer)
-    store.keep_renewed()
+    store.keeping.renew()
     await store.install(ticket("other"))  # a wish after all that there are
     assert (processes.tickets / file_name("secret")).read_bytes() == before
     await store.close()
-    store.stop_keeping(SOON)
+    store.keeping.close(SOON)
     assert (processes.tickets / file_name("secret")).read_bytes() != before
 
 
@@ -392,7 +392,7 @@ class Disk:
 
     def hangs(self) -> None:
         self._monkeypatch.setattr(kept, "KEEP_TIMEOUT", 0.0)
-        self._monkeypatch.setattr("imageio_daemon.transfers.store.KEEP_TIMEOUT", 0.0)
+        self._monkeypatch.setattr("imageio_daemon.transfers.keeping.KEEP_TIMEOUT", 0.0)
 
     def works(self) -> None:
         self._monkeypatch.undo()
@@ -418,7 +418,7 @@ async def test_ticket_is_kept_as_soon_as_there_is_space(processes: Processes, st
     disk.is_full()
     await store.install(ticket())
     disk.works()
-    store.keep_renewed()
+    store.keeping.renew()
     eventually(lambda: len(processes.files()) == 1, "its file is written")
 
 
@@ -479,7 +479,7 @@ async def test_expired_ticket_is_forgotten_as_soon_as_the_disk_works(
     with pytest.raises(StorageError):
         await store.keep(transfer)
     disk.works()
-    store.keep_renewed()
+    store.keeping.renew()
     eventually(lambda: processes.files() == [], "its file is removed")
 
 
@@ -499,7 +499,7 @@ async def test_stop_does_not_wait_for_a_disk_that_hangs_and_tells_so(
     monkeypatch.setattr("imageio_daemon.service.keeper.write_file", lambda *_: hanging.wait())
     installing = asyncio.create_task(store.install(ticket()))
     await asyncio.sleep(0)  # it is added
-    assert not store.stop_keeping(0)
+    assert not store.keeping.close(0)
     hanging.set()
     await installing
-    assert store.stop_keeping(SOON)
+    assert store.keeping.close(SOON)

@@ -2,11 +2,12 @@
 """The connections of one HTTP server: their places in the limit, and their end when the server stops."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ...errors import Unavailable
+from ...errors import STOPPING, Unavailable
 from ...net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Admission:
         address: of the client. drop: closes the connection, in any thread, when another one needs its place.
         """
         if self._stopping:
-            raise Unavailable("The server is shutting down")
+            raise Unavailable(STOPPING)
         place = self._limit.enter(Stage.STRANGER, address, drop)
         if self._trusts:
             place.know(lambda: True)
@@ -64,20 +65,22 @@ class Admission:
             if not self._connections:
                 self._empty.set()
 
-    async def stop(self, timeout: float) -> None:
-        """Close idle connections, wait at most timeout seconds for requests that run, then cut what is left.
-
-        If the task is cancelled, all connections are cut at once.
-        """
+    async def finish(self, timeout: float) -> bool:
+        """Close idle connections, and wait at most timeout seconds for requests that run. Tell whether none is left."""
         self._stopping = True
         for connection in list(self._connections):
             connection.close_when_idle()
-        try:
-            if self._connections:
-                async with asyncio.timeout(timeout):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                if self._connections:
                     await self._empty.wait()
-        except TimeoutError:
-            log.warning("%d requests are cut off", len(self._connections))
+        return not self._connections
+
+    async def stop(self, timeout: float) -> None:
+        """Do as finish(), then cut what is left. If the task is cancelled, all connections are cut at once."""
+        try:
+            if not await self.finish(timeout):
+                log.warning("%d requests are cut off", len(self._connections))
         finally:
             for connection in list(self._connections):
                 connection.cut_off()

@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from aiohttp import web
+
 from .exchange import Exchange
 from .transport import ClientTransport
 
@@ -28,6 +30,10 @@ class ConnectionControl(Protocol):
     @property
     def closed(self) -> bool:
         """Tell whether nothing more can be sent."""
+        ...
+
+    def error_answer(self, error: Exception) -> web.Response:
+        """Return the answer to a request that has failed."""
         ...
 
     def answered(self, *, close: bool) -> None:

@@ -9,7 +9,6 @@ from aiohttp.http import HttpVersion11
 
 from ...errors import PeerGone
 from ...service import request_log
-from . import errors
 from .aiohttp_transport import ConnectionControl
 from .cors import cors_headers
 from .messages import SAFE, SERVER
@@ -90,7 +89,7 @@ async def _response(request: web.Request, handler: Handler, connection: Connecti
         _cut_if_begun(request, connection)
         raise
     except Exception as e:  # noqa: BLE001 - the table of errors answers it, and logs a bug
-        response = errors.answer(e, connection.exchange.peer)
+        response = connection.error_answer(e)
         _cut_if_begun(request, connection)
         return response
 

@@ -22,6 +22,9 @@ class _Answer(NamedTuple):
     text: str | None = None  # None: the message of the exception
 
 
+#: Seconds after which a client may try again that finds the server ending, or without memory. A restart takes one.
+RETRY_AFTER = 1
+
 #: NBD has its own table in frontends/nbd/errors.py. _refusal() in storage/http/client.py is the inverse of this one.
 _TABLE: dict[type[BaseException], _Answer] = {
     errors.InvalidRequest: _Answer(400),
@@ -52,8 +55,9 @@ def answer(exception: Exception, client: str) -> web.Response:
     """Return the answer to a request that raised this exception, and log the exception.
 
     client: the address of the client, for the log. The answer closes the connection if the table says so. 405 has the
-    field Allow (RFC 9110 15.5.6). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). An
-    exception that is not an errors.Error is a bug: it is logged with its traceback and answered with 500.
+    field Allow (RFC 9110 15.5.6). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). 503
+    for what is unavailable for a moment has Retry-After (RFC 9110 10.2.3). An exception that is not an errors.Error is
+    a bug: it is logged with its traceback and answered with 500.
     """
     entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
     _log(exception, entry.status, client)
@@ -62,6 +66,8 @@ def answer(exception: Exception, client: str) -> web.Response:
         headers["Allow"] = ",".join(exception.allowed)
     if isinstance(exception, errors.OutOfRange) and exception.size is not None:
         headers["Content-Range"] = f"bytes */{exception.size}"
+    if isinstance(exception, errors.Unavailable):
+        headers["Retry-After"] = str(RETRY_AFTER)
     return text_response(entry.status, entry.text or str(exception), headers, close=entry.close)
 
 

@@ -3,7 +3,9 @@
 
 import asyncio
 
-from ...errors import Error
+from aiohttp import web
+
+from ...errors import STOPPING, Error, Forbidden, Unavailable
 from ...net.watchdog import Watchdog
 from . import errors
 from .aiohttp_transport import AiohttpTransport
@@ -75,6 +77,12 @@ class RequestSequence:
             asyncio.get_running_loop().call_soon(self.next)
         else:
             self._when_idle()
+
+    def error_answer(self, error: Exception) -> web.Response:
+        """Return the answer to a request that has failed. The stop of the server is the reason for what it cancels."""
+        if self._closing and isinstance(error, Forbidden):
+            error = Unavailable(STOPPING)
+        return errors.answer(error, self.exchange.peer)
 
     def abort(self, reason: str) -> None:
         """Cut the connection, because the answer cannot be completed."""
@@ -177,7 +185,7 @@ class RequestSequence:
         """Answer a request with an error, without aiohttp. to: its method; an answer to HEAD has no body."""
         self._usage.requests += 1
         self._phase.state = State.SERVING
-        response = errors.answer(error, self.exchange.peer)
+        response = self.error_answer(error)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))
         self.answered(close=close)

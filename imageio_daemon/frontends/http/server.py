@@ -26,6 +26,7 @@ from .lane_service import LaneService
 from .messages import json_response
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
+from .resources.drain import Draining
 from .resources.extents import Extents
 from .resources.images import READ_METHODS, Images
 from .resources.status import Status
@@ -114,6 +115,10 @@ class HttpServer:
         """Return the protocol of a new connection."""
         return ServerConnection(self._services)
 
+    async def finish(self, timeout: float) -> None:
+        """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests."""
+        await self._admission.finish(timeout)
+
     async def stop(self, timeout: float) -> None:
         """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests.
 
@@ -184,7 +189,12 @@ def control_server(config: Config, store: TransferStore, served: Served) -> Http
         remove_timeout=config.control.remove_timeout,
     )
     routes = Routes(
-        {"/tickets/": tickets.collection(), "/tickets/{}": tickets.resource(), "/status": Status(served).resource()}
+        {
+            "/tickets/": tickets.collection(),
+            "/tickets/{}": tickets.resource(),
+            "/status": Status(served).resource(),
+            "/drain": Draining(store).resource(),
+        }
     )
     return HttpServer(
         routes,

@@ -52,7 +52,7 @@ class LaneSession:
         self._poller = poller
         self._timeout = timeout
         self._on_lost = on_lost
-        self._refusing = False
+        self._leaving = False
 
     @property
     def negotiates(self) -> bool:
@@ -62,9 +62,9 @@ class LaneSession:
     def start(self, rest: bytes, reply: bytes) -> None:
         """Start the lane. rest: bytes received after the last option; reply: to that option, which the lane sends."""
         if self._hand_over(rest, reply):
-            self._attachment.on_cancel(self.shut_down)
-            if self._refusing:  # shut_down() was called before the lane had started
-                self._lane.refuse()
+            self._attachment.on_cancel(self._lane.refuse)
+            if self._leaving:  # shut_down() was called before the lane had started
+                self._lane.leave()
         else:
             self._lost()
 
@@ -97,9 +97,13 @@ class LaneSession:
         self._lane.watch(self._event, self._end)
 
     def shut_down(self) -> None:
-        """Finish the requests that run, refuse new ones, and close."""
-        self._refusing = True
-        self._lane.refuse()
+        """Finish the requests that have begun, and close.
+
+        What the client has sent besides gets no answer: it would be ESHUTDOWN, which programs hand on as an error, and
+        one that connects again asks the next process (qemu's reconnect-delay).
+        """
+        self._leaving = True
+        self._lane.leave()
 
     def abort(self, reason: str) -> None:
         """Close now. reason: for the log."""

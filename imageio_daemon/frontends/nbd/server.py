@@ -64,9 +64,16 @@ class NbdServer:
             raise RuntimeError("the server was not started")
         return ServerHandshake(self._services)
 
-    async def stop(self, timeout: float) -> None:
-        """Refuse new requests, wait at most timeout seconds for those that run, and close all connections."""
+    async def finish(self, timeout: float) -> None:
+        """Read no more requests, wait at most timeout seconds for those that run, and close all connections.
+
+        A request that has not ended then gets no answer: it is for the next process, if its client connects again.
+        """
         await self._admission.stop(timeout)
+
+    async def stop(self, timeout: float) -> None:
+        """Do as finish(), and free what connections have shared."""
+        await self.finish(timeout)
         if self._pollers is not None:
             self._pollers.close()
             self._pollers = None

@@ -74,7 +74,7 @@ static void act(struct session *session) {
     if (client->ending == CANCEL)
         __atomic_store_n(&session->control.canceled, 1, __ATOMIC_RELAXED);
     if (client->ending == REFUSE || client->ending == CANCEL)
-        iou_lane_refuse(session->lane);
+        (client->ending == REFUSE && below(&session->random, 2) ? iou_lane_leave : iou_lane_refuse)(session->lane);
     if (below(&session->random, 8) == 0) /* as if that had not been enough */
         iou_lane_abort(session->lane);
 }
