@@ -89,7 +89,8 @@ class Daemon:
 
     config: sections of the configuration, over defaults that suit tests (a free port, path sockets). The log's level is
     that of production. program: another module that is the daemon. checkout: another work tree of this project, built
-    by its scripts/setup. manager: what the daemon notifies, and what keeps its sockets while it restarts.
+    by its scripts/setup. manager: what the daemon notifies, and what keeps its sockets while it restarts. wrapper: a
+    command that runs it elsewhere, in the same process.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Daemon:
         program: str = PROGRAM,
         checkout: Path | None = None,
         manager: Manager | None = None,
+        wrapper: Sequence[str] = (),
     ) -> None:
         self._manager = manager
         self.certificates = certificates
@@ -111,7 +113,7 @@ class Daemon:
         self.eager = program == EAGER_PROGRAM
         self._checkout = checkout or PROJECT
         python = _PYTHON if checkout is None else (str(checkout / ".venv/bin/python"), *_WITH_LEAKS)
-        self._command = [*python, program, "-c", str(self.directory), *arguments]
+        self._command = [*wrapper, *python, program, "-c", str(self.directory), *arguments]
         self._secrets: set[str] = set()
         self._process: subprocess.Popen[str] | None = None
         self._ended = False  # a test has ended the process on purpose
