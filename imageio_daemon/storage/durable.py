@@ -6,14 +6,13 @@ each change and flush; NO_RECORD records nothing.
 """
 
 import errno
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..errors import StorageError
+from ..errors import Canceled, StorageError
 from .threads import in_thread
 
 #: Ranges that are fetched at a time.
@@ -30,22 +29,22 @@ class DurableState(NamedTuple):
 
 
 class DurableRecord:
-    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing. name: of the journal.
+    """A record. Thread-safe. shared: C's iou_durable; NULL: it records nothing. name: of its journal.
 
-    Others may ask for the state of a record, or write it, while its image is closed and the record is released.
+    Others may ask for the state of a record, or write it, while its image is closed and after that.
     """
 
     def __init__(self, shared: Any = ffi.NULL, name: str = "") -> None:
-        self.shared = shared
+        #: Stays as long as this object, so that no thread uses what another one has freed.
+        self.shared = ffi.gc(shared, lib.iou_durable_release) if shared else shared
         self.name = name
-        self._lock = threading.Lock()  # held over calls of C that do not block
 
     @classmethod
     def new(cls, directory: int, name: str, header: str, ranges: Sequence[tuple[int, int]]) -> "DurableRecord":
         """Make a record with (start, end) ranges, and write its journal anew. Blocks.
 
-        directory: a descriptor, open as long as the record. name: of the file. header: of image and ticket, ASCII.
-        Raises StorageError, with EBUSY if a journal is there that can neither be replaced nor removed.
+        directory: a descriptor, open until end(). name: of the file. header: of image and ticket, ASCII. Raises
+        StorageError: the journal is the one that was there, if any, or a new one.
         """
         result = ffi.new("iou_durable **")
         told = ffi.new("iou_range[]", list(ranges))
@@ -54,40 +53,27 @@ class DurableRecord:
             raise StorageError(-code, "keep a record of what is durable", "journal")
         return cls(result[0], name)
 
-    def release(self) -> None:
-        """Drop the reference of this object, which is not used any more. Blocks: the last one ends the journal."""
-        with self._lock:
-            shared, self.shared = self.shared, ffi.NULL
-        lib.iou_durable_release(shared)
+    def end(self) -> None:
+        """Write what the journal does not have, and close it: another record may have it from now on. Blocks.
+
+        Nothing becomes durable any more, and a change of durable bytes fails.
+        """
+        lib.iou_durable_end(self.shared)
 
     def void(self) -> None:
         """Close the record for good, and remove its journal durably. Blocks. Raises StorageError."""
-        with self._kept() as shared:
-            code = lib.iou_durable_void(shared)
+        code = lib.iou_durable_void(self.shared)
         if code:
             raise StorageError(-code, "remove a record of what is durable", "journal")
 
     @property
     def is_due(self) -> bool:
         """Tell whether write() should be called: durable ranges wait for it."""
-        with self._lock:
-            return bool(lib.iou_durable_is_due(self.shared))
+        return bool(lib.iou_durable_is_due(self.shared))
 
     def write(self) -> None:
         """Write what the journal does not have yet. Blocks."""
-        with self._kept() as shared:
-            lib.iou_durable_write(shared)
-
-    @contextmanager
-    def _kept(self) -> Iterator[Any]:
-        """Run the block with C's record, which stays until its end. Its end may block."""
-        with self._lock:
-            shared = self.shared
-            lib.iou_durable_retain(shared)
-        try:
-            yield shared
-        finally:
-            lib.iou_durable_release(shared)
+        lib.iou_durable_write(self.shared)
 
     # Changes and flushes of images that Python has
 
@@ -96,10 +82,9 @@ class DurableRecord:
 
         Raises StorageError: the range is still recorded, and must not be changed.
         """
-        if lib.iou_durable_waits(self.shared, offset, length):
+        code = lib.iou_durable_try_change(self.shared, offset, length)
+        if code == -errno.EAGAIN:
             code = await in_thread(lambda: lib.iou_durable_change(self.shared, offset, length))
-        else:
-            code = lib.iou_durable_change(self.shared, offset, length)
         if code:
             raise StorageError(-code, f"take {offset}..{offset + length} out of what is durable", "journal")
 
@@ -111,16 +96,17 @@ class DurableRecord:
     async def flushing(self, offset: int, length: int) -> AsyncIterator[None]:
         """Run the block, which flushes: what was changed before is durable when it ends well.
 
-        offset, length: the range that becomes durable; a length of 0 is all. After StorageError nothing becomes durable
-        any more. Any other exception says that the flush has not failed: maybe it has not begun.
+        offset, length: the range that becomes durable; a length of 0 is all. Canceled says that storage was not asked.
+        After any other exception nothing becomes durable any more: the flush may have failed, and the next one would
+        not tell.
         """
         covered = lib.iou_durable_flush(self.shared, offset, length)
-        error = errno.ECANCELED
+        error = errno.EIO
         try:
             yield
             error = 0
-        except StorageError as e:
-            error = e.errno
+        except Canceled:
+            error = errno.ECANCELED
             raise
         finally:
             lib.iou_durable_flushed(self.shared, covered, error)
@@ -130,22 +116,20 @@ class DurableRecord:
     # What it tells
 
     def ranges(self, offset: int = 0) -> Iterator[tuple[int, int]]:
-        """Yield the (start, end) ranges that are durable and end behind an offset, in order."""
-        found = ffi.new("iou_range[]", BATCH)
-        while count := self._fetch(offset, found):
-            for number in range(count):
-                yield int(found[number].start), int(found[number].end)
-            offset = int(found[count - 1].end)
+        """Yield the parts behind an offset of the (start, end) ranges that are durable, in order.
 
-    def _fetch(self, offset: int, found: Any) -> int:
-        with self._lock:
-            return int(lib.iou_durable_ranges(self.shared, offset, found, BATCH))
+        They do not overlap, also if the record changes meanwhile.
+        """
+        found = ffi.new("iou_range[]", BATCH)
+        while count := lib.iou_durable_ranges(self.shared, offset, found, BATCH):
+            for number in range(count):
+                yield max(int(found[number].start), offset), int(found[number].end)
+            offset = int(found[count - 1].end)
 
     def state(self) -> DurableState:
         """Return what the record has now."""
         info = ffi.new("iou_durable_info *")
-        with self._lock:
-            lib.iou_durable_state(self.shared, info)
+        lib.iou_durable_state(self.shared, info)
         return DurableState(int(info.bytes), int(info.ranges), bool(info.closed), int(info.error))
 
 

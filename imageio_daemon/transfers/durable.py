@@ -143,7 +143,7 @@ class DurableRecords:
             writer.left = True
             if writer in image.writers:
                 image.writers.remove(writer)
-            writer.record.release()
+            writer.record.end()
         with self._lock:
             image.users -= 1
             if not image.users:
@@ -191,8 +191,7 @@ def _new_record(directory: int, name: str, ticket: Ticket, size: int) -> Durable
     try:
         return DurableRecord.new(directory, name, header, ranges)
     except StorageError as e:
-        if e.errno == errno.EBUSY:
-            raise
+        _remove(directory, name)
         log.warning("what is durable is not kept: %s", e, extra=_fields(ticket))
         return NO_RECORD
 

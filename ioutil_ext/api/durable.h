@@ -38,15 +38,21 @@ typedef struct {
 
 /*
  * Make a record with these ranges, which are sorted and do not touch, and write its journal anew. directory: an open
- * directory, name: the file in it; the caller keeps the directory open as long as the record. header: printable ASCII,
- * which names image and ticket. Blocks on the directory's storage. -EINVAL, -ENOMEM, and errors of system calls: then
- * there is no journal with this name, unless -EBUSY, which says that the one that was there can neither be replaced nor
- * removed.
+ * directory, name: the file in it; the caller keeps the directory open until iou_durable_end(). header: printable
+ * ASCII, which names image and ticket. Blocks on the directory's storage. -EINVAL, -ENOMEM, and errors of system calls:
+ * then the journal with this name is the one that was there, if any, or a new one.
  */
 int iou_durable_new(int directory, const char *name, const char *header, const iou_range *ranges, uint32_t count,
                     iou_durable **result);
 
-/* Add a reference, or drop one. The last one writes what the journal does not have, and closes it. Drop blocks. */
+/*
+ * Write what the journal does not have, close it, and let nothing become durable any more. Another record may have the
+ * journal after that. Called by who has made the record, when the image was closed. A change of durable bytes that
+ * comes later fails. Blocks.
+ */
+void iou_durable_end(iou_durable *record);
+
+/* Add a reference, or drop one. */
 void iou_durable_retain(iou_durable *record);
 void iou_durable_release(iou_durable *record);
 
@@ -54,15 +60,15 @@ void iou_durable_release(iou_durable *record);
    has a reference to the record. -EINVAL: the handle is external, or has a record. */
 int iou_handle_durable(iou_handle *handle, iou_durable *record);
 
-/* Whether iou_durable_change() of this range waits for storage. */
-int iou_durable_waits(iou_durable *record, uint64_t offset, uint64_t length);
-
 /*
  * Take a range out before a change of it begins. Blocks on the storage of the journal if the range is durable. Other
  * changes of the range have ended. A negative errno: the removal is not on stable storage, and the change must not
  * begin.
  */
 int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length);
+
+/* Do the same if this needs no storage. -EAGAIN: it does, and the range is as it was. */
+int iou_durable_try_change(iou_durable *record, uint64_t offset, uint64_t length);
 
 /* Add a range that was changed: its write or zero has ended well. durable: it is on stable storage by itself (FUA). */
 void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable);

@@ -18,16 +18,7 @@ static bool is_range(uint64_t offset, uint64_t length) {
     return length <= INT64_MAX && offset <= INT64_MAX - length;
 }
 
-int iou_durable_waits(iou_durable *record, uint64_t offset, uint64_t length) {
-    if (!record || length == 0 || !is_range(offset, length))
-        return 0;
-    pthread_mutex_lock(&record->lock);
-    bool durable = durable_has(record, offset, offset + length);
-    pthread_mutex_unlock(&record->lock);
-    return durable;
-}
-
-int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
+int iou_durable_try_change(iou_durable *record, uint64_t offset, uint64_t length) {
     if (!record || length == 0)
         return 0;
     if (!is_range(offset, length))
@@ -37,7 +28,12 @@ int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
     if (!durable)
         durable_forget(record, offset, offset + length);
     pthread_mutex_unlock(&record->lock);
-    return durable ? durable_take_out(record, offset, offset + length) : 0;
+    return durable ? -EAGAIN : 0;
+}
+
+int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
+    int error = iou_durable_try_change(record, offset, length);
+    return error == -EAGAIN ? durable_take_out(record, offset, offset + length) : error;
 }
 
 void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable) {

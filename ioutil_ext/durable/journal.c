@@ -70,9 +70,21 @@ int journal_init(struct journal *journal, int directory, const char *name, const
     return 0;
 }
 
-void journal_free(struct journal *journal) {
+static void close_file(struct journal *journal) {
     if (journal->fd != -1)
         sys_close(journal->fd);
+    journal->fd = -1;
+    journal->size = 0;
+    journal->dirty = false;
+}
+
+void journal_close(struct journal *journal) {
+    close_file(journal);
+    journal->directory = -1;
+}
+
+void journal_free(struct journal *journal) {
+    journal_close(journal);
     free(journal->name);
     free(journal->new_name);
     free(journal->header);
@@ -127,25 +139,27 @@ static int write_count(const struct journal *journal) {
 }
 
 int journal_append(struct journal *journal, char sign, const struct ranges *ranges) {
-    if (journal->fd == -1 || journal->torn)
+    if (journal->fd == -1 || journal->broken)
         return -EIO;
     struct journal before = *journal;
     int error = write_lines(journal, sign, ranges);
     if (error) {
         *journal = before;
-        journal->torn = sys_ftruncate(journal->fd, journal->size) < 0;
+        journal->broken = sys_ftruncate(journal->fd, journal->size) < 0;
     }
     return error;
 }
 
 int journal_sync(struct journal *journal) {
     int error = sys_fdatasync(journal->fd);
-    if (!error) {
-        journal->dirty = false;
-        journal->synced_at = now_ns();
-        write_count(journal); /* if it fails, the count is too small, which is harmless */
+    if (error) {
+        journal->broken = true;
+        return error;
     }
-    return error;
+    journal->dirty = false;
+    journal->synced_at = now_ns();
+    write_count(journal); /* if it fails, the count is too small, which is harmless */
+    return 0;
 }
 
 /* ---- the file --------------------------------------------------------------------------------------------------- */
@@ -180,7 +194,7 @@ static int sync_directory(const struct journal *journal) {
 int journal_rewrite(struct journal *journal, const struct ranges *ranges) {
     struct journal next = *journal;
     next.lines = 0;
-    next.torn = false;
+    next.broken = false;
     next.fd = openat(journal->directory, journal->new_name,
                      O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, MODE);
     if (next.fd == -1)
@@ -202,11 +216,7 @@ int journal_rewrite(struct journal *journal, const struct ranges *ranges) {
 }
 
 int journal_remove(struct journal *journal) {
-    if (journal->fd != -1)
-        sys_close(journal->fd);
-    journal->fd = -1;
-    journal->size = 0;
-    journal->dirty = false;
+    close_file(journal);
     if (unlinkat(journal->directory, journal->name, 0) == -1 && errno != ENOENT)
         return -errno;
     return sync_directory(journal);

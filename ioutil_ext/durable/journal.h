@@ -32,12 +32,17 @@ struct journal {
     uint64_t size;     /* of the valid lines */
     uint32_t lines, crc;
     bool dirty; /* lines are not on stable storage */
-    bool torn;  /* behind the valid lines is something else, which cannot be cut off */
+    /* Only a new file helps: behind the valid lines is something else that cannot be cut off, or a sync has failed. The
+       next sync may succeed although lines are lost, and then a removal would not be found behind them. */
+    bool broken;
     uint64_t synced_at;
 };
 
 /* Copy the names. -EINVAL, -ENOMEM. */
 int journal_init(struct journal *journal, int directory, const char *name, const char *header);
+
+/* Close the file and let go of the directory: each function that writes fails from now on. */
+void journal_close(struct journal *journal);
 
 /* Close the file, and free the names. */
 void journal_free(struct journal *journal);

@@ -65,12 +65,13 @@ static int rewrite(struct iou_durable *record) {
     return error;
 }
 
-/* Whether the journal must be written anew: it is long, or has ranges that the set of durable ones has lost. */
+/* Whether the journal must be written anew: it is long or broken, or has ranges that the set of durable ones has lost.
+ */
 static bool must_rewrite(struct iou_durable *record) {
     pthread_mutex_lock(&record->lock);
     bool lost = record->durable.lost;
     pthread_mutex_unlock(&record->lock);
-    return lost || record->journal.size > MOST_JOURNAL;
+    return lost || record->journal.broken || record->journal.size > MOST_JOURNAL;
 }
 
 /* Write ranges that became durable. If it fails, the journal lacks them, and tells less. */
@@ -153,15 +154,20 @@ int iou_durable_is_due(iou_durable *record) {
     return due;
 }
 
-void iou_durable_write(iou_durable *record) {
-    if (!record)
-        return;
-    pthread_mutex_lock(&record->journal_lock);
+/* Write durable ranges that the journal does not have. */
+static void write_durable(struct iou_durable *record) {
     bool anew = must_rewrite(record);
     int error = anew ? rewrite(record) : append_unwritten(record);
     note_error(record, error);
     if (error && anew)
         make_void(record); /* after an error, each change tries again to remove the journal */
+}
+
+void iou_durable_write(iou_durable *record) {
+    if (!record)
+        return;
+    pthread_mutex_lock(&record->journal_lock);
+    write_durable(record);
     pthread_mutex_unlock(&record->journal_lock);
 }
 
@@ -197,12 +203,11 @@ static void durable_free(struct iou_durable *record) {
     free(record);
 }
 
-/* Write the first journal. After an error there is none. */
+/* Write the first journal. */
 static int begin(struct iou_durable *record, const iou_range *ranges, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         ranges_add(&record->durable, ranges[i].start, ranges[i].end);
-    int error = rewrite(record);
-    return error && journal_remove(&record->journal) ? -EBUSY : error;
+    return rewrite(record);
 }
 
 int iou_durable_new(int directory, const char *name, const char *header, const iou_range *ranges, uint32_t count,
@@ -231,11 +236,21 @@ void iou_durable_retain(iou_durable *record) {
         atomic_fetch_add(&record->refs, 1);
 }
 
-void iou_durable_release(iou_durable *record) {
-    if (!record || atomic_fetch_sub(&record->refs, 1) > 1)
+void iou_durable_end(iou_durable *record) {
+    if (!record)
         return;
-    iou_durable_write(record);
-    if (record->journal.fd != -1 && record->journal.dirty)
-        journal_sync(&record->journal);
-    durable_free(record);
+    pthread_mutex_lock(&record->lock);
+    durable_close(record);
+    pthread_mutex_unlock(&record->lock);
+    pthread_mutex_lock(&record->journal_lock);
+    write_durable(record);
+    if (record->journal.dirty)
+        note_error(record, journal_sync(&record->journal));
+    journal_close(&record->journal);
+    pthread_mutex_unlock(&record->journal_lock);
+}
+
+void iou_durable_release(iou_durable *record) {
+    if (record && atomic_fetch_sub(&record->refs, 1) == 1)
+        durable_free(record);
 }

@@ -100,6 +100,8 @@ static int begin_change(struct op *op) {
 static int end_change(struct op *op) {
     bool fua = op->flags & IOU_FUA && op->handle->ops->sync;
     int error = fua ? op->handle->ops->sync(op) : 0;
+    if (error)
+        iou_durable_flushed(op->handle->durable, NULL, -error);
     if (error || op->kind == IOU_TRIM)
         return error;
     iou_durable_changed(op->handle->durable, op->offset, op->length, fua);

@@ -4,11 +4,13 @@
 import asyncio
 import errno
 import json
+import os
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +29,7 @@ from imageio_daemon.image.extents import Extent
 from imageio_daemon.net.tls_contexts import client_context
 from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import PAGE, BufferPool
+from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.http import backend as http_backend
 from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.http import unflushed
@@ -526,7 +529,7 @@ async def test_a_cancelled_operation_that_waits_for_the_answer_is_interrupted(
     backend = await open_scripted(options(), first_byte(), stay_silent)
     server.asked.clear()
     op = Operation()
-    waiting = asyncio.create_task(backend.flush(op))
+    waiting = asyncio.create_task(backend.refresh(op))
     await server.asked.wait()
     op.cancel()
     await asyncio.to_thread(backend.interrupt)
@@ -542,7 +545,7 @@ async def test_an_operation_may_be_interrupted_again_while_it_ends(
     backend = await open_scripted(options(), first_byte(), stay_silent)
     server.asked.clear()
     op = Operation()
-    waiting = asyncio.create_task(backend.flush(op))
+    waiting = asyncio.create_task(backend.refresh(op))
     await server.asked.wait()
     op.cancel()
     while not waiting.done():
@@ -836,3 +839,117 @@ async def test_no_extents_of_nothing(open_scripted: OpenScripted) -> None:
 def test_the_bytes_of_an_image_are_no_text() -> None:
     with pytest.raises(TypeError):
         Body(memoryview(b"x")).decode()
+
+
+async def test_flush_whose_client_is_gone_is_answered_and_fails_later_ones(
+    open_scripted: OpenScripted, server: ScriptedServer
+) -> None:
+    go_on, op = asyncio.Event(), Operation()
+
+    async def fail_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        await go_on.wait()
+        writer.write(answer(500))
+
+    backend = await open_scripted(options(), first_byte(), fail_late)
+    server.asked.clear()
+    flushing = asyncio.create_task(asyncio.wait_for(backend.flush(op), 60))
+    await server.asked.wait()
+    op.cancel()
+    backend.interrupt()
+    flushing.cancel()
+    await asyncio.wait([flushing])
+    assert op.in_storage
+    go_on.set()
+    await eventually_async(lambda: not op.in_storage)
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+
+
+# The record of what is durable
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[DurableRecord]:
+    """A record of which 0..4096 is durable."""
+    directory = os.open(tmp_path, os.O_RDONLY)
+    made = DurableRecord.new(directory, "journal", "image ticket", [(0, 4096)])
+    yield made
+    made.end()
+    os.close(directory)
+
+
+async def test_change_is_asked_for_after_its_removal_from_the_record(
+    open_scripted: OpenScripted, pool: BufferPool, record: DurableRecord
+) -> None:
+    told: list[list[tuple[int, int]]] = []
+
+    async def note(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(list(record.ranges()))
+        writer.write(answer(200, Connection="close"))
+        writer.close()
+
+    backend = await open_scripted(options(), first_byte(), note, note, answer(200))
+    backend.keep(record)
+    await write(backend, pool, 10, b"new")
+    await backend.zero(Operation(), 100, 100, allocate=False)
+    assert told == [[(0, 10), (13, 4096)], [(0, 10), (13, 100), (200, 4096)]]
+    await backend.flush(Operation())
+    assert list(record.ranges()) == [(0, 4096)]
+
+
+async def test_change_whose_removal_fails_is_not_asked_for(
+    open_scripted: OpenScripted, server: ScriptedServer, pool: BufferPool, record: DurableRecord
+) -> None:
+    backend = await open_scripted(options(), first_byte())
+    backend.keep(record)
+    record.end()
+    with pytest.raises(StorageError, match="out of what is durable"):
+        await write(backend, pool, 0, b"new")
+    assert asked(server) == []
+
+
+async def test_write_with_fua_is_durable_by_itself(
+    open_scripted: OpenScripted, pool: BufferPool, record: DurableRecord
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
+    backend.keep(record)
+    await write(backend, pool, 8192, b"no")
+    await write(backend, pool, 9000, b"fua", fua=True)
+    assert list(record.ranges()) == [(0, 4096), (9000, 9003)]
+
+
+async def test_nothing_is_durable_after_a_failed_flush(
+    open_scripted: OpenScripted, pool: BufferPool, record: DurableRecord
+) -> None:
+    backend = await open_scripted(options(), first_byte(), answer(200), answer(500), answer(200))
+    backend.keep(record)
+    await write(backend, pool, 8192, b"before")
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    await write(backend, pool, 8192, b"after", fua=True)
+    assert list(record.ranges()) == [(0, 4096)]
+
+
+async def test_nothing_is_durable_after_a_change_without_an_answer(
+    open_scripted: OpenScripted, pool: BufferPool, record: DurableRecord
+) -> None:
+    """It may be made after all, over what is written by then."""
+    backend = await open_scripted(options(), first_byte(), *[hang_up] * 3, answer(200))
+    backend.keep(record)
+    with pytest.raises(Unanswered):
+        await write(backend, pool, 0, b"old")
+    await write(backend, pool, 0, b"new", fua=True)
+    assert list(record.ranges()) == [(3, 4096)]
+
+
+async def test_change_is_recorded_after_it_is_known_which_process_has_it(
+    open_scripted: OpenScripted, pool: BufferPool, record: DurableRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a flush that begins in between does not ask whether that process was there still."""
+    backend = await open_scripted(options(), first_byte(), answer(200))
+    pending: list[int] = []
+    monkeypatch.setattr(record, "changed", lambda *_, **__: pending.append(backend._unflushed.pending))
+    backend.keep(record)
+    await write(backend, pool, 0, b"new")
+    assert pending == [1]

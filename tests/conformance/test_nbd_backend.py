@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.net.tls_contexts import client_context
 from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.nbd import backend as nbd_backend
 from imageio_daemon.storage.nbd import connection as nbd_connection
 from imageio_daemon.storage.nbd import session as nbd_session
@@ -1011,6 +1012,134 @@ async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, 
         await sending
     first.release()
     second.release()
+
+
+async def test_flush_that_failed_on_one_connection_fails_for_ever_although_it_was_cancelled_on_another(
+    server: FakeNbd, open_nbd: Open
+) -> None:
+    pool = BufferPool(64 * MiB)
+    server.size = 64 * MiB
+    server.hold = asyncio.Event()
+    answering(server, Command.FLUSH, ErrorNumber.EIO)
+    backend, op = await open_nbd(server, connections=2), Operation()
+    buffer = await pool.acquire(16 * MiB)
+    sending = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0))
+    flushing = asyncio.ensure_future(backend.flush(op))
+    await eventually_async(lambda: any(c._queue for c in backend._reconnecting._session._connections))
+    op.cancel()
+    backend.interrupt()
+    server.hold.set()
+    with pytest.raises(StorageError):
+        await flushing
+    await sending
+    buffer.release()
+    server.answer = None
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+
+
+# The record of what is durable
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[DurableRecord]:
+    """A record of which 0..4096 is durable."""
+    directory = os.open(tmp_path, os.O_RDONLY)
+    made = DurableRecord.new(directory, "journal", "image ticket", [(0, 4096)])
+    yield made
+    made.end()
+    os.close(directory)
+
+
+async def test_change_is_asked_for_after_its_removal_from_the_record(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
+) -> None:
+    told: list[list[tuple[int, int]]] = []
+
+    async def answer(asked: Asked) -> bytes:
+        told.append(list(record.ranges()))
+        return server.success(asked)
+
+    server.answer = answer
+    backend = await open_nbd(server)
+    backend.keep(record)
+    await write(backend, pool, 10, b"new")
+    await backend.zero(Operation(), 100, 100, allocate=False)
+    await backend.trim(Operation(), 1000, 1000)
+    assert told == [
+        [(0, 10), (13, 4096)],
+        [(0, 10), (13, 100), (200, 4096)],
+        [(0, 10), (13, 100), (200, 1000), (2000, 4096)],
+    ]
+    await backend.flush(Operation())
+    assert list(record.ranges()) == [(0, 1000), (2000, 4096)]
+
+
+async def test_change_whose_removal_fails_is_not_asked_for(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
+) -> None:
+    backend = await open_nbd(server)
+    backend.keep(record)
+    record.end()
+    with pytest.raises(StorageError, match="out of what is durable"):
+        await write(backend, pool, 0, b"new")
+    assert server.asked == []
+
+
+async def test_write_with_fua_is_durable_by_itself(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
+) -> None:
+    backend = await open_nbd(server)
+    backend.keep(record)
+    await write(backend, pool, 8192, b"no")
+    await write(backend, pool, 9000, b"fua", fua=True)
+    assert list(record.ranges()) == [(0, 4096), (9000, 9003)]
+
+
+@pytest.mark.parametrize("command", [Command.WRITE, Command.FLUSH])
+async def test_nothing_is_durable_after_a_flush_or_fua_has_failed(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord, command: Command
+) -> None:
+    backend = await open_nbd(server)
+    backend.keep(record)
+    await write(backend, pool, 8192, b"before")
+    answering(server, command, ErrorNumber.EIO)
+    with pytest.raises(StorageError):
+        await (write(backend, pool, 8192, b"fua", fua=True) if command == Command.WRITE else backend.flush(Operation()))
+    server.answer = None
+    await write(backend, pool, 8192, b"after", fua=True)
+    with pytest.raises(StorageError):
+        await backend.flush(Operation())
+    assert list(record.ranges()) == [(0, 4096)]
+
+
+async def test_nothing_is_durable_after_a_change_without_an_answer(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
+) -> None:
+    """It may be done after all, over what is written by then."""
+    server.answer = nothing
+    backend = await open_nbd(server)
+    backend.keep(record)
+    writing = asyncio.ensure_future(write(backend, pool, 0, b"old"))
+    await eventually_async(lambda: server.asked)
+    server.hang_up()
+    with pytest.raises(ServerGone):
+        await writing
+    server.answer = None
+    await write(backend, pool, 0, b"new", fua=True)
+    assert list(record.ranges()) == [(3, 4096)]
+
+
+async def test_fua_without_a_flag_for_it_makes_its_own_range_durable(
+    server: FakeNbd, open_nbd: Open, pool: BufferPool, record: DurableRecord
+) -> None:
+    server.flags &= ~ExportFlag.SEND_FUA
+    backend = await open_nbd(server)
+    backend.keep(record)
+    await write(backend, pool, 8192, b"no")
+    await write(backend, pool, 9000, b"fua", fua=True)
+    await backend.zero(Operation(), 10000, 100, allocate=False, fua=True)
+    assert list(record.ranges()) == [(0, 4096), (9000, 9003), (10000, 10100)]
 
 
 # Several loops

@@ -14,6 +14,7 @@ from ioutil_ext import lib
 from tests.support.durable import Record
 from tests.support.polling import eventually
 
+from .engine_driver import Failed, Image
 from .syscall_table import replaced
 
 PAGE = 4 * KiB
@@ -76,7 +77,7 @@ def check_waits(record: Record, sync: Sync, first: tuple[int, int], second: tupl
     sync.holds = True
     threads = [changing(record, *first, done)]
     assert sync.reached.wait(60)
-    assert lib.iou_durable_waits(record.shared, second[0], second[1] - second[0])
+    assert record.try_change(*second) == -errno.EAGAIN
     threads.append(changing(record, *second, done))
     threads[1].join(0.1)
     assert done == []
@@ -124,8 +125,7 @@ def test_other_changes_do_not_wait_for_a_removal(make_record: Callable[..., Reco
     sync.holds = True
     first = changing(record, 0, PAGE, [])
     assert sync.reached.wait(60)
-    assert not lib.iou_durable_waits(record.shared, PAGE, PAGE)
-    assert record.change(PAGE, 2 * PAGE) == 0
+    assert record.try_change(PAGE, 2 * PAGE) == 0
     sync.go_on.set()
     first.join()
 
@@ -152,3 +152,122 @@ def test_record_that_was_made_void_reports_no_failure(make_record: Callable[...,
     assert lib.iou_durable_void(record.shared) == 0
     lib.iou_durable_write(record.shared)
     assert record.info().error == 0
+
+
+class FailingSync:
+    """fdatasync that fails so many times, then succeeds, as the kernel does."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def fdatasync(self, fd: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.EIO, "writeback failed")
+        os.fdatasync(fd)
+
+
+@pytest.fixture
+def failing() -> Iterator[FailingSync]:
+    failing = FailingSync()
+    with replaced(fdatasync=failing.fdatasync):
+        yield failing
+
+
+def test_journal_whose_sync_has_failed_is_replaced_by_a_new_one(
+    make_record: Callable[..., Record], failing: FailingSync
+) -> None:
+    """The next sync succeeds although a page is lost. A removal behind that page is not found."""
+    record = make_record((0, PAGE))
+    lib.iou_durable_changed(record.shared, PAGE, PAGE, 1)
+    before = record.path.stat().st_ino
+    eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
+    failing.failures = 1
+    lib.iou_durable_write(record.shared)
+    assert record.info().error == errno.EIO
+    assert record.change(0, PAGE) == 0
+    assert record.path.stat().st_ino != before
+    assert record.on_disk() == [(PAGE, 2 * PAGE)]
+
+
+def test_record_that_has_ended_leaves_the_journal_to_the_next_one(make_record: Callable[..., Record]) -> None:
+    most = lib.IOU_DURABLE_RANGES
+    small = [(MiB + 2 * number * PAGE, MiB + (2 * number + 1) * PAGE) for number in range(1, most)]
+    first = make_record((0, MiB), *small)
+    lib.iou_durable_changed(first.shared, 0, PAGE, 1)  # there is no room, so its journal has to be written anew
+    lib.iou_durable_retain(first.shared)  # as a lane does, whose last operation ends later
+    lib.iou_durable_end(first.shared)
+    second = make_record((0, PAGE))
+    lib.iou_durable_write(first.shared)
+    assert first.change(4 * PAGE, 5 * PAGE) < 0
+    lib.iou_durable_release(first.shared)
+    assert second.change(0, PAGE) == 0
+    assert second.path.stat().st_nlink == 1
+    assert second.on_disk() == []
+
+
+def test_end_writes_what_is_durable(make_record: Callable[..., Record]) -> None:
+    record = make_record()
+    lib.iou_durable_changed(record.shared, 0, PAGE, 1)
+    lib.iou_durable_end(record.shared)
+    assert record.on_disk() == [(0, PAGE)]
+
+
+def test_nothing_becomes_durable_after_the_end(make_record: Callable[..., Record]) -> None:
+    record = make_record()
+    lib.iou_durable_end(record.shared)
+    lib.iou_durable_changed(record.shared, 0, PAGE, 1)
+    assert record.info().bytes == 0
+
+
+# The sets
+
+
+def flush(record: Record) -> None:
+    lib.iou_durable_flushed(record.shared, lib.iou_durable_flush(record.shared, 0, 0), 0)
+
+
+@pytest.mark.parametrize("count", [3, 17, 5000])
+def test_flush_adds_ranges_between_those_that_are_durable(make_record: Callable[..., Record], count: int) -> None:
+    durable = [(4 * number * PAGE, (4 * number + 1) * PAGE) for number in range(count)]
+    added = [(start + 2 * PAGE, end + 2 * PAGE) for start, end in durable]
+    record = make_record(*durable)
+    for start, end in added:
+        lib.iou_durable_changed(record.shared, start, end - start, 0)
+    flush(record)
+    assert record.ranges() == sorted(durable + added)
+    lib.iou_durable_write(record.shared)
+    assert record.on_disk() == sorted(durable + added)
+
+
+def test_flush_joins_ranges_that_touch(make_record: Callable[..., Record]) -> None:
+    durable = [(2 * number * PAGE, (2 * number + 1) * PAGE) for number in range(100)]
+    record = make_record(*durable)
+    for start, end in durable:
+        lib.iou_durable_changed(record.shared, end, end - start, 0)
+    flush(record)
+    assert record.ranges() == [(0, 200 * PAGE)]
+
+
+# Operations on files
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, make_record: Callable[..., Record]) -> Iterator[tuple[Image, Record]]:
+    """A file that keeps a record."""
+    path = tmp_path / "image"
+    path.write_bytes(bytes(MiB))
+    record = make_record()
+    with Image(path) as image:
+        assert lib.iou_handle_durable(image.handle, record.shared) == 0
+        yield image, record
+
+
+def test_failed_fua_closes_the_record(recorded: tuple[Image, Record], failing: FailingSync) -> None:
+    image, record = recorded
+    image.write(0, bytes(PAGE), lib.IOU_FUA)
+    failing.failures = 1
+    with pytest.raises(Failed):
+        image.write(PAGE, bytes(PAGE), lib.IOU_FUA)
+    assert record.info().closed
+    assert record.ranges() == [(0, PAGE)]

@@ -126,7 +126,7 @@ class Record(RuleBasedStateMachine):
         self.disk.failing = set()
         for covered, _ in self.flushes:
             lib.iou_durable_flushed(self.record.shared, covered, errno.ECANCELED)
-        self.record.release()
+        self.record.end()
         self.cleanup.close()
         os.close(self.fd)
         shutil.rmtree(self.directory)
@@ -234,7 +234,7 @@ class Record(RuleBasedStateMachine):
         for covered, _ in self.flushes:
             lib.iou_durable_flushed(self.record.shared, covered, errno.ECANCELED)
         possible = self.disk.possible(self.path)
-        self.record.release()
+        self.record.end()
         if cut is None:
             possible = self.disk.possible(self.path)[-1:]
         told = told_by(possible[cut % len(possible) if cut is not None else 0]) if possible else set()

@@ -32,9 +32,19 @@ class Record:
         """Take a range out before a change; return 0 or a negative errno."""
         return int(lib.iou_durable_change(self.shared, start, end - start))
 
+    def try_change(self, start: int, end: int) -> int:
+        """Do the same if no storage is needed; return -EAGAIN otherwise."""
+        return int(lib.iou_durable_try_change(self.shared, start, end - start))
+
     def changed(self, start: int, end: int, *, durable: bool) -> None:
         """End a change. durable: with FUA."""
         lib.iou_durable_changed(self.shared, start, end - start, durable)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Return what is durable."""
+        found = ffi.new("iou_range[]", lib.IOU_DURABLE_RANGES)
+        count = lib.iou_durable_ranges(self.shared, 0, found, lib.IOU_DURABLE_RANGES)
+        return [(found[i].start, found[i].end) for i in range(count)]
 
     def info(self) -> Any:
         """Return C's iou_durable_info."""
@@ -47,6 +57,7 @@ class Record:
         return journal.read(self.path.read_bytes(), HEADER)
 
     def close(self) -> None:
-        """Drop the record."""
+        """End the record and drop it."""
+        lib.iou_durable_end(self.shared)
         lib.iou_durable_release(self.shared)
         os.close(self._directory)

@@ -39,8 +39,8 @@ PIECES = Pieces(2 * MiB, 2 * MiB, 3)
 class HttpBackend(RemoteImage):
     """Serve an image through requests to another server; see Backend for the contract.
 
-    Changes that overlap are sent one after the other, each when the one before was answered. A change that was begun is
-    not cancelled. When no answer comes the server may still make it, and flushing fails from then on. Other requests
+    Changes that overlap are sent one after the other, each when the one before was answered. A change or flush that was
+    begun is not cancelled. When no answer comes the server may still make it, and flushing fails from then on. Others
     end at once when they are cancelled. Writes and zeroing name their range, so repeating one is safe: aiohttp repeats
     a PUT whose kept-alive connection had just been closed, and nothing else.
     """
@@ -151,11 +151,15 @@ class HttpBackend(RemoteImage):
         op.require_running()
         op.advance(length)
 
-    async def flush(self, op: Operation) -> None:
+    def flush(self, op: Operation) -> Awaitable[object]:
         """Put everything that completed before on stable storage. Raises CannotFlush: the server does not offer it.
 
         A server that was started anew meanwhile has nothing to flush, says so, and what it had not flushed may be lost.
+        Its answer is waited for, also when the operation is cancelled: a failure fails all later flushes.
         """
+        return self._home_loop.run_here(self._recorded_flush(op), op)
+
+    async def _recorded_flush(self, op: Operation) -> None:
         async with self._record.flushing(op.offset, op.length):
             await self._flush(op)
 
@@ -166,7 +170,7 @@ class HttpBackend(RemoteImage):
             raise CannotFlush(str(self._client.address))
         pending = self._unflushed.pending
         try:
-            async with self._client.request(op, "PATCH", json={"op": "flush"}):
+            async with self._client.request(op, "PATCH", json={"op": "flush"}, finishes=True):
                 pass
         except StorageError as e:
             self._flush_failed = e
@@ -237,9 +241,9 @@ class HttpBackend(RemoteImage):
                 if fua:
                     self._flush_failed = e
                 raise
-            self._record.changed(offset, len(view), durable=fua)
-        if not fua:
-            self._unflushed.changed(instance)
+            if not fua:
+                self._unflushed.changed(instance)  # first: a flush that covers the change must know its process
+            self._changed(offset, len(view), durable=fua)
         self._written(end)
         op.advance(len(view))
 
@@ -261,7 +265,7 @@ class HttpBackend(RemoteImage):
                 offset += step
                 self._written(offset)
                 op.advance(step)
-            self._record.changed(end - length, length)
+            self._changed(end - length, length)
         if fua:
             await self.flush(op)
         return ZeroMethod.REMOTE
@@ -273,6 +277,11 @@ class HttpBackend(RemoteImage):
         except Unanswered as e:
             self._flush_failed = e
             raise
+
+    def _changed(self, offset: int, length: int, *, durable: bool = False) -> None:
+        """Record a change, but none after one without an answer, which may still be made: over this one, too."""
+        if self._flush_failed is None:
+            self._record.changed(offset, length, durable=durable)
 
     # Used by several requests
 

@@ -225,7 +225,7 @@ class NbdBackend(RemoteImage):
             except StorageError as e:
                 self._reconnecting.failed(e, flags)
                 raise
-            self._record.changed(offset, length, durable=bool(flags))
+            self._changed(offset, length, durable=bool(flags))
         if fua and not flags:
             await self._flush(op, offset, length)
 
@@ -245,7 +245,7 @@ class NbdBackend(RemoteImage):
             except StorageError as e:
                 self._reconnecting.failed(e, fua_flag)
                 raise
-            self._record.changed(offset, length, durable=bool(fua_flag))
+            self._changed(offset, length, durable=bool(fua_flag))
         if fua and not fua_flag:
             await self._flush(op, offset, length)
         return method
@@ -289,6 +289,11 @@ class NbdBackend(RemoteImage):
         return [
             Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=[e.memory], counts=e.length) for e in edges
         ]
+
+    def _changed(self, offset: int, length: int, *, durable: bool) -> None:
+        """Record a change, but none after a lost one, which the server may still make: over this one, too."""
+        if self._reconnecting.flush_failure is None:
+            self._record.changed(offset, length, durable=durable)
 
     def _changing(self, op: Operation, offset: int, length: int) -> AbstractAsyncContextManager[None]:
         """Keep other changes off the blocks of a range until the server has answered all that was asked of it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ...errors import CannotFlush, Error, ServerGone, StorageError
+from ...errors import Canceled, CannotFlush, Error, ServerGone, StorageError
 from ...image.extents import Extent, ExtentList
 from ...nbdproto.client.negotiation import Agreed
 from ...nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
@@ -210,7 +210,8 @@ class ClientSession:
             error = call.failure
             if error is not None:
                 self._leaving |= call.error == ErrorNumber.ESHUTDOWN
-                failure = failure or (ServerGone(str(self._address), "it is shutting down") if self._leaving else error)
+                if failure is None or isinstance(failure, Canceled):  # what storage has said comes first
+                    failure = ServerGone(str(self._address), "it is shutting down") if self._leaving else error
             elif failure is None:
                 call.op.advance(call.counts)
         if failure is not None:
