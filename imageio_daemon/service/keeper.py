@@ -16,9 +16,13 @@ Done = concurrent.futures.Future[bool]
 
 
 class _Wanted(NamedTuple):
-    """What a file shall be. data: None: it shall not exist. done: the futures of all who wait for that."""
+    """What a file shall be. data: None: it shall not exist. done: the futures of all who wait for that.
+
+    keep_old: an older file is better than none.
+    """
 
     data: bytes | None
+    keep_old: bool
     done: list[Done]
 
 
@@ -40,17 +44,18 @@ class FileKeeper:
         self._thread = threading.Thread(target=self._run, name=f"keep-{what}", daemon=True)
         self._thread.start()
 
-    def write(self, name: str, data: bytes) -> Done:
+    def write(self, name: str, data: bytes, *, keep_old: bool = False) -> Done:
         """Replace a file. An earlier wish for the same file that is not done yet is forgotten.
 
         The future is True if the file is durable, and False if it could not be written: then there is none, nor an
-        older one, which is logged once until a file can be written again. OSError: an older one may be there.
+        older one, which is logged once until a file can be written again. OSError: an older one may be there. It is if
+        keep_old says that it still tells the truth.
         """
-        return self._want(name, data)
+        return self._want(name, data, keep_old=keep_old)
 
     def remove(self, name: str) -> Done:
         """Remove a file, if there is one. The future is True if it is durably gone; OSError: it may be there."""
-        return self._want(name, None)
+        return self._want(name, None, keep_old=False)
 
     def close(self, timeout: float) -> bool:
         """Do what is wanted, for at most timeout seconds, and end the thread. Tell whether all was done."""
@@ -60,17 +65,20 @@ class FileKeeper:
         self._thread.join(max(0.0, timeout))
         return not self._thread.is_alive()
 
-    def _want(self, name: str, data: bytes | None) -> Done:
+    def _want(self, name: str, data: bytes | None, *, keep_old: bool) -> Done:
         done = Done()
         with self._changed:
             before = self._wanted.pop(name, None)
-            self._wanted[name] = _Wanted(data, [*(before.done if before is not None else ()), done])
+            if before is None:
+                self._wanted[name] = _Wanted(data, keep_old, [done])
+            else:
+                self._wanted[name] = _Wanted(data, keep_old and before.keep_old, [*before.done, done])
             self._changed.notify()
         return done
 
     def _run(self) -> None:
         while wanted := self._take():
-            results = {name: self._do(name, file.data) for name, file in wanted.items()}
+            results = {name: self._do(name, file.data, file.keep_old) for name, file in wanted.items()}
             failed = self._sync()
             for name, file in wanted.items():
                 for done in file.done:
@@ -84,12 +92,14 @@ class FileKeeper:
             wanted, self._wanted = self._wanted, {}
             return wanted
 
-    def _do(self, name: str, data: bytes | None) -> bool | OSError:
+    def _do(self, name: str, data: bytes | None, keep_old: bool) -> bool | OSError:
         if data is not None:
             try:
                 write_file(self._directory, name, data)
             except OSError as e:
                 self._failed(e)
+                if keep_old:
+                    return e
             else:
                 self._failing = False
                 return True

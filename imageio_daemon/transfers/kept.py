@@ -69,12 +69,15 @@ class KeptTickets:
         if damaged:
             log.warning("damaged kept tickets are dropped", extra=logs.fields(count=len(damaged), first=damaged[0]))
 
-    def write(self, transfer: Transfer) -> Done:
-        """Write a ticket as it is now; see FileKeeper.write(). Raises InvalidRequest if its state is too large."""
+    def write(self, transfer: Transfer, *, renews: bool = False) -> Done:
+        """Write a ticket as it is now; see FileKeeper.write(). Raises InvalidRequest if its state is too large.
+
+        renews: only its expiry is another one, and later: a file that cannot be replaced stays.
+        """
         ticket_id, expires = transfer.ticket.ticket_id, transfer.permission.lease.expires
         record = Record(transfer.ticket, expires - self._clock(), transfer.kept_state)
-        done = self._keeper.write(file_name(ticket_id), record.encode(Clocks.read()))
-        done.add_done_callback(lambda done: self._note(ticket_id, done, expires))
+        done = self._keeper.write(file_name(ticket_id), record.encode(Clocks.read()), keep_old=renews)
+        done.add_done_callback(lambda done: self._note(ticket_id, done, expires, renews=renews))
         return done
 
     def remove(self, ticket_id: str) -> Done:
@@ -107,11 +110,14 @@ class KeptTickets:
 
     def renew(self, transfers: Iterable[Transfer]) -> None:
         """Write or remove the files of these tickets, without waiting."""
-        self._renewing = [self.bring_in_step(transfer) for transfer in transfers]
+        self._renewing = [self.bring_in_step(transfer, renews=True) for transfer in transfers]
 
-    def bring_in_step(self, transfer: Transfer) -> Done:
-        """Write the file of a valid ticket; remove that of another."""
-        return self.write(transfer) if transfer.permission.valid else self.remove(transfer.ticket.ticket_id)
+    def bring_in_step(self, transfer: Transfer, *, renews: bool = False) -> Done:
+        """Write the file of a valid ticket; remove that of another. renews: nothing but use has changed it."""
+        ticket_id = transfer.ticket.ticket_id
+        if not transfer.permission.valid:
+            return self.remove(ticket_id)
+        return self.write(transfer, renews=renews and self._on_disk.get(ticket_id, -1.0) >= 0)
 
     def clear(self) -> None:
         """Remove all files, and keep nothing any more. Blocks."""
@@ -135,10 +141,11 @@ class KeptTickets:
             raise InvalidRequest("it is the file of another ticket")
         return record
 
-    def _note(self, ticket_id: str, done: Done, expires: float | None) -> None:
+    def _note(self, ticket_id: str, done: Done, expires: float | None, *, renews: bool = False) -> None:
         """Note what is on the disk. Called in the keeper's thread."""
         if done.exception() is not None:
-            self._on_disk[ticket_id] = -1.0
+            if not renews:
+                self._on_disk[ticket_id] = -1.0
         elif expires is None or not done.result():
             self._on_disk.pop(ticket_id, None)
         else:

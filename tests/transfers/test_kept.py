@@ -390,6 +390,16 @@ class Disk:
         self.is_full()
         self._monkeypatch.setattr(os, "unlink", unlink)
 
+    def hangs_until_told(self) -> threading.Event:
+        told = threading.Event()
+
+        def write_file(*_: object) -> None:
+            told.wait(SOON)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self._monkeypatch.setattr("imageio_daemon.service.keeper.write_file", write_file)
+        return told
+
     def hangs(self) -> None:
         self._monkeypatch.setattr(kept, "KEEP_TIMEOUT", 0.0)
         self._monkeypatch.setattr("imageio_daemon.transfers.keeping.KEEP_TIMEOUT", 0.0)
@@ -428,6 +438,39 @@ async def test_old_ticket_does_not_come_back_though_the_new_one_cannot_be_writte
     await store.install(ticket())
     disk.is_full()
     await store.install(ticket(timeout=10))
+    assert processes.files() == []
+
+
+async def test_renewal_that_cannot_be_written_leaves_the_ticket_as_it_was(
+    processes: Processes, store: TransferStore, disk: Disk
+) -> None:
+    transfer = await store.install(ticket())
+    disk.is_full()
+    processes.shift += 200
+    use(transfer)
+    store.keeping.renew()
+    store.keeping.close(SOON)
+    disk.works()
+    assert found(processes.start()) == [ticket()]
+
+
+async def test_replaced_ticket_does_not_come_back_though_use_has_renewed_the_new_one(
+    processes: Processes, store: TransferStore, disk: Disk
+) -> None:
+    await store.install(ticket())
+    hanging = disk.hangs_until_told()
+    installing = [asyncio.create_task(store.install(ticket(name))) for name in ("other", "secret")]
+    await asyncio.sleep(0)
+    replacing = asyncio.create_task(store.install(ticket(timeout=10)))
+    await asyncio.sleep(0)
+    transfer = store.get("secret")
+    assert transfer is not None
+    processes.shift += 5
+    use(transfer)
+    store.keeping.renew(at_end=True)
+    disk.is_full()
+    hanging.set()
+    await asyncio.gather(*installing, replacing)
     assert processes.files() == []
 
 
