@@ -82,10 +82,10 @@ iou_covered *iou_durable_flush(iou_durable *record, uint64_t offset, uint64_t le
  */
 void iou_durable_flushed(iou_durable *record, iou_covered *covered, int32_t error);
 
-/* Whether the journal is to be written: new durable ranges have waited for a second. */
+/* Whether the journal is to be written: durable ranges have waited for a second to be in it, or on stable storage. */
 int iou_durable_is_due(iou_durable *record);
 
-/* Write durable ranges that the journal does not have. Blocks. */
+/* Write durable ranges that the journal does not have, and sync it once a second. Blocks. */
 void iou_durable_write(iou_durable *record);
 
 /* Close the record for good, and remove its journal durably. Blocks. 0 or a negative errno: the file is there still. */

@@ -35,9 +35,9 @@ struct iou_durable {
     iou_range leaving; /* bytes that `durable` has not any more, and the journal may have until its write ends */
     struct link flushes;
     uint32_t flushing;
-    uint64_t unwritten_since; /* 0: nothing is unwritten */
-    bool closed;              /* nothing becomes durable any more */
-    int error;                /* errno of the first failure of the journal */
+    uint64_t unsynced_since; /* 0: the journal has all that is durable, on stable storage */
+    bool closed;             /* nothing becomes durable any more */
+    int error;               /* errno of the first failure of the journal */
 };
 
 /* ns. A power cut loses what became durable in this time: it is sent again then. A sync takes 0.7 ms (ext4, virtual

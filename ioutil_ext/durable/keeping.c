@@ -37,7 +37,7 @@ static int make_void(struct iou_durable *record) {
     if (!error) {
         ranges_free(&record->durable);
         ranges_free(&record->unwritten);
-        record->unwritten_since = 0;
+        record->unsynced_since = 0;
     }
     pthread_mutex_unlock(&record->lock);
     return error;
@@ -53,7 +53,7 @@ static int rewrite(struct iou_durable *record) {
     ranges_join(&copy, &record->durable);
     record->durable.lost = false;
     ranges_free(&record->unwritten);
-    record->unwritten_since = 0;
+    record->unsynced_since = 0;
     pthread_mutex_unlock(&record->lock);
     int error = copy.lost ? -ENOMEM : journal_rewrite(&record->journal, &copy);
     pthread_mutex_lock(&record->lock);
@@ -74,16 +74,20 @@ static bool must_rewrite(struct iou_durable *record) {
     return lost || record->journal.broken || record->journal.size > MOST_JOURNAL;
 }
 
-/* Write ranges that became durable. If it fails, the journal lacks them, and tells less. */
+/* Write ranges that became durable. If it fails, the journal lacks them, and tells less. Without a sync in this call,
+   iou_durable_is_due() asks for another one. */
 static int append_unwritten(struct iou_durable *record) {
     struct ranges ranges = {0};
     pthread_mutex_lock(&record->lock);
     ranges_move(&record->unwritten, &ranges);
-    record->unwritten_since = 0;
     pthread_mutex_unlock(&record->lock);
     int error = ranges.count ? journal_append(&record->journal, '+', &ranges) : 0;
     if (!error && record->journal.dirty && now_ns() - record->journal.synced_at >= SYNC_INTERVAL)
         error = journal_sync(&record->journal);
+    pthread_mutex_lock(&record->lock);
+    if (record->unwritten.count == 0 && (error || !record->journal.dirty))
+        record->unsynced_since = 0;
+    pthread_mutex_unlock(&record->lock);
     ranges_free(&ranges);
     return error;
 }
@@ -149,7 +153,7 @@ int iou_durable_is_due(iou_durable *record) {
     if (!record)
         return 0;
     pthread_mutex_lock(&record->lock);
-    bool due = record->unwritten_since && now_ns() - record->unwritten_since >= SYNC_INTERVAL;
+    bool due = record->unsynced_since && now_ns() - record->unsynced_since >= SYNC_INTERVAL;
     pthread_mutex_unlock(&record->lock);
     return due;
 }

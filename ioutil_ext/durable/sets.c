@@ -27,6 +27,6 @@ void durable_add(struct iou_durable *record, const struct ranges *ranges) {
         return;
     ranges_join(&record->durable, ranges);
     ranges_join(&record->unwritten, ranges);
-    if (!record->unwritten_since)
-        record->unwritten_since = now_ns();
+    if (!record->unsynced_since)
+        record->unsynced_since = now_ns();
 }

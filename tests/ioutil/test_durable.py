@@ -271,3 +271,19 @@ def test_failed_fua_closes_the_record(recorded: tuple[Image, Record], failing: F
         image.write(PAGE, bytes(PAGE), lib.IOU_FUA)
     assert record.info().closed
     assert record.ranges() == [(0, PAGE)]
+
+
+def test_what_was_written_without_a_sync_is_synced_a_second_later(
+    make_record: Callable[..., Record], sync: Sync
+) -> None:
+    record = make_record()  # its journal was synced
+    record.changed(0, PAGE, durable=True)
+    lib.iou_durable_write(record.shared)
+    assert record.on_disk() == [(0, PAGE)]
+    assert not sync.reached.is_set()
+    sync.holds = True
+    sync.go_on.set()
+    eventually(lambda: bool(lib.iou_durable_is_due(record.shared)), "the journal should be synced")
+    lib.iou_durable_write(record.shared)
+    assert sync.reached.is_set()
+    assert not lib.iou_durable_is_due(record.shared)
