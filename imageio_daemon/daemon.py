@@ -223,7 +223,7 @@ class Daemon:
             self._store.release_expired()
             self._store.sample()
             self._store.keeping.renew()
-            await self._records.watch()
+            self._records.watch()
             self._watch_drain()
 
     def _watch_drain(self) -> None:

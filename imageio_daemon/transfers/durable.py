@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Container, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ..errors import StorageError
@@ -20,7 +21,7 @@ from ..service import logs
 from ..service.state import UNFINISHED, StateDirectory, read_file, remove_file
 from ..storage.backend import Backend, BackendInfo
 from ..storage.durable import NO_RECORD, DurableRecord
-from ..storage.threads import in_thread
+from ..storage.threads import in_thread, start_thread
 from .ticket import Access, Ticket
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class DurableRecords:
         self._images: dict[object, _Image] = {}
         self._directory = None if state is None else _open_directory(state)
         self._tidied = time.monotonic()
+        self._working: Future[None] | None = None
 
     async def open(self, ticket: Ticket, backend: Backend) -> Writer | None:
         """Let an image that was just opened keep a record; None: the ticket may not write it. close() ends it.
@@ -103,20 +105,27 @@ class DurableRecords:
         self._tell(writer)
         await in_thread(lambda: self._end(writer))
 
-    async def watch(self) -> None:
-        """Write what journals lack, log those that cannot be kept, and remove old ones. Called every few seconds."""
+    def watch(self) -> None:
+        """Write what journals lack, log those that cannot be kept, and remove old ones. Called every few seconds.
+
+        Does not wait for the disk: the caller has other work. While it hangs, later calls only log.
+        """
         with self._lock:
             writers = [writer for image in self._images.values() for writer in image.writers]
-        due = [writer for writer in writers if writer.record.is_due]
-        if due:
-            await in_thread(lambda: _write(due))
         for writer in writers:
             self._tell(writer)
-        directory, now = self._directory, time.monotonic()
-        if directory is not None and now - self._tidied >= TIDY_INTERVAL:
-            self._tidied = now
-            used = {writer.record.name for writer in writers}
-            await in_thread(lambda: _tidy_or_tell(directory, used))
+        if self._working is None or self._working.done():
+            due = [writer for writer in writers if writer.record.is_due]
+            tidies = self._directory is not None and time.monotonic() - self._tidied >= TIDY_INTERVAL
+            if due or tidies:
+                self._working = start_thread(lambda: self._work(writers, due, tidies=tidies))
+
+    def _work(self, writers: Sequence[Writer], due: Sequence[Writer], *, tidies: bool) -> None:
+        for writer in due:
+            writer.record.write()
+        if tidies and self._directory is not None:
+            self._tidied = time.monotonic()
+            _tidy_or_tell(self._directory, {writer.record.name for writer in writers})
 
     def _enter(self, key: object) -> _Image:
         with self._lock:
@@ -167,11 +176,6 @@ class DurableRecords:
         if error and not writer.told:
             writer.told = True
             log.warning("what is durable is not kept: %s", os.strerror(error), extra=_fields(writer.ticket))
-
-
-def _write(writers: Iterable[Writer]) -> None:
-    for writer in writers:
-        writer.record.write()
 
 
 def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:

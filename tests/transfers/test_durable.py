@@ -19,6 +19,7 @@ from imageio_daemon.transfers.durable import DurableRecords, Writer
 from imageio_daemon.transfers.ticket import Access, Ticket
 from ioutil_ext import lib
 from tests.support.backends import MemoryBackend
+from tests.support.polling import eventually
 
 SIZE = 1000
 
@@ -208,8 +209,9 @@ async def test_old_journals_are_removed_while_the_daemon_runs(
     for path in journals.iterdir():
         if path.name != durable._hash("new"):
             os.utime(path, (0, 0))
-    await records.watch()
-    assert {path.name for path in journals.iterdir()} == {durable._hash(name) for name in ("new", "used")}
+    records.watch()
+    expected = {durable._hash(name) for name in ("new", "used")}
+    eventually(lambda: {path.name for path in journals.iterdir()} == expected, "the old one is removed")
     await records.close(used)
 
 
@@ -220,8 +222,8 @@ async def test_too_many_journals_are_removed(
     monkeypatch.setattr(durable, "MOST_JOURNALS", 2)
     for name in "abcd":
         await records.close(await open_image("a", Image(name)))
-    await records.watch()
-    assert len(list(journals.iterdir())) == 2
+    records.watch()
+    eventually(lambda: len(list(journals.iterdir())) == 2, "the oldest are removed")
 
 
 async def test_journals_that_cannot_be_removed_are_told(
@@ -232,5 +234,30 @@ async def test_journals_that_cannot_be_removed_are_told(
 
     monkeypatch.setattr(durable, "TIDY_INTERVAL", 0)
     monkeypatch.setattr(durable, "_tidy", fail)
-    await records.watch()
-    assert "cannot be removed" in caplog.text
+    records.watch()
+    eventually(lambda: "cannot be removed" in caplog.text, "it is logged")
+
+
+async def test_watch_does_not_wait_for_a_disk_that_hangs(
+    records: DurableRecords, open_image: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging, calls = threading.Event(), []
+
+    def write_slowly(record: DurableRecord) -> None:
+        calls.append(record)
+        hanging.wait(60)
+
+    monkeypatch.setattr(DurableRecord, "is_due", True)
+    monkeypatch.setattr(DurableRecord, "write", write_slowly)
+    writer = await open_image("a")
+    for _ in range(3):
+        records.watch()
+    eventually(lambda: len(calls) == 1, "it is written")
+    hanging.set()
+
+    def is_written_again() -> bool:
+        records.watch()
+        return len(calls) > 1
+
+    eventually(is_written_again, "it is written again")
+    await records.close(writer)
