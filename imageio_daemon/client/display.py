@@ -7,7 +7,7 @@ import time
 from typing import TextIO
 
 from .amounts import duration, human
-from .transfer.progress import Progress
+from .transfer.progress import Phase, Progress
 
 WIDTH = 30
 #: Control characters that clear the bar before another line (ECMA-48 EL).
@@ -40,10 +40,17 @@ class Text(Display):
         """Draw the bar."""
         if not self._terminal:
             return
-        share = progress.done / progress.total if progress.total else 1.0
+        if progress.phase is Phase.TRANSFERRING:
+            left = f", {duration(progress.left)} left" if progress.left is not None else ""
+            text = f"{human(progress.rate)}/s: {parts(progress)}{left}"
+            self._draw(progress.done / progress.total if progress.total else 1.0, text)
+        else:
+            share = progress.checked / progress.to_check if progress.to_check else 1.0
+            self._draw(share, f"{progress.phase} {human(progress.checked)}" if progress.to_check else progress.phase)
+
+    def _draw(self, share: float, text: str) -> None:
         bar = ("#" * int(share * WIDTH)).ljust(WIDTH)
-        left = f", {duration(progress.left)} left" if progress.left is not None else ""
-        self._stream.write(f"\r[{bar}] {share:4.0%} {human(progress.rate)}/s: {parts(progress)}{left}\033[K")
+        self._stream.write(f"\r[{bar}] {share:4.0%} {text}\033[K")
         self._stream.flush()
 
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
@@ -86,6 +93,7 @@ class Json(Display):
 
     def _write(self, event: str, progress: Progress, **details: object) -> None:
         numbers: dict[str, object] = {
+            "phase": progress.phase,
             "total": progress.total,
             "data": progress.data,
             "zero": progress.zero,
@@ -93,6 +101,7 @@ class Json(Display):
             "resumed": progress.resumed,
             "durable": progress.durable,
             "bytes_per_second": round(progress.average if event == "result" else progress.rate),
+            "checked": progress.checked,
             "elapsed": round(progress.elapsed, 3),
         }
         print(json.dumps({"event": event, **numbers, **details}), file=self._stream, flush=True)

@@ -65,9 +65,9 @@ def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: b
     )
 
 
-def ended(process: subprocess.Popen[str]) -> Result:
+def ended(process: subprocess.Popen[str], *, timeout: float = TIMEOUT) -> Result:
     """Wait for what was started."""
-    out, err = process.communicate(timeout=TIMEOUT)
+    out, err = process.communicate(timeout=timeout)
     return Result(process.returncode, out, err)
 
 

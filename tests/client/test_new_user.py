@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.client.networks import SERVER_ADDRESS, SlowNetwork, missing
-from tests.client.programs import PROGRAM, ended, run, start
+from tests.client.programs import PROGRAM, TIMEOUT, ended, run, start
 from tests.support.daemon import STATE, Certificates, Daemon, Section
 from tests.support.images import KiB, MiB, pattern
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 SIZE = 64 * MiB
 PORT = 54322
-#: Seconds without a network after which TCP has given a connection up, and not only the user.
-LONG_ABSENCE = 75
+#: Seconds without a network. With IMAGEIO_TEST_LONG=1 the client gives its connections up, and makes new ones.
+ABSENCE = 75 if os.environ.get("IMAGEIO_TEST_LONG") else 3
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ class Running:
 
     def result(self) -> dict[str, Any]:
         """Wait for the end, and return the last line."""
-        result = ended(self._process)
+        result = ended(self._process, timeout=TIMEOUT + ABSENCE)
         assert result.status == 0, result
         told: dict[str, Any] = json.loads(result.out.splitlines()[-1])
         return told
@@ -136,10 +136,11 @@ def test_same_command_completes_an_upload_that_everything_happens_to(
     assert user.target.read_bytes() == user.disk.read_bytes()
 
 
+@pytest.mark.timeout(4 * TIMEOUT)
 def test_upload_waits_for_a_network_that_comes_back(network: SlowNetwork, user: User) -> None:
     upload = user.upload()
     upload.until(lambda told: told["data"] > 4 * MiB)
     network.take_away()
-    threading.Timer(LONG_ABSENCE if os.environ.get("IMAGEIO_TEST_LONG") else 3, network.bring_back).start()
+    threading.Timer(ABSENCE, network.bring_back).start()
     upload.result()
     assert user.target.read_bytes() == user.disk.read_bytes()

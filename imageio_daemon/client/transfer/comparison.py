@@ -39,6 +39,16 @@ class Comparison:
         self._done = done
         self._by_checksum = by_checksum
 
+    def plan(self, *, every: bool) -> tuple[int, Iterator[Unit]]:
+        """Return how many bytes to compare, and the units: all that is on stable storage, or a sample.
+
+        Raises LocalError, also when the units are taken.
+        """
+        if every:
+            return self._done.size(), self.all()
+        sample = list(self.sample())
+        return sum(unit.end - unit.start for unit in sample), iter(sample)
+
     def all(self) -> Iterator[Unit]:
         """Yield all that is on stable storage. Raises LocalError."""
         # As "dirty" extents: the same plan.

@@ -2,6 +2,7 @@
 """The progress of a transfer."""
 
 import collections
+import enum
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,14 @@ INTERVAL = 0.1
 WINDOW = 10.0
 
 
+class Phase(enum.StrEnum):
+    """What a transfer does: compare what an earlier upload has sent, transfer, or verify at the end."""
+
+    COMPARING = "comparing"
+    TRANSFERRING = "transferring"
+    VERIFYING = "verifying"
+
+
 @dataclass(frozen=True)
 class Progress:
     """Bytes of the image that are done; `elapsed` in seconds.
@@ -20,7 +29,7 @@ class Progress:
     `data` was transferred, `zero` was zeroed, `skipped` needed neither: it reads as zeros already, or is not dirty.
     `resumed` was on stable storage from an earlier upload. `durable`: bytes that the next upload would not send, of an
     upload that can be continued. `rate`: bytes of data per second, of the last WINDOW seconds. `total` is None while it
-    is not known.
+    is not known. `checked`: bytes that were compared or verified in this phase, of `to_check`; None: not known.
     """
 
     total: int | None = None
@@ -31,6 +40,9 @@ class Progress:
     durable: int | None = None
     rate: float = 0.0
     elapsed: float = 0.0
+    phase: Phase = Phase.TRANSFERRING
+    checked: int = 0
+    to_check: int | None = None
 
     @property
     def done(self) -> int:
@@ -62,6 +74,9 @@ class Counter:
         self._lock = threading.Lock()
         self._started = time.monotonic()
         self._data = self._zero = self._skipped = self._resumed = 0
+        self._phase = Phase.TRANSFERRING
+        self._checked = 0
+        self._to_check: int | None = None
         self._times = collections.deque([(self._started, 0)])
         self.total: int | None = None
 
@@ -72,6 +87,16 @@ class Counter:
             self._zero += zero
             self._skipped += skipped
             self._resumed += resumed
+
+    def begin(self, phase: Phase, to_check: int | None = None) -> None:
+        """Begin a phase, in which so many bytes are checked."""
+        with self._lock:
+            self._phase, self._checked, self._to_check = phase, 0, to_check
+
+    def check(self, count: int) -> None:
+        """Count bytes that were checked."""
+        with self._lock:
+            self._checked += count
 
     def progress(self) -> Progress:
         """Return the present progress."""
@@ -85,6 +110,9 @@ class Counter:
                 self._resumed,
                 rate=self._rate(now),
                 elapsed=now - self._started,
+                phase=self._phase,
+                checked=self._checked,
+                to_check=self._to_check,
             )
 
     def _rate(self, now: float) -> float:

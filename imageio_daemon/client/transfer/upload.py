@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...image.ranges import RangeSet
 from ...units import MiB
+from ..amounts import human
 from ..errors import ChecksumMismatch, LocalError, Refused, Temporary, Usage
 from ..local.source import Source
 from ..server.image import Image
@@ -21,7 +22,7 @@ from .confirmed import CHECKPOINT, new_ranges
 from .digest import Digest
 from .memory import new_buffer
 from .plan import Queue, Unit, units
-from .progress import Counter, Progress, Report
+from .progress import Counter, Phase, Progress, Report
 from .record import Record
 from .room import check_room
 from .sender import Sender
@@ -123,8 +124,19 @@ class Upload:
         comparison = Comparison(self._source, self._done, by_checksum=by_checksum)
         # Nobody can see whether a block device was changed.
         every = self._options.compare_all or self._source.identity is None
-        queue = Queue(comparison.all() if every else comparison.sample())
-        await self._run(images, queue, lambda image, buffer: lambda unit: comparison.compare(image, unit, buffer))
+        ((amount, compared),) = await workers.run([partial(comparison.plan, every=every)], self._session.stop)
+        log.info("%s are there from before: comparing %s of them", human(self._done.size()), human(amount))
+
+        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
+            def compare(unit: Unit) -> None:
+                comparison.compare(image, unit, buffer)
+                self._counter.check(unit.end - unit.start)
+
+            return compare
+
+        self._counter.begin(Phase.COMPARING, amount)
+        await self._run(images, Queue(compared), worker)
+        self._counter.begin(Phase.TRANSFERRING)
 
     async def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import Refused, Settings, Temporary, info
+from imageio_daemon.client import Refused, Settings, Temporary, info, upload
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
@@ -150,3 +150,16 @@ def test_lost_unix_socket_is_not_used_again(tmp_path: Path) -> None:
             connection.connect()
         assert connection.request("OPTIONS", url.path).status == 200
         connection.close()
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable"])
+def test_upload_goes_on_behind_a_proxy_that_has_lost_the_server(tmp_path: Path, status: str) -> None:
+    """The server comes back as another process: what was not flushed is sent again."""
+    source = tmp_path / "source"
+    source.write_bytes(b"x" * 100_000)
+    ok, gone = answer("200 OK"), answer(status, "<html>", "Retry-After: 0", "Connection: close")
+    first, second = (answer("200 OK", {"features": ["flush", "zero"], "instance": name}) for name in "ab")
+    with ScriptedServer(first, ok, ok, gone, gone, second, ok, ok, ok) as server:
+        upload(source, server.url, settings=Settings(connections=1), state=False)
+    methods = [request.partition(" ")[0] for request in server.requests]
+    assert methods == ["OPTIONS", "PATCH", "PUT", "PATCH", "OPTIONS", "OPTIONS", "PATCH", "PUT", "PATCH"]
