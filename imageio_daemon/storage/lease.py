@@ -39,7 +39,12 @@ class Lease:
         """Let the ticket live for its timeout from now at least, as a request has ended; not if end() has ended it."""
         self.active = now
         if not self.shared.expires & lib.IOU_LEASE_ENDED:
-            self.expires = max(self.expires, now + self.shared.timeout / 1e9)
+            self.expires = self.renewed(now)
+
+    def renewed(self, now: float) -> float:
+        """Return the time at which the ticket expires if a request ends now."""
+        ended = self.shared.expires & lib.IOU_LEASE_ENDED
+        return self.expires if ended else max(self.expires, now + self.shared.timeout / 1e9)
 
     @property
     def active(self) -> float:

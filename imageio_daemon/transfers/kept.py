@@ -74,7 +74,7 @@ class KeptTickets:
 
         renews: only its expiry is another one, and later: a file that cannot be replaced stays.
         """
-        ticket_id, expires = transfer.ticket.ticket_id, transfer.permission.lease.expires
+        ticket_id, expires = transfer.ticket.ticket_id, transfer.until
         record = Record(transfer.ticket, expires - self._clock(), transfer.kept_state)
         done = self._keeper.write(file_name(ticket_id), record.encode(Clocks.read()), keep_old=renews)
         done.add_done_callback(lambda done: self._note(ticket_id, done, expires, renews=renews))
@@ -95,12 +95,12 @@ class KeptTickets:
 
         at_end: the daemon ends, so that even a short renewal is worth it.
         """
-        told = self._on_disk.get(transfer.ticket.ticket_id)
-        if not transfer.permission.valid:
+        told, until = self._on_disk.get(transfer.ticket.ticket_id), transfer.until
+        if until <= self._clock():
             return told is not None
         if told is None:
             return True
-        renewed = transfer.permission.lease.expires - told
+        renewed = until - told
         return renewed > (RENEWED_AT_END if at_end else max(RENEWED_AT_END, transfer.ticket.timeout * RENEWED_PART))
 
     @property
@@ -115,7 +115,7 @@ class KeptTickets:
     def bring_in_step(self, transfer: Transfer, *, renews: bool = False) -> Done:
         """Write the file of a valid ticket; remove that of another. renews: nothing but use has changed it."""
         ticket_id = transfer.ticket.ticket_id
-        if not transfer.permission.valid:
+        if transfer.until <= self._clock():
             return self.remove(ticket_id)
         return self.write(transfer, renews=renews and self._on_disk.get(ticket_id, -1.0) >= 0)
 

@@ -63,6 +63,15 @@ class Permission:
         """Return the seconds from the addition of the ticket to the end of the last request."""
         return self.lease.active - self._created
 
+    def until(self, *, running: bool) -> float:
+        """Return the time at which the ticket expires if the process ends now; 0: it was cancelled.
+
+        running: a request runs. Its end renews the ticket, also if that has expired meanwhile.
+        """
+        if self.canceled:
+            return 0.0
+        return self.lease.renewed(self._clock()) if running else self.lease.expires
+
     def extend(self, timeout: float) -> None:
         """Let the ticket expire timeout seconds from now.
 

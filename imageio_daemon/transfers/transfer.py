@@ -145,6 +145,11 @@ class Transfer:
         """Tell whether the ticket is valid, or was when the requests that run began. May be called in any thread."""
         return self.permission.valid or self.running > 0
 
+    @property
+    def until(self) -> float:
+        """Return the time at which the ticket expires if the process ends now, and its requests with it."""
+        return self.permission.until(running=self.running > 0)
+
     # Lanes: connections whose requests C serves, without an Operation for each
 
     def add_lane(self, lane: Lane, backend: Backend) -> None:

@@ -293,6 +293,33 @@ async def test_small_renewal_is_kept_at_the_end_only(processes: Processes, store
     assert (processes.tickets / file_name("secret")).read_bytes() != before
 
 
+@pytest.mark.parametrize("stops", [False, True], ids=["crash", "stop"])
+async def test_ticket_that_expires_during_a_request_is_kept_as_if_the_request_ended(
+    processes: Processes, store: TransferStore, stops: bool
+) -> None:
+    transfer = await store.install(ticket())
+    with transfer.track(Access.WRITE):
+        for _ in range(10):
+            processes.shift += 100
+            store.keeping.renew()
+        assert not transfer.permission.valid
+        if stops:
+            store.interrupt()
+        (kept_one,) = processes.start().all()
+    assert 100 < kept_one.permission.lease.expires - time.monotonic() - processes.shift <= 300
+
+
+async def test_ticket_that_is_ended_by_hand_during_a_request_is_forgotten(
+    processes: Processes, store: TransferStore
+) -> None:
+    transfer = await store.install(ticket())
+    with transfer.track(Access.WRITE):
+        transfer.permission.extend(0)
+        await store.keep(transfer)
+        store.interrupt()
+        assert found(processes.start()) == []
+
+
 async def test_stop_keeps_all_tickets(processes: Processes, store: TransferStore) -> None:
     await store.install(ticket())
     await store.close()
