@@ -88,7 +88,7 @@ class Daemon:
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
-        self._records = DurableRecords(self._state, wanted=bool(self._state_path))
+        self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(self._state_path))
         self._store = TransferStore(
             partial(self._opener.open, self._engine),
             partial(self._opener.identify, self._engine),
@@ -217,7 +217,7 @@ class Daemon:
                     log.warning("storage hangs: %s", operation)
 
     async def _watch_transfers(self) -> None:
-        """Close the images of expired tickets, take samples for the rates of the others, and write what is durable."""
+        """Close the images of expired tickets, and take samples for the rates of the others."""
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL)
             self._store.release_expired()
@@ -262,7 +262,7 @@ class Daemon:
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
         kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
-        if self._state is not None and ended and kept:  # otherwise a thread still uses it
+        if self._state is not None and ended and kept and not self._records.working:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:
             log.error("storage operation does not end: %s", operation)

@@ -114,11 +114,16 @@ class DurableRecords:
             writers = [writer for image in self._images.values() for writer in image.writers]
         for writer in writers:
             self._tell(writer)
-        if self._working is None or self._working.done():
+        if not self.working:
             due = [writer for writer in writers if writer.record.is_due]
             tidies = self._directory is not None and time.monotonic() - self._tidied >= TIDY_INTERVAL
             if due or tidies:
                 self._working = start_thread(lambda: self._work(writers, due, tidies=tidies))
+
+    @property
+    def working(self) -> bool:
+        """Tell whether a thread still does what watch() has begun."""
+        return self._working is not None and not self._working.done()
 
     def _work(self, writers: Sequence[Writer], due: Sequence[Writer], *, tidies: bool) -> None:
         for writer in due:
@@ -169,7 +174,7 @@ class DurableRecords:
         if writer.shared or not info.can_flush:
             _remove(self._directory, name)
             return NO_RECORD
-        return _new_record(self._directory, name, writer.ticket, info.size)
+        return _new_record(self._directory, name, writer.ticket, info)
 
     def _tell(self, writer: Writer) -> None:
         error = writer.record.state().error
@@ -182,14 +187,16 @@ def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
     return logs.fields(transfer=ticket.log_name)
 
 
-def _new_record(directory: int, name: str, ticket: Ticket, size: int) -> DurableRecord:
-    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks.
+def _new_record(directory: int, name: str, ticket: Ticket, info: BackendInfo) -> DurableRecord:
+    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks. Raises StorageError.
 
-    size: of the image, in bytes. One that is shorter than what was durable has been changed by somebody else.
+    An image that has become shorter than what was durable, or has another size although it cannot grow, has been
+    changed by somebody else.
     """
-    header = f"{name} {_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain}')}"
+    size = "any" if info.can_grow else info.size
+    header = f"{name} {_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain} {size}')}"
     ranges = _read(directory, name, header)
-    if ranges and ranges[-1][1] > size:
+    if ranges and ranges[-1][1] > info.size:
         log.warning("what was durable is not known: the image has become shorter", extra=_fields(ticket))
         ranges = []
     try:

@@ -135,6 +135,12 @@ typedef struct {
     uint64_t end; /* of the byte after it */
 } iou_range;
 
+/* What tells a file from an earlier one with the same inode number. Files of one clock tick of 4 ms have one time. */
+typedef struct {
+    uint64_t time;    /* ns since 1970: when the file was made; 0: unknown, or a device */
+    uint32_t version; /* of the inode number: the generation that NFS handles have, FS_IOC_GETVERSION; 0: unknown */
+} iou_birth;
+
 /* The properties of an open image, as far as they are known. Capabilities only change from 1 to 0. */
 typedef struct {
     uint64_t size;   /* the largest size seen; refreshed by open, IOU_STAT and each operation that grows the file */
@@ -153,7 +159,7 @@ typedef struct {
     uint32_t can_seek_hole;
     uint32_t reads_zero;   /* at each open and IOU_STAT the image was one hole, and this process has written nothing */
     uint32_t flush_failed; /* a flush has failed since this handle was opened: each later one fails */
-    uint64_t birth;        /* ns since 1970: when the file was made; 0: unknown, or a device */
+    iou_birth birth;
 } iou_info;
 
 /* An operation that runs. */
@@ -253,8 +259,8 @@ uint64_t iou_handle_generation(iou_handle *handle);
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
                 uint64_t buffer_size, iou_control *control, iou_completion *completion);
 
-/* Return when the file of a descriptor was made, in ns since 1970; 0: it is unknown. Blocks on the file system. */
-uint64_t iou_birth(int fd);
+/* Look at the file of a descriptor. Blocks on the file system. */
+void iou_file_birth(int fd, iou_birth *birth);
 
 /* Whether all length bytes are zero. Any alignment; runs at memory speed. */
 int iou_is_zero(const void *buffer, uint64_t length);

@@ -27,8 +27,8 @@ struct iou_handle {
     uint32_t mem_align;           /* at most block_size */
     uint32_t lock_unit;           /* claims of ranges that cover a block in part are rounded to it: at least a page */
     uint_fast32_t flush_failures; /* of the image, when this handle was opened */
-    uint64_t birth;               /* ns: when the file was made; 0: unknown, or a device */
-    iou_durable *durable;         /* the record of durable ranges, of which the handle has a reference; NULL: none */
+    iou_birth birth;
+    iou_durable *durable; /* the record of durable ranges, of which the handle has a reference; NULL: none */
     char *path;
     struct op closer; /* closes the descriptors on a worker if the last reference ends elsewhere */
 };

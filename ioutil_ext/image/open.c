@@ -184,17 +184,22 @@ static int open_descriptors(struct op *op, iou_handle *handle, struct stat *st) 
     return error ? error : open_tail(op, handle, st);
 }
 
-uint64_t iou_birth(int fd) {
+void iou_file_birth(int fd, iou_birth *birth) {
     struct statx answer;
+    long version = 0; /* file systems write an int */
+    *birth = (iou_birth){0};
     if (statx(fd, "", AT_EMPTY_PATH, STATX_BTIME, &answer) == -1 || !(answer.stx_mask & STATX_BTIME) ||
         answer.stx_btime.tv_sec < 0)
-        return 0;
-    return (uint64_t)answer.stx_btime.tv_sec * 1000000000u + answer.stx_btime.tv_nsec;
+        return;
+    birth->time = (uint64_t)answer.stx_btime.tv_sec * 1000000000u + answer.stx_btime.tv_nsec;
+    if (ioctl(fd, FS_IOC_GETVERSION, &version) == 0)
+        birth->version = (uint32_t)version;
 }
 
 static int join_image(struct op *op, iou_handle *handle, const struct stat *st) {
     bool is_file = S_ISREG(st->st_mode);
-    handle->birth = is_file ? iou_birth(handle->fd) : 0;
+    if (is_file)
+        iou_file_birth(handle->fd, &handle->birth);
     handle->image = is_file ? image_get(IOU_FILE, st->st_dev, st->st_ino) : image_get(IOU_BLOCK, st->st_rdev, 0);
     if (!handle->image)
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);

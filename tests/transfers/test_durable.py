@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,60 @@ async def test_journal_that_cannot_be_removed_keeps_the_image_from_being_written
     again = await open_image("a")
     assert again.record is not NO_RECORD
     await records.close(again)
+
+
+async def test_image_whose_record_cannot_be_made_has_no_journal(
+    records: DurableRecords, open_image: Open, journals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await open_image("a")
+    write(first, 10, 20)
+    await records.close(first)
+
+    def fail(*_: object) -> DurableRecord:
+        raise StorageError(errno.ENOMEM, "keep", "journal")
+
+    monkeypatch.setattr(DurableRecord, "new", fail)
+    again = await open_image("a")
+    assert again.record is NO_RECORD
+    assert list(journals.iterdir()) == []
+    await records.close(again)
+
+
+async def test_two_tickets_may_write_an_image_without_records(records: DurableRecords, open_image: Open) -> None:
+    writers = [await open_image(name, Image(can_flush=False)) for name in "ab"]
+    for writer in writers:
+        await records.close(writer)
+
+
+class Export(Image):
+    """An image that another server has, whose size it may change."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.content = bytearray(size)
+
+    @property
+    def info(self) -> BackendInfo:
+        return replace(super().info, identity=None, can_grow=False)
+
+
+async def test_export_of_another_size_is_another_image(records: DurableRecords, open_image: Open) -> None:
+    first = await open_image("a", Export(SIZE))
+    write(first, 10, 20)
+    await records.close(first)
+    second = await open_image("a", Export(2 * SIZE))
+    assert list(second.record.ranges()) == []
+    await records.close(second)
+
+
+async def test_export_that_two_tickets_may_write_is_one_image_whatever_its_size(
+    records: DurableRecords, open_image: Open
+) -> None:
+    writers = [await open_image("a", Export(SIZE)), await open_image("b", Export(2 * SIZE))]
+    write(writers[0], 10, 20)
+    assert [writer.record.state().bytes for writer in writers] == [0, 0]
+    for writer in writers:
+        await records.close(writer)
 
 
 async def test_old_journals_are_removed_while_the_daemon_runs(

@@ -197,7 +197,7 @@ class FileBackend:
 async def _lasting(info: Any) -> str | None:
     device, size = int(info.device), int(info.size)
     if info.type == lib.IOU_FILE:
-        return lasting.of_file(device, int(info.inode), int(info.birth))
+        return lasting.of_file(device, int(info.inode), info.birth)
     return await in_thread(lambda: lasting.of_device(device, size))
 
 

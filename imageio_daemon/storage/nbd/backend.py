@@ -113,7 +113,7 @@ class NbdBackend(RemoteImage):
             write_piece=WRITE_PIECE,
             writes=WRITES,
             unflushed=self._reconnecting.unflushed,
-            lasting=f"{self._reconnecting.address!r} {agreed.size}",
+            lasting=repr(self._reconnecting.address),
         )
 
     @property

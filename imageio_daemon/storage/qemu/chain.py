@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ioutil_ext import lib
+from ioutil_ext import ffi, lib
 
 from ...errors import StorageError
 from ...image.formats import PARSERS
@@ -155,7 +155,9 @@ class _Opened:
         device, inode = self.identity
         if self.is_block:
             return lasting.of_device(device, os.lseek(self._fd, 0, os.SEEK_END))
-        return lasting.of_file(device, inode, int(lib.iou_birth(self._fd)))
+        birth = ffi.new("iou_birth *")
+        lib.iou_file_birth(self._fd, birth)
+        return lasting.of_file(device, inode, birth)
 
     def takes_direct(self) -> bool:
         """Tell whether the file system takes O_DIRECT."""

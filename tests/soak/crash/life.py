@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from imageio_daemon.storage import lasting
-from ioutil_ext import lib
+from ioutil_ext import ffi, lib
 from tests.soak.crash.calls import PowerCuts, without
 from tests.soak.crash.clients import Client, Tally, Upload
 from tests.soak.crash.sent import Range, Sent
@@ -46,7 +46,9 @@ def journal_name(image: Path) -> str:
         if stat.S_ISBLK(info.st_mode):
             identity = lasting.of_device(info.st_rdev, file.seek(0, os.SEEK_END))
         else:
-            identity = lasting.of_file(info.st_dev, info.st_ino, lib.iou_birth(file.fileno()))
+            birth = ffi.new("iou_birth *")
+            lib.iou_file_birth(file.fileno(), birth)
+            identity = lasting.of_file(info.st_dev, info.st_ino, birth)
     assert identity is not None
     return hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
 
