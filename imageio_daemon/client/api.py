@@ -25,10 +25,10 @@ from .transfer import workers
 from .transfer.confirmed import CHECKPOINT
 from .transfer.digest import Digest
 from .transfer.download import Download, Downloaded
+from .transfer.hashing import hash_unit
 from .transfer.memory import new_buffer
 from .transfer.plan import Queue, units
 from .transfer.progress import Report
-from .transfer.sender import hash_unit
 from .transfer.state import SUFFIX
 from .transfer.upload import Options, Upload, Uploaded
 

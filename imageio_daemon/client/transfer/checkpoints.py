@@ -39,7 +39,7 @@ class Checkpoints:
     @property
     def durable(self) -> int | None:
         """Return the bytes that the next upload need not send; None if it cannot be continued."""
-        return self._confirmed.size() if self._record.is_kept and not self._once else None
+        return self._confirmed.size() if self._record.is_kept else None
 
     def sent(self, image: Image, start: int, end: int, restarts: int) -> None:
         """Note that the server has answered the bytes from start to end, and flush if it is time.

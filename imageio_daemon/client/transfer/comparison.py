@@ -14,9 +14,9 @@ from ..local.source import Source
 from ..server.image import Image
 from .confirmed import new_ranges
 from .digest import Digest
+from .hashing import hash_unit
 from .plan import Unit, dirty_units
 from .record import ALIGNMENT
-from .sender import hash_unit
 
 #: Places to compare, spread at random over the data that is on stable storage. A source that was changed in a fraction
 #: f of its pieces of SAMPLE bytes is missed with the probability (1 - f) ** SAMPLES: 1 % in 8 of 100 cases, 5 % in 2 of
@@ -92,18 +92,18 @@ class Comparison:
 
     def compare(self, image: Image, unit: Unit, buffer: memoryview) -> None:
         """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, and the errors of Image."""
-        same = self._has_checksum if self._by_checksum else self._reads
-        if not same(image, unit, buffer):
-            raise StateMismatch(
-                f"an earlier upload has sent the bytes from {unit.start} to {unit.end}, and they are not those of this "
-                "source: it is another one, or source or target was changed since. --restart sends all anew"
-            )
+        if self._by_checksum:
+            digest = Digest()
+            hash_unit(self._source, unit, buffer, digest.part(0))
+            self.require(image, unit.start, unit.end, digest)
+        elif not self._reads(image, unit, buffer):
+            raise _mismatch(unit.start, unit.end)
 
-    def _has_checksum(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
-        digest = Digest()
-        hash_unit(self._source, unit, buffer, digest.part(0))
-        theirs = image.checksum(digest.algorithm, digest.block_size, (unit.start, unit.end - unit.start))
-        return bool(theirs["checksum"] == digest.hexdigest())
+    def require(self, image: Image, start: int, end: int, digest: Digest) -> None:
+        """Compare a range, whose digest is known, by its checksum. Raises StateMismatch, and the errors of Image."""
+        theirs = image.checksum(digest.algorithm, digest.block_size, (start, end - start))
+        if theirs["checksum"] != digest.hexdigest():
+            raise _mismatch(start, end)
 
     def _reads(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
         half = len(buffer) // 2
@@ -115,3 +115,10 @@ class Comparison:
                 return False
             offset += len(theirs)
         return True
+
+
+def _mismatch(start: int, end: int) -> StateMismatch:
+    return StateMismatch(
+        f"an earlier upload has sent the bytes from {start} to {end}, and they are not those of this source: it is "
+        "another one, or source or target was changed since. --restart sends all anew"
+    )

@@ -10,7 +10,8 @@ from ..local.source import Source
 from ..server.image import Image
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
-from .digest import DigestPart
+from .comparison import Comparison
+from .digest import Digest, DigestPart
 from .plan import Unit
 from .progress import Counter
 from .zeros import runs
@@ -27,7 +28,8 @@ LONG = 2.0
 class Sender:
     """The sender of one thread. buffer: used by no other thread, its length is that of the longest request.
 
-    done: what need not be sent. skip_zeros: the target reads as zeros already.
+    done: what need not be sent. skip_zeros: the target reads as zeros already. comparison: of what is done, for sources
+    that are read once: it is compared when they are.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Sender:
         *,
         done: RangeSet,
         skip_zeros: bool,
+        comparison: Comparison | None,
     ) -> None:
         self._source = source
         self._image = image
@@ -50,6 +53,7 @@ class Sender:
         self._restarts = restarts
         self._done = done
         self._skip_zeros = skip_zeros
+        self._comparison = comparison
         self._request = min(FIRST_REQUEST, len(buffer))
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
@@ -58,25 +62,42 @@ class Sender:
         for segment in unit.segments:
             for start, end, is_done in self._done.parts(segment.start, segment.start + segment.length):
                 if is_done:
-                    self._counter.add(resumed=end - start)
+                    self._pass(start, end, digest, zero=segment.zero)
                 elif segment.zero:
                     self._add_zeros(start, end)
-                if segment.zero and digest:
-                    digest.zeros(end - start)
-                elif not segment.zero and (digest or not is_done):
-                    self._read(start, end, digest, is_done=is_done)
+                    if digest:
+                        digest.zeros(end - start)
+                else:
+                    for offset, data in self._pieces(start, end, digest):
+                        self._send_data(offset, data)
         self._send_zeros()
         if digest:
             digest.end()
 
-    def _read(self, start: int, end: int, digest: DigestPart | None, *, is_done: bool) -> None:
+    def _pass(self, start: int, end: int, digest: DigestPart | None, *, zero: bool) -> None:
+        """Count what is done. Read it if a digest needs it, and if the source must be read in order."""
+        if zero and digest:
+            digest.zeros(end - start)
+        elif self._comparison:
+            proof = Digest()
+            part = proof.part(0)
+            for _, data in self._pieces(start, end, digest):
+                part.data(data)
+            part.end()
+            self._comparison.require(self._image, start, end, proof)
+        elif digest:
+            for _ in self._pieces(start, end, digest):
+                pass
+        self._counter.add(resumed=end - start)
+
+    def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[tuple[int, memoryview]]:
+        """Read a range, and yield (offset, data) of pieces of the length that requests have now."""
         while start < end:
             data = self._buffer[: min(self._request, end - start)]
             self._source.read(start, data)
             if digest:
                 digest.data(data)
-            if not is_done:
-                self._send_data(start, data)
+            yield start, data
             start += len(data)
 
     def _send_data(self, offset: int, data: memoryview) -> None:
@@ -119,22 +140,3 @@ class Sender:
             self._checkpoints.sent(self._image, start, start + step, restarts)
             start += step
             restarts = self._restarts.count
-
-
-def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: DigestPart) -> None:
-    """Add a unit of the source to the digest."""
-    for start, length, zero in unit.segments:
-        if zero:
-            digest.zeros(length)
-        else:
-            for data in pieces(source, start, length, buffer):
-                digest.data(data)
-    digest.end()
-
-
-def pieces(source: Source, start: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
-    """Yield a range of the source in the buffer: a piece is valid until the next one."""
-    for offset in range(start, start + length, len(buffer)):
-        data = buffer[: start + length - offset]
-        source.read(offset, data)
-        yield data

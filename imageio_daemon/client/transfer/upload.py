@@ -118,10 +118,9 @@ class Upload:
 
     async def _compare(self, images: list[Image]) -> None:
         """Prove that the source is the one of the earlier upload. Raises StateMismatch."""
-        if not self._done.size():
+        if not self._done.size() or self._source.is_stream:
             return
-        by_checksum = "checksum_range" in self._session.abilities.features
-        comparison = Comparison(self._source, self._done, by_checksum=by_checksum)
+        comparison = self._comparison()
         # Nobody can see whether a block device was changed.
         every = self._options.compare_all or self._source.identity is None
         ((amount, compared),) = await workers.run([partial(comparison.plan, every=every)], self._session.stop)
@@ -138,6 +137,10 @@ class Upload:
         await self._run(images, Queue(compared), worker)
         self._counter.begin(Phase.TRANSFERRING)
 
+    def _comparison(self) -> Comparison:
+        by_checksum = "checksum_range" in self._session.abilities.features
+        return Comparison(self._source, self._done, by_checksum=by_checksum)
+
     async def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
 
@@ -151,6 +154,7 @@ class Upload:
                 self._session.restarts,
                 done=done,
                 skip_zeros=self._session.abilities.reads_zero,
+                comparison=self._comparison() if self._source.is_stream else None,
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
@@ -206,7 +210,9 @@ class Upload:
     def _load(self, image: Image) -> None:
         """Learn what earlier uploads have left on stable storage. Raises StateMismatch, LocalError."""
         abilities, options, identity = self._session.abilities, self._options, self._source.identity
-        on_server = "durable" in abilities.features
+        # A source that is read once is compared by checksums on the way.
+        needed = {"durable", "checksum_range"} if self._source.is_stream else {"durable"}
+        on_server = needed <= abilities.features
         file = None
         if options.state is not None and identity is not None and not on_server:
             file = StateFile(options.state, identity, self._session.url, image.size())
@@ -214,7 +220,7 @@ class Upload:
         # A target that reads as zeros is a new one with the same URL.
         if options.restart or abilities.reads_zero:
             self._record.discard()
-        elif not self._source.is_stream:
+        else:
             self._done = self._record.load(image, self._source.size)
         self._checkpoints = Checkpoints(
             self._session, self._record, self._done, options.checkpoint, once=self._source.is_stream

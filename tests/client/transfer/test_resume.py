@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploads that are continued by what the server has on record, from any machine that has the source."""
 
+import io
 import os
 import random
 import socket
@@ -256,6 +257,29 @@ def test_record_that_is_gone_is_an_empty_one(full: Path) -> None:
     assert (done.data, done.durable) == (SIZE, None)
 
 
+# Input that can be read once
+
+
+def test_input_that_is_read_again_from_its_beginning_goes_on(
+    interrupted: tuple[str, Image], full: Path, settings: Settings
+) -> None:
+    url, target = interrupted
+    with full.open("rb") as stream:
+        done = upload(stream, url, settings=settings, size=SIZE, verify=True).progress
+    assert BUDGET - 3 * MiB < done.resumed < BUDGET
+    assert target.content() == full.read_bytes()
+
+
+def test_another_input_is_refused(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:
+    url, target = interrupted
+    other = bytearray(full.read_bytes())
+    other[5 * MiB] ^= 1
+    with pytest.raises(StateMismatch, match=f"from {4 * MiB} to {8 * MiB}, .* --restart"):
+        upload(io.BytesIO(other), url, settings=settings, size=SIZE)
+    upload(io.BytesIO(other), url, settings=settings, size=SIZE, restart=True)
+    assert target.content() == other
+
+
 # Restarts of the daemon
 
 
@@ -315,3 +339,14 @@ def test_progress_tells_what_was_there(interrupted: tuple[str, Image], full: Pat
     assert told[0].durable is not None
     assert all(one.done <= SIZE for one in told)
     assert done.done == SIZE
+
+
+def test_input_that_is_read_once_goes_on_through_a_restart(own: Daemon, full: Path, tmp_path: Path) -> None:
+    """A daemon that ends in order flushes, and its record tells that nothing has to be sent again."""
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * SIZE)
+    url = own.url(own.add_ticket(target, SIZE))
+    settings = Settings(cafile=str(own.cafile), local=False, connections=2)
+    with full.open("rb") as stream:
+        upload(stream, url, settings=settings, size=SIZE, progress=restarting(own, kill=False))
+    assert target.read_bytes() == full.read_bytes()
