@@ -81,9 +81,8 @@ class Total:
         self._state = new_hash(algorithm)
 
     def add(self, digest: bytes, count: int = 1) -> None:
-        """Add the digest of a block, or of several equal ones."""
-        for done in range(0, count, ZERO_BATCH):
-            self._state.update(digest * min(ZERO_BATCH, count - done))
+        """Add the digest of a block, or of at most ZERO_BATCH equal ones."""
+        self._state.update(digest * count)
 
     def hexdigest(self) -> str:
         """Return the digest of the image in hexadecimal."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..errors import OutOfRange
-from ..image.blockhash import BlockPlan, DataBlock, Total, ZeroBlocks, new_hash, update_zeros
+from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, new_hash, update_zeros
 from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import Buffer, Buffers
@@ -141,8 +141,9 @@ class _Checksum:
         first = self._pending[0]
         if isinstance(first, ZeroBlocks):
             digest = await self._zero_digest(first.length)
-            add = partial(self._total.add, digest, first.number)
-            await self._hashing.run(add, len(digest) * first.number)
+            for done in range(0, first.number, ZERO_BATCH):  # a hole of 8 EiB has 10^13 blocks: others have turns
+                count = min(ZERO_BATCH, first.number - done)
+                await self._hashing.run(partial(self._total.add, digest, count), len(digest) * count)
         else:
             group, index = first
             task = group.task or await self._start()

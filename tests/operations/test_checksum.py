@@ -158,6 +158,19 @@ async def test_huge_hole_costs_nothing(hashing: Hashing) -> None:
     assert await world.checksum() == hashlib.sha256(block * (TiB // MiB)).hexdigest()
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2b"])
+async def test_checksum_of_a_hole_that_never_ends_leaves_the_threads_to_others(algorithm: str) -> None:
+    hashing = Hashing(1)
+    endless = World([(2**62, True)], hashing)
+    running = asyncio.create_task(endless.checksum(algorithm))
+    other = World([(5 * MiB, False)], hashing)
+    assert await asyncio.wait_for(other.checksum(algorithm), 60) == other.expected(algorithm)
+    endless.transfer.cancel()
+    with pytest.raises(Canceled):
+        await asyncio.wait_for(running, 60)
+    await asyncio.to_thread(hashing.stop)
+
+
 async def test_empty_image_has_a_digest(hashing: Hashing) -> None:
     assert await World([], hashing).checksum() == hashlib.sha256().hexdigest()
 
