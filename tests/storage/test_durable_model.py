@@ -33,15 +33,19 @@ from tests.ioutil.syscall_table import real_fdatasync, real_ftruncate, real_pwri
 LONG = os.environ.get("IMAGEIO_TEST_LONG") == "1"
 EXAMPLES, STEPS = (3000, 60) if LONG else (60, 40)
 
-pytestmark = pytest.mark.timeout(3600 if LONG else 120)
+pytestmark = pytest.mark.timeout(3600 if LONG else 600)
 
 UNITS = 12
 HEADER, NAME = "image ticket", "journal"
+#: Those that run at a time and cover something.
+MOST_FLUSHES = 8
 #: Removals in 10 s that take out no more than they have to.
 EXACT = 64
 
 units = st.tuples(st.integers(0, UNITS - 1), st.integers(1, 5)).map(lambda at: set(range(at[0], min(UNITS, sum(at)))))
 units_or_none = st.none() | units
+whichever = st.integers(0, 99)
+failures = st.sampled_from([(), (), ("pwrite",), ("torn",), ("fdatasync",), ("torn", "ftruncate")])
 
 
 def bounds(chosen: set[int] | None) -> tuple[int, int]:
@@ -110,7 +114,7 @@ class Record(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="durable-"))
         self.fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         self.path = self.directory / NAME
-        self.changing: set[int] = set()
+        self.changing: list[set[int]] = []
         self.changed: set[int] = set()
         self.flushes: list[tuple[Any, set[int]]] = []
         self.durable: set[int] = set()
@@ -136,20 +140,17 @@ class Record(RuleBasedStateMachine):
     @rule(chosen=units)
     def begin_change(self, chosen: set[int]) -> None:
         """Begin a change of what no other one changes. If the record refuses, nothing is changed."""
-        chosen = _neighbours(chosen - self.changing)
+        chosen = _neighbours(chosen.difference(*self.changing))
         if not chosen:
             return
         self.removals += bool(chosen & self.durable)
-        offset, length = bounds(chosen)
-        if lib.iou_durable_change(self.record.shared, offset, length):
-            assert self.disk.failing
-            self._note_failure()
-            self._forget(chosen, refused=True)
-            return
-        self._forget(chosen)
-        self.changing |= chosen
-        assert not self._on_disk() & chosen, "a range is changed that the journal tells"
+        refused = lib.iou_durable_change(self.record.shared, *bounds(chosen)) != 0
+        assert not refused or self.disk.failing
+        self._forget(chosen, refused=refused)
         self._note_failure()
+        if not refused:
+            self.changing.append(chosen)
+            assert not self._on_disk() & chosen, "a range is changed that the journal tells"
 
     def _forget(self, chosen: set[int], *, refused: bool = False) -> None:
         self.changed -= chosen
@@ -158,36 +159,41 @@ class Record(RuleBasedStateMachine):
         if not refused:
             self.durable -= chosen
 
-    @rule(chosen=units, ends=st.sampled_from(["well", "with FUA", "failed", "trim"]))
-    def end_change(self, chosen: set[int], ends: str) -> None:
-        chosen = _neighbours(chosen & self.changing)
-        if not chosen:
-            return
-        self.changing -= chosen
+    @precondition(lambda self: self.changing)
+    @rule(which=whichever, ends=st.sampled_from(["well", "well", "with FUA", "failed", "trim"]))
+    def end_change(self, which: int, ends: str) -> None:
+        chosen = self.changing.pop(which % len(self.changing))
         if ends in ("well", "with FUA"):
             self.record.changed(*bounds(chosen), durable=ends == "with FUA")
-        if self.closed:
-            return
-        if ends == "with FUA":
+        if ends == "with FUA" and not self.closed:
             self.durable |= chosen
-        elif ends == "well":
+        elif ends == "well" and not self.closed:
             self.changed |= chosen
+
+    @precondition(lambda self: not self.changing)
+    @rule(chosen=units)
+    def make_durable(self, chosen: set[int]) -> None:
+        """Change and flush, as uploads do."""
+        self.begin_change(chosen)
+        if self.changing:
+            self.end_change(0, "well")
+            self.flush(None)
+            self.write()
 
     # Flushes
 
-    @precondition(lambda self: len(self.flushes) < 8)
     @rule(chosen=units_or_none)
     def begin_flush(self, chosen: set[int] | None) -> None:
         covered = lib.iou_durable_flush(self.record.shared, *bounds(chosen))
         if covered == ffi.NULL:
-            assert self.closed
+            assert self.closed or len(self.flushes) == MOST_FLUSHES
             return
         taken = self.changed & chosen if chosen else set(self.changed)
         self.changed -= taken
         self.flushes.append((covered, taken))
 
     @precondition(lambda self: self.flushes)
-    @rule(which=st.integers(0, 7), error=st.sampled_from([0, 0, 0, 0, errno.ECANCELED, errno.EIO]))
+    @rule(which=whichever, error=st.sampled_from([0, 0, 0, 0, errno.ECANCELED, errno.EIO]))
     def end_flush(self, which: int, error: int) -> None:
         covered, taken = self.flushes.pop(which % len(self.flushes))
         lib.iou_durable_flushed(self.record.shared, covered, error)
@@ -200,6 +206,13 @@ class Record(RuleBasedStateMachine):
         if self.closed:
             self.changed = set()
 
+    @precondition(lambda self: not self.flushes)
+    @rule(chosen=units_or_none)
+    def flush(self, chosen: set[int] | None) -> None:
+        self.begin_flush(chosen)
+        if self.flushes:
+            self.end_flush(0, 0)
+
     def _close(self) -> None:
         self.closed = True
         self.changed = set()
@@ -211,10 +224,10 @@ class Record(RuleBasedStateMachine):
         self.record.write()
         self._note_failure()
 
-    @rule(failing=st.sets(st.sampled_from(["pwrite", "torn", "fdatasync", "ftruncate"]), max_size=2))
-    def change_disk(self, failing: set[str]) -> None:
+    @rule(failing=failures)
+    def change_disk(self, failing: tuple[str, ...]) -> None:
         """Let the journal's storage fail, or work again."""
-        self.disk.failing = failing
+        self.disk.failing = set(failing)
 
     def _note_failure(self) -> None:
         """Follow a record that gave up: it may be empty for good then."""
@@ -241,7 +254,7 @@ class Record(RuleBasedStateMachine):
         assert told <= self.durable
         assert told == self.durable or not complete or self.removals > EXACT
         self.disk.failing = set()
-        self.flushes, self.changed, self.changing = [], set(), set()
+        self.flushes, self.changed, self.changing = [], set(), []
         self.durable, self.closed, self.failed, self.removals = told, False, False, 0
         self.record = DurableRecord.new(self.fd, NAME, HEADER, _ranges(told))
 

@@ -8,6 +8,7 @@ when what happens is another matter.
 import os
 import random
 import secrets
+import shutil
 from pathlib import Path
 
 import pytest
@@ -55,4 +56,5 @@ def test_record_tells_only_what_the_image_has(
         except BaseException as error:
             error.add_note(f"IMAGEIO_TEST_SEED={number}, {chosen}, {tally}")
             raise
+        shutil.rmtree(directory)
     print(f"seed {seed}: {tally}")
