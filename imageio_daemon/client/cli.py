@@ -144,7 +144,7 @@ def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
         room_check=not options.no_room_check,
         progress=transfer.report,
     )
-    transfer.finish("uploaded", done.progress, checksum=done.checksum)
+    transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified)
 
 
 def _download(options: argparse.Namespace, transfer: _Transfer) -> None:

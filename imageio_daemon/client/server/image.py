@@ -16,7 +16,7 @@ from ...units import MAX_OFFSET
 from ..errors import FlushFailed, Refused, ServerFailed, Temporary
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
-from .connection import WORK_TIMEOUT, Answer, ClientConnection
+from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
 from .patience import Patience
 from .restarts import Restarts
 from .stopping import Stop
@@ -108,8 +108,13 @@ class Image:
         self._repeated(self._flush_once)
 
     def _flush_once(self) -> None:
-        try:
+        with self._failing_flush():
             self._patch({"op": "flush"})
+
+    @contextlib.contextmanager
+    def _failing_flush(self) -> Iterator[None]:
+        try:
+            yield
         except Temporary as e:
             if e.http_status == 500:
                 raise FlushFailed(f"{e}; what was written may be lost: upload anew") from e
@@ -133,6 +138,28 @@ class Image:
         if part is not None and (answer.get("offset"), answer.get("length")) != part:
             raise ServerFailed(f"{self._peer} sent the checksum of another part than asked for")
         return answer
+
+    def finalize(self, checksum: dict[str, object]) -> dict[str, Any]:
+        """Let the server flush, compare the image with a checksum, and make the ticket read-only; return its report.
+
+        The report has `mismatch` if the image differs, and `state` if it is not finished. Raises FlushFailed, and
+        Refused if the image is finalized with another checksum.
+        """
+        return self._repeated(partial(self._finalize_once, checksum))
+
+    def _finalize_once(self, checksum: dict[str, object]) -> dict[str, Any]:
+        with self._failing_flush():
+            answer = self._patch({"op": "finalize", "checksum": checksum}, expected=(200, 202, 409))
+        if answer.status == 409 and not answer.body.startswith(b"{"):
+            reason = answer.body[:MAX_REASON].decode(errors="replace")
+            raise Refused("".join(filter(str.isprintable, reason)), 409)
+        return self._object("PATCH", answer)
+
+    def finalize_state(self) -> dict[str, Any]:
+        """Return how far a verification is, or its report, as the server tells it."""
+        return self._repeated(
+            lambda: self._object("GET", self.connection.request("GET", f"{self._path}/finalize", timeout=WORK_TIMEOUT))
+        )
 
     def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
         """Yield a range in pieces in the buffer. A piece is valid until the next one is requested."""
@@ -166,10 +193,12 @@ class Image:
             raise
         body.end()
 
-    def _patch(self, operation: dict[str, object]) -> None:
+    def _patch(self, operation: dict[str, object], expected: tuple[int, ...] = (200,)) -> Answer:
         headers = {"Content-Type": "application/json"}
         body = json.dumps(operation).encode()
-        self.connection.request("PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT)
+        return self.connection.request(
+            "PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT, expected=expected
+        )
 
     def _extents(self, context: str) -> Iterator[Extent]:
         size, count = self.size(), 0
@@ -201,6 +230,11 @@ class Image:
             return json.loads(answer.body)
         except (ValueError, RecursionError) as e:
             raise ServerFailed(f"{self._peer} answered {method} with something that is not JSON") from e
+
+    def _object(self, method: str, answer: Answer) -> dict[str, Any]:
+        if not isinstance(told := self._parse(method, answer), dict):
+            raise ServerFailed(f"{self._peer} answered {method} with something that is no JSON object")
+        return told
 
     def _repeated(self, send: Callable[[], _T]) -> _T:
         while True:

@@ -78,6 +78,10 @@ class ClientSession:
             return self._local(image, self.abilities.unix_socket) or image
         return image
 
+    def ask_again(self, image: Image) -> None:
+        """Ask for the abilities again, because they have changed."""
+        self.abilities = image.abilities()
+
     def connect(self) -> Image:
         """Return another connection; its first request opens it."""
         image = Image(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts)

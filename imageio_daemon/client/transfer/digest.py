@@ -38,6 +38,12 @@ class Digest:
                 state.update(digest * min(ZERO_BATCH, count - done))
         return state.hexdigest()
 
+    def blocks(self, most: int) -> list[str] | None:
+        """Return the digests of all blocks in order, None if they are more than `most`. Every part must have ended."""
+        if sum(count for _, count in self._digests.values()) > most:
+            return None
+        return [digest.hex() for _, (digest, count) in sorted(self._digests.items()) for _ in range(count)]
+
     def _hash_zeros(self, length: int) -> bytes:
         state = new_hash(self.algorithm)
         update_zeros(state, length)

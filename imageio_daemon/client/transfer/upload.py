@@ -27,6 +27,7 @@ from .record import Record
 from .room import check_room
 from .sender import Sender
 from .state import StateFile
+from .verification import finalize, verify, wait
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ ROUNDS = 4
 class Options:
     """How to upload.
 
-    verify: compare the checksum of what was read with the server's. restart: send all, whatever earlier uploads have
+    verify: let the server compare the image with the checksum of what was read; where it can finalize, nothing can
+    change it through this ticket any more then. restart: send all, whatever earlier uploads have
     sent. compare_all: compare all that they have sent, not a sample. state: the file that has the record of it, for
     servers that have none. checkpoint: seconds between two flushes. room_check: end before the first byte if the
     storage of the target is too small.
@@ -58,12 +60,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Uploaded:
-    """The result of an upload. local: it used the server's unix socket."""
+    """The result of an upload.
+
+    local: it used the server's unix socket. checksum: if it was verified. verified: what a server that finalizes has
+    compared, `read` back from storage, or as it was `received`.
+    """
 
     progress: Progress
     connections: int
     local: bool
     checksum: str | None = None
+    verified: str | None = None
 
 
 class Upload:
@@ -80,6 +87,7 @@ class Upload:
         self._digest = Digest() if options.verify else None
         self._record = Record()
         self._done = new_ranges()
+        self._finalized = False
         self._checkpoints = Checkpoints(session, self._record, self._done, options.checkpoint)
         self._report = report
         self._counter = Counter()
@@ -112,13 +120,14 @@ class Upload:
         await self._compare(images)
         await self._send(images, self._done, self._counter, self._digest)
         await self._send_what_was_lost(images)
-        (checksum,) = await workers.run([partial(self._finish, first)], stop, self._tick)
+        (verified,) = await workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
-        return Uploaded(self.progress, count, self._session.is_local, checksum)
+        checksum = self._digest.hexdigest() if self._digest else None
+        return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
     async def _compare(self, images: list[Image]) -> None:
         """Prove that the source is the one of the earlier upload. Raises StateMismatch."""
-        if not self._done.size() or self._source.is_stream:
+        if not self._done.size() or self._source.is_stream or self._finalized:
             return
         comparison = self._comparison()
         # Nobody can see whether a block device was changed.
@@ -154,7 +163,7 @@ class Upload:
                 self._session.restarts,
                 done=done,
                 skip_zeros=self._session.abilities.reads_zero,
-                comparison=self._comparison() if self._source.is_stream else None,
+                comparison=self._comparison() if self._source.is_stream and not self._finalized else None,
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
@@ -174,6 +183,8 @@ class Upload:
 
     async def _send_what_was_lost(self, images: list[Image]) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
+        if self._finalized:
+            return
         for left in reversed(range(ROUNDS)):
             (lost,) = await workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
             if not lost.size():
@@ -193,19 +204,38 @@ class Upload:
 
     def _prepare(self) -> Image:
         image = self._session.open()
-        abilities = self._session.abilities
-        if "zero" not in abilities.features:
-            raise Refused("the ticket does not allow writing: ask for one that does", 403)
-        if self._options.room_check and abilities.available is not None:
-            check_room(self._source, abilities.available)
-        self._load(image)
-        self._probe(image)
+        self._finalized = self._is_finalized(image)
+        if self._finalized:
+            self._done.add(0, self._source.size)
+        else:
+            available = self._session.abilities.available
+            if self._options.room_check and available is not None:
+                check_room(self._source, available)
+            self._load(image)
+            self._probe(image)
         if self._digest and (size := image.size()) != self._source.size:
             raise ChecksumMismatch(
                 f"can't verify: the target has {size} bytes, the source {self._source.size}, and the server's checksum "
                 "is that of the whole target: make it as large as the source, or upload without --verify"
             )
         return image
+
+    def _is_finalized(self, image: Image) -> bool:
+        """Tell whether an earlier upload was complete, and only its answer was lost.
+
+        Raises Refused if the ticket may not write, now or ever.
+        """
+        if "finalize" in self._session.abilities.features and "zero" not in self._session.abilities.features:
+            wait(image, image.finalize_state(), self._counter, self._session.stop)
+            self._session.ask_again(image)
+        features = self._session.abilities.features
+        if "zero" in features:
+            return False
+        if "finalize" not in features:
+            raise Refused("the ticket does not allow writing: ask for one that does", 403)
+        if not self._digest:
+            raise Refused("the image is finalized, and its ticket does not allow writing any more", 403)
+        return True
 
     def _load(self, image: Image) -> None:
         """Learn what earlier uploads have left on stable storage. Raises StateMismatch, LocalError."""
@@ -240,19 +270,16 @@ class Upload:
     def _finish(self, image: Image) -> str | None:
         try:
             self._source.check()
-            checksum = self._verify(image, self._digest) if self._digest else None
+            verified = self._verify(image, self._digest) if self._digest else None
         except (ChecksumMismatch, LocalError):
             self._record.close()
             raise
         self._record.discard()
-        return checksum
+        return verified
 
-    def _verify(self, image: Image, digest: Digest) -> str:
-        ours = digest.hexdigest()
-        theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
-        if ours != theirs:
-            raise ChecksumMismatch(
-                f"the target reads as {theirs}, the source as {ours}: someone else writes to it, or its storage does "
-                "not keep what it confirms; mend that, and upload anew with --restart"
-            )
-        return ours
+    def _verify(self, image: Image, digest: Digest) -> str | None:
+        self._counter.begin(Phase.VERIFYING)
+        if "finalize" in self._session.abilities.features:
+            return finalize(image, digest, self._counter, self._session.stop)
+        verify(image, digest)
+        return None

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The comparison of a whole image at the end of its upload: what was read here, and what the server reads back."""
+
+from typing import Any
+
+from ..errors import ChecksumMismatch, ServerFailed
+from ..server.image import Image
+from ..server.stopping import Stop
+from .digest import Digest
+from .progress import Counter, Phase
+
+#: Seconds between two questions how far a server is.
+POLL = 1.0
+#: Most blocks whose digests are sent, so that the server can tell which differ: 1 MiB of JSON, images of 58 GiB.
+MAX_BLOCKS = 15_000
+#: Most ranges that a message names.
+MAX_NAMED = 4
+
+
+def verify(image: Image, digest: Digest) -> None:
+    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of Image."""
+    theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
+    if theirs != digest.hexdigest():
+        raise _mismatch(theirs, digest, [])
+
+
+def finalize(image: Image, digest: Digest, counter: Counter, stop: Stop) -> str:
+    """Let the server flush, compare and make the ticket read-only; return what it has compared, `read` or `received`.
+
+    Raises ChecksumMismatch, ServerFailed, the errors of Image, Stopped.
+    """
+    while True:
+        report = wait(image, image.finalize(_expected(digest)), counter, stop)
+        if isinstance(blocks := report.get("mismatch"), list):
+            raise _mismatch(report.get("checksum"), digest, [block for block in blocks if type(block) is int])
+        if report.get("checksum") == digest.hexdigest() and isinstance(verified := report.get("verified"), str):
+            return verified
+        if report.get("state") == "failed":
+            raise ServerFailed(f"the server could not verify the image: {report.get('reason')}")
+        if report.get("state") != "open":  # open: it was restarted
+            raise ServerFailed("the server sent a malformed report of the verification")
+
+
+def wait(image: Image, report: dict[str, Any], counter: Counter, stop: Stop) -> dict[str, Any]:
+    """Wait for the end of a verification, and return its report. Raises the errors of Image, Stopped."""
+    while report.get("state") == "verifying":
+        done, size = report.get("done"), report.get("size")
+        if type(done) is int and type(size) is int:
+            counter.begin(Phase.VERIFYING, size)
+            counter.check(min(done, size))
+        stop.sleep(POLL)
+        report = image.finalize_state()
+    return report
+
+
+def _expected(digest: Digest) -> dict[str, object]:
+    expected: dict[str, object] = {
+        "algorithm": digest.algorithm,
+        "block_size": digest.block_size,
+        "checksum": digest.hexdigest(),
+    }
+    if (blocks := digest.blocks(MAX_BLOCKS)) is not None:
+        expected["blocks"] = blocks
+    return expected
+
+
+def _mismatch(theirs: object, digest: Digest, blocks: list[int]) -> ChecksumMismatch:
+    size = digest.block_size
+    named = ", ".join(f"{block * size} to {(block + 1) * size}" for block in blocks[:MAX_NAMED])
+    more = f" and {len(blocks) - MAX_NAMED} more places" if len(blocks) > MAX_NAMED else ""
+    where = f" (they differ in the bytes from {named}{more})" if blocks else ""
+    return ChecksumMismatch(
+        f"the target reads as {theirs}, the source as {digest.hexdigest()}{where}: someone else writes to it, or its "
+        "storage does not keep what it confirms; mend that, and upload anew with --restart"
+    )
