@@ -28,6 +28,6 @@ def _is_wanted(item: pytest.Item) -> bool:
     if not {trait for mark in item.iter_markers("needs") for trait in mark.args} <= kind.traits:
         return False
     # One way and one service are enough: what differs from files lies below them.
-    if params.get("shared_daemon") != C_LANE or params.get("service") == "tls":
+    if params.get("shared_daemon", C_LANE) != C_LANE or params.get("service") == "tls":
         return False
     return EVERYTHING or item.get_closest_marker("every_kind") is not None
