@@ -20,6 +20,7 @@ from .net.connection_limit import ConnectionLimit
 from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
 from .net.service_sockets import ServiceSockets
 from .opening import Opener
+from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
 from .service import logs, privileges, systemd
 from .service.served import Served
@@ -174,10 +175,19 @@ class Daemon:
         limit = ConnectionLimit(config.daemon.max_total_connections)
         nbd_limit = ConnectionLimit(config.nbd.max_connections)
         context = None if secure is None else lambda: secure.context
+        finalizer = Finalizer(self._store, buffers, self._hashing)
         made: list[dict[str, Server]] = []
         for _ in range(loops):
             images = images_server(
-                config, self._store, buffers, self._hashing, limit, self._served, unix_socket=local, lanes=self._lanes
+                config,
+                self._store,
+                buffers,
+                self._hashing,
+                finalizer,
+                limit,
+                self._served,
+                unix_socket=local,
+                lanes=self._lanes,
             )
             made.append({"remote": images, "local": images})
             if config.nbd.enable and self._lanes is not None:

@@ -37,6 +37,7 @@ from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
 from imageio_daemon.frontends.http.headers import (
+    MAX_FINALIZE,
     MAX_JSON,
     parse_content_range,
     parse_json,
@@ -46,6 +47,7 @@ from imageio_daemon.frontends.http.headers import (
     parse_target,
 )
 from imageio_daemon.frontends.http.incoming import Incoming
+from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
@@ -323,6 +325,21 @@ def read_json(data: bytes) -> None:
         with refusing(Error):
             parse_patch(document)
         Ticket.from_json(document, inactivity_timeout=1)
+
+
+_DIGEST = b'"' + b"0" * 64 + b'",'
+_FINALIZES = {
+    "blocks": cut(_DIGEST, b'{"checksum": {"checksum": "' + b"0" * 64 + b'", "blocks": [', _DIGEST[:-1] + b"]}}"),
+    "letters of a checksum": cut(b"a", b'{"checksum": {"checksum": "', b'"}}'),
+    "letters of an algorithm": cut(b"a", b'{"checksum": {"algorithm": "', b'"}}'),
+    "blocks that are none": cut(b'"",', b'{"checksum": {"checksum": "' + b"0" * 64 + b'", "blocks": [', b'""]}}'),
+}
+
+
+@row("the JSON of a finalize", _FINALIZES, MAX_FINALIZE)
+def read_finalize(data: bytes) -> None:
+    with refusing(Error):
+        parse_finalize(cast("dict[str, Any]", parse_json(data)))
 
 
 # Names of other servers

@@ -96,6 +96,7 @@ class Lane:
         # C releases the GIL: the transfer may use the lane in another thread while the loop frees it.
         self._lock = threading.Lock()
         self._lane: Any = ffi.NULL
+        self._refuses = False
         self._tls: TlsSocket | None = None  # kept alive while C uses it
         self._stats = ffi.new("iou_lane_stats *")
         self._on_event: Callable[[], None] = _nothing
@@ -115,6 +116,9 @@ class Lane:
         except BaseException:
             self._lanes.records.end(self._number)
             raise
+        with self._lock:
+            if self._refuses:  # since before the start
+                lib.iou_lane_refuse(self._lane)
         self._reports = Reports(self._lane, backend, self._operation.control)
         self._tls = tls
         self._lanes.alive.add(self)
@@ -149,8 +153,9 @@ class Lane:
     # Its end
 
     def refuse(self) -> None:
-        """Begin no more requests, and end when none runs."""
+        """Begin no more requests, and end when none runs. A lane that has not started ends as soon as it has."""
         with self._lock:
+            self._refuses = True
             if self._lane:
                 lib.iou_lane_refuse(self._lane)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from ..errors import DENIED, Forbidden
 from ..storage.lease import Lease
+from .seal import Seal
 from .ticket import Access, Ticket
 
 #: Returns the time in seconds, as time.monotonic() does.
@@ -18,25 +19,31 @@ Clock = Callable[[], float]
 class Permission:
     """Tell whether a ticket may be used. Thread-safe.
 
-    lock: the transfer's; some methods are called with it. lease: the expiry of the ticket, which C reads and renews,
-    too.
+    lock: the transfer's; some methods are called with it. seal: of the image, which ends writing before the ticket
+    ends. lease: the expiry of the ticket, which C reads and renews, too.
     """
 
-    def __init__(self, ticket: Ticket, lock: threading.Lock, clock: Clock) -> None:
+    def __init__(self, ticket: Ticket, lock: threading.Lock, seal: Seal, clock: Clock) -> None:
         self._ticket = ticket
         self._lock = lock
         self._clock = clock
+        self.seal = seal
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
         #: Whether the transfer was cancelled. Set with the lock, and never reset.
         self.canceled = False
 
     def require(self, access: Access | None) -> None:
-        """Raise Forbidden unless the ticket allows the access now. None: the ticket only has to be valid."""
+        """Raise Forbidden unless the ticket allows the access now. None: the ticket only has to be valid.
+
+        Raises InUse for writing while the image is being verified.
+        """
         if not self.valid:
             raise Forbidden(DENIED)
         if access is not None and not self._ticket.may(access):
             raise Forbidden(f"{DENIED}: ticket forbids {access.value}")
+        if access is Access.WRITE:
+            self.seal.require_open()
 
     def require_not_canceled(self) -> None:
         """Raise Forbidden if the transfer was cancelled."""
@@ -47,6 +54,11 @@ class Permission:
     def valid(self) -> bool:
         """Tell whether the ticket is neither cancelled nor expired."""
         return not (self.canceled or self.expired)
+
+    @property
+    def writable(self) -> bool:
+        """Tell whether the ticket allows writing, and the image is neither finalized nor being verified."""
+        return self._ticket.may(Access.WRITE) and self.seal.open
 
     @property
     def expired(self) -> bool:

@@ -132,8 +132,7 @@ class TransferStore:
             )
             transfer.kept = kept
             if record is not None:
-                transfer.permission.extend(record.remaining)
-                transfer.kept_state = record.state
+                transfer.restore(record.remaining, record.state)
         transfer.end.when_left(self._leave)
         transfer.end.when_ended(self._forget)
         if replaced is not None:

@@ -20,6 +20,7 @@ class Traffic:
         self._operations: set[Operation] = set()
         self._counted: set[Operation] = set()  # operations whose bytes are progress
         self._lanes: set[Lane] = set()
+        self._changing: set[Operation | Lane] = set()  # those that may change the image
         self._transferred = RangeSet()
         self._requests = 0
         self._bytes = 0
@@ -54,9 +55,23 @@ class Traffic:
 
     # What comes and goes
 
-    def begin(self, op: Operation, *, counts: bool, part: bool) -> None:
-        """Add an operation. counts: its bytes are progress. part: another operation counts its request."""
+    @property
+    def changing(self) -> bool:
+        """Tell whether an operation or a lane may change the image."""
+        return bool(self._changing)
+
+    def changing_lanes(self) -> list[Lane]:
+        """Return the lanes that may change the image."""
+        return [lane for lane in self._lanes if lane in self._changing]
+
+    def begin(self, op: Operation, *, counts: bool, part: bool, changes: bool) -> None:
+        """Add an operation. counts: its bytes are progress. part: another operation counts its request.
+
+        changes: it may change the image.
+        """
         self._operations.add(op)
+        if changes:
+            self._changing.add(op)
         self._requests += not part
         if counts:
             self._counted.add(op)
@@ -64,21 +79,25 @@ class Traffic:
     def end(self, op: Operation) -> None:
         """Remove an operation and keep its totals."""
         self._operations.discard(op)
+        self._changing.discard(op)
         if op in self._counted:
             self._counted.remove(op)
             self._transferred.add(op.offset, op.offset + op.done)
         self._bytes += op.done
         self._moved += op.moved
 
-    def add_lane(self, lane: Lane) -> None:
-        """Add a lane."""
+    def add_lane(self, lane: Lane, *, changes: bool) -> None:
+        """Add a lane. changes: it may change the image."""
         self._lanes.add(lane)
+        if changes:
+            self._changing.add(lane)
 
     def remove_lane(self, lane: Lane) -> None:
         """Remove a lane and keep its totals. No effect if it was not added."""
         if lane not in self._lanes:
             return
         self._lanes.remove(lane)
+        self._changing.discard(lane)
         self._fetch(lane)
         self._requests += lane.stats.requests
         self._bytes += lane.done

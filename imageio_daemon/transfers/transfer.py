@@ -35,8 +35,12 @@ from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
 from .permission import Clock, Permission
 from .rate import Rate
+from .seal import Seal
 from .ticket import Access, Ticket
 from .traffic import Traffic
+
+#: The key in kept_state of what a finalized image was verified with.
+FINALIZED = "finalized"
 
 _KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
 
@@ -62,11 +66,11 @@ class Transfer:
     ) -> None:
         self.ticket = ticket
         self._lock = threading.Lock()
-        self.permission = Permission(ticket, self._lock, clock)
+        self._traffic = Traffic()
+        self.permission = Permission(ticket, self._lock, Seal(self._traffic, self._lock), clock)
         self.connections = Connections(self.permission, self._lock, most_connections)
         self._clock = clock
         self._records = records
-        self._traffic = Traffic()
         self._rate = Rate(clock())
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
@@ -81,6 +85,13 @@ class Transfer:
 
     def __repr__(self) -> str:
         return f"<Transfer {self.ticket.log_name}>"
+
+    def restore(self, remaining: float, state: dict[str, Any]) -> None:
+        """Set what was kept: the seconds until the ticket expires, and kept_state."""
+        self.permission.extend(remaining)
+        self.kept_state = state
+        if FINALIZED in state:
+            self.permission.seal.close()
 
     # Operations
 
@@ -116,12 +127,16 @@ class Transfer:
         access: None: any. offset, length: the range, in bytes. kind: None: a read or a write, as access says. part:
         another operation counts its request. backend: the image that the caller has got before. The caller releases the
         operation, which ends when storage has released it, too. Raises Forbidden if the transfer is cancelled, or has
-        released that image.
+        released that image. Raises InUse or Forbidden for a write if the image is being or was finalized.
         """
+        changes = access is Access.WRITE
         op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
         with self._lock:
             self._require_image(backend)
-            self._traffic.begin(op, counts=access is not None and self.ticket.counts(access), part=part)
+            if changes:
+                self.permission.seal.require_open()
+            counts = access is not None and self.ticket.counts(access)
+            self._traffic.begin(op, counts=counts, part=part, changes=changes)
         return op
 
     def abandon(self, op: Operation) -> None:
@@ -152,11 +167,16 @@ class Transfer:
 
     # Lanes: connections whose requests C serves, without an Operation for each
 
-    def add_lane(self, lane: Lane, backend: Backend) -> None:
-        """Add a lane that uses the image of a backend, until remove_lane(). Raises Forbidden as begin() does."""
+    def add_lane(self, lane: Lane, backend: Backend, *, changes: bool) -> None:
+        """Add a lane that uses the image of a backend, until remove_lane(). changes: it may write.
+
+        Raises Forbidden, InUse as begin() does.
+        """
         with self._lock:
             self._require_image(backend)
-            self._traffic.add_lane(lane)
+            if changes:
+                self.permission.seal.require_open()
+            self._traffic.add_lane(lane, changes=changes)
 
     def remove_lane(self, lane: Lane) -> None:
         """Remove a lane that has ended. No effect if it was not added."""
@@ -251,8 +271,9 @@ class Transfer:
             self._settle()
 
     def _settle(self) -> None:
-        """Check whether a cancelled transfer is quiet now. Called with the lock."""
+        """Check whether nothing runs of a cancelled transfer, or no change before a verification. With the lock."""
         self.end.settle()
+        self.permission.seal.settle()
 
     # Report
 
@@ -280,6 +301,8 @@ class Transfer:
                 status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
             if (record := self.record) is not None and self._image.opened is not None:
                 status["durable"] = record.state().bytes
+            if self.permission.seal.closed:
+                status["finalized"] = True
             if len(self.ticket.ops) != len(Access):
                 status["transferred"] = self._traffic.transferred()
         return status

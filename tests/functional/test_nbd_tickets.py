@@ -178,6 +178,7 @@ def test_a_server_that_cannot_flush_is_told_and_no_flush_is_answered_with_succes
         "extents",
         "flush",
         "zero",
+        "finalize",
     ]
 
 

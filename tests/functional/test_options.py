@@ -10,7 +10,7 @@ from tests.support.http_client import Connection, connect_unix
 from tests.support.images import MakeImage, make_image
 
 READ_FEATURES = ["checksum", "checksum_range", "extents"]
-WRITE_FEATURES = ["checksum", "checksum_range", "durable", "extents", "flush", "zero"]
+WRITE_FEATURES = ["checksum", "checksum_range", "durable", "extents", "finalize", "flush", "zero"]
 
 
 @pytest.mark.every_kind

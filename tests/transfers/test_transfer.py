@@ -587,7 +587,7 @@ async def test_zeroed_bytes_are_told_by_method(transfer: Transfer, opener: Opene
     transfer.zeroed(ZeroMethod.PUNCH_HOLE, 10)
     lane = IdleLane()
     lane.zeroed = {ZeroMethod.PUNCH_HOLE: 5, ZeroMethod.WRITE: 7}
-    transfer.add_lane(cast(Lane, lane), await transfer.backend())
+    transfer.add_lane(cast(Lane, lane), await transfer.backend(), changes=True)
     expected = {"punch_hole": 15, "write": 7}
     assert transfer.status()["zeroed"] == expected
     transfer.remove_lane(cast(Lane, lane))
@@ -605,7 +605,7 @@ async def test_rate_counts_what_is_read_and_written(
         op.advance(20)
     lane = IdleLane()
     lane.moved = 70
-    transfer.add_lane(cast(Lane, lane), await transfer.backend())
+    transfer.add_lane(cast(Lane, lane), await transfer.backend(), changes=True)
     clock.now += 1
     assert transfer.status()["bytes_per_second"] == 60
     transfer.remove_lane(cast(Lane, lane))
@@ -740,7 +740,7 @@ async def test_idle_lane_is_told_to_end_and_waited_for(expired: Transfer, opener
     assert expired.opened is not None
     ended: list[str] = []
     expired.connections.add("connection", lambda: ended.append("connection"))
-    expired.add_lane(lane, expired.opened)
+    expired.add_lane(lane, expired.opened, changes=True)
     await released(expired)
     assert ended == ["connection"]
     assert not opener.memory.closed
@@ -755,7 +755,7 @@ async def test_lane_with_a_request_keeps_the_image_and_is_left_alone(expired: Tr
     assert expired.opened is not None
     ended: list[str] = []
     expired.connections.add("connection", lambda: ended.append("connection"))
-    expired.add_lane(cast(Lane, lane), expired.opened)
+    expired.add_lane(cast(Lane, lane), expired.opened, changes=True)
     expired.release_expired()
     assert expired.opened is not None
     assert not ended
@@ -790,7 +790,7 @@ async def test_nothing_begins_on_an_image_that_was_let_go_of(expired: Transfer, 
     with pytest.raises(Forbidden):
         expired.begin(Access.READ, backend=before)
     with pytest.raises(Forbidden):
-        expired.add_lane(cast(Lane, IdleLane()), before)
+        expired.add_lane(cast(Lane, IdleLane()), before, changes=True)
     held.release()
     assert expired.begin(Access.READ, backend=await expired.backend())
 

@@ -59,7 +59,7 @@ def answer(exception: Exception, client: str) -> web.Response:
     for what is unavailable for a moment has Retry-After (RFC 9110 10.2.3). An exception that is not an errors.Error is
     a bug: it is logged with its traceback and answered with 500.
     """
-    entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
+    entry = _entry(exception)
     _log(exception, entry.status, client)
     headers = {}
     if isinstance(exception, errors.MethodNotAllowed):
@@ -68,7 +68,16 @@ def answer(exception: Exception, client: str) -> web.Response:
         headers["Content-Range"] = f"bytes */{exception.size}"
     if isinstance(exception, errors.Unavailable):
         headers["Retry-After"] = str(RETRY_AFTER)
-    return text_response(entry.status, entry.text or str(exception), headers, close=entry.close)
+    return text_response(entry.status, text(exception), headers, close=entry.close)
+
+
+def text(exception: BaseException) -> str:
+    """Return what a client is told of an exception."""
+    return _entry(exception).text or str(exception)
+
+
+def _entry(exception: BaseException) -> _Answer:
+    return next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
 
 
 def _log(exception: Exception, status: int, client: str) -> None:

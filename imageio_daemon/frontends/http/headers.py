@@ -15,13 +15,15 @@ from urllib.parse import unquote_plus, unquote_to_bytes
 
 from ...errors import InvalidRequest, OutOfRange
 from ...transfers.ticket import MAX_ID
-from ...units import KiB
+from ...units import KiB, MiB
 
 #: Most digits of a number. The largest offset, 2**63 - 1, has 19. A longer number is valid, and past every image.
 MAX_DIGITS = 39
 #: Bytes of the largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below
 #: 40 KiB.
 MAX_JSON = 64 * KiB
+#: Bytes of the JSON body of a finalize: 15,000 digests of blocks, which are 60 GiB in blocks of 4 MiB.
+MAX_FINALIZE = 1 * MiB
 #: Most parameters of a query. No resource knows more than four.
 MAX_QUERY = 32
 #: Most slashes at which a path is split; the rest stays one segment. No resource has more than four segments.
@@ -195,14 +197,17 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def parse_patch(data: object) -> Zero | Flush:
-    """Return the operation that the JSON document of a PATCH asks for. Raises InvalidRequest."""
+    """Return the operation that the JSON document of a PATCH asks for, unless it is a finalize.
+
+    Raises InvalidRequest.
+    """
     if not isinstance(data, dict):
         raise InvalidRequest("Invalid request: expected a JSON object")
     op = data.get("op")
     if op == "flush":
         return Flush()
     if op != "zero":
-        raise InvalidRequest("Invalid request: unknown 'op', known: zero, flush")
+        raise InvalidRequest("Invalid request: unknown 'op', known: zero, flush, finalize")
     if "size" not in data:
         raise InvalidRequest("Invalid request: missing 'size'")
     return Zero(

@@ -57,9 +57,12 @@ class LaneService:
         if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
             return None
         lane = self._lanes.make(transfer.permission.lease, HttpLane, exchange.service, client=exchange.peer)
-        transfer.add_lane(lane, backend)  # before the start, so that a cancel of the transfer reaches the lane
+        writable = transfer.permission.writable
+        transfer.add_lane(
+            lane, backend, changes=writable
+        )  # before the start, so that a cancel of the transfer reaches the lane
         try:
-            _start_lane(lane, transport, backend, received, terms_of(transfer.ticket, backend))
+            _start_lane(lane, transport, backend, received, terms_of(transfer.ticket, backend, writable=writable))
         except BaseException:
             transfer.remove_lane(lane)
             raise

@@ -34,9 +34,11 @@ def text_response(
     return response
 
 
-def json_response(data: object, headers: Mapping[str, str] | None = None) -> web.Response:
+def json_response(data: object, headers: Mapping[str, str] | None = None, *, status: int = 200) -> web.Response:
     """Return an answer that is a JSON document."""
-    return web.Response(headers={"Content-Type": JSON, **(headers or {})}, body=json.dumps(data).encode())
+    return web.Response(
+        status=status, headers={"Content-Type": JSON, **(headers or {})}, body=json.dumps(data).encode()
+    )
 
 
 def whole_headers(ticket: Ticket) -> dict[str, str]:

@@ -89,15 +89,15 @@ class Body:
         return len(data)
 
 
-async def read_json(request: web.Request) -> object:
-    """Return the body's JSON document. Raises TooLarge, InvalidRequest, Truncated, PeerGone."""
-    if (request.content_length or 0) > MAX_JSON:
-        raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
+async def read_json(request: web.Request, most: int = MAX_JSON) -> object:
+    """Return the body's JSON document. most: bytes of it. Raises TooLarge, InvalidRequest, Truncated, PeerGone."""
+    if (request.content_length or 0) > most:
+        raise TooLarge(f"The body is larger than {most} bytes")
     body = Body(request)
-    view = memoryview(bytearray(MAX_JSON + 1))
+    view = memoryview(bytearray(most + 1))
     filled = 0
     while not body.ended:
         filled += await body.readinto(view[filled:])
-        if filled > MAX_JSON:
-            raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
+        if filled > most:
+            raise TooLarge(f"The body is larger than {most} bytes")
     return parse_json(bytes(view[:filled]))

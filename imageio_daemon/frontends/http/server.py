@@ -12,6 +12,7 @@ from ...config.config import Config
 from ...errors import Error
 from ...lanes.lane import Lanes
 from ...net.connection_limit import ConnectionLimit
+from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
 from ...service.served import Served
 from ...storage.buffers import Buffers
@@ -28,6 +29,7 @@ from .request import READ_BUFFER
 from .resources.checksum import Checksums
 from .resources.drain import Draining
 from .resources.extents import Extents
+from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
 from .resources.status import Status
 from .resources.tickets import Tickets
@@ -150,6 +152,7 @@ def images_server(
     store: TransferStore,
     buffers: Buffers,
     hashing: Hashing,
+    finalizer: Finalizer,
     limit: ConnectionLimit,
     served: Served,
     *,
@@ -161,12 +164,20 @@ def images_server(
     All loops share the other arguments. unix_socket: the address of the local service; None: it is disabled. lanes:
     None if buffer_memory is too small for lanes.
     """
-    images = Images(store, buffers, max_connections=config.daemon.max_connections, unix_socket=unix_socket)
+    finalize = Finalize(store, finalizer)
+    images = Images(
+        store,
+        buffers,
+        finalize.patch,
+        max_connections=config.daemon.max_connections,
+        unix_socket=unix_socket,
+    )
     checksums = Checksums(store, buffers, hashing)
     routes = Routes(
         {
             "/images/{}": images.resource(),
             "/images/{}/extents": Extents(store).resource(),
+            "/images/{}/finalize": finalize.resource(),
             "/images/{}/checksum": checksums.resource(),
             "/images/{}/checksum/algorithms": checksums.list_resource(),
             "/info/": Resource({"OPTIONS": preflight(READ_METHODS), "GET": _info}, READ_METHODS, READ_METHODS),

@@ -24,21 +24,21 @@ def ticket_id(head: Head) -> str:
     return head.target.partition("?")[0].removeprefix(IMAGES)
 
 
-def terms_of(ticket: Ticket, backend: Backend) -> HttpTerms:
-    """Return the terms of a ticket and its image as it is now."""
+def terms_of(ticket: Ticket, backend: Backend, *, writable: bool) -> HttpTerms:
+    """Return the terms of a ticket and its image as it is now. writable: Permission.writable."""
     if ticket.may(Access.WRITE):
-        return _make_terms(ticket, None, 0)
-    return _make_terms(ticket, backend.info.identity, backend.generation)
+        return _make_terms(ticket, None, 0, writable)
+    return _make_terms(ticket, backend.info.identity, backend.generation, writable)
 
 
 @lru_cache(KNOWN_TERMS)
-def _make_terms(ticket: Ticket, identity: object, generation: int) -> HttpTerms:
+def _make_terms(ticket: Ticket, identity: object, generation: int, writable: bool) -> HttpTerms:
     tag = entity_tag(identity, ticket.size, generation)
     whole = whole_headers(ticket) | ({} if tag is None else {"ETag": tag})
     return HttpTerms(
         size=ticket.size,
         timeout=ticket.inactivity_timeout,
-        read_only=not ticket.may(Access.WRITE),
+        read_only=not writable,
         sparse=ticket.sparse,
         count_reads=ticket.counts(Access.READ),
         count_writes=ticket.counts(Access.WRITE),

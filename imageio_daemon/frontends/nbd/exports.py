@@ -64,7 +64,7 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
     transfer = store.authorize(name, Access.READ)
     info = await operations.info(transfer)
     ticket = transfer.ticket
-    read_only = not ticket.may(Access.WRITE)
+    read_only = not transfer.permission.writable
     # The export of a file that may grow has the size of the ticket, and reads as zeros past the end of the file. A
     # ticket without a limit (declared_size) gives no size for that.
     grows = info.can_grow and not read_only and ticket.declared_size is None

@@ -86,7 +86,7 @@ class LaneSession:
 
     def _start_lane(self, rest: bytes, reply: bytes) -> None:
         # Added before the start, so that a cancel of the transfer reaches the lane.
-        self._transfer.add_lane(self._lane, self._backend)
+        self._transfer.add_lane(self._lane, self._backend, changes=not self._transmission.export.read_only)
         terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
         fd = os.dup(self._socket.fileno())
         try:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.errors import StorageError
+from imageio_daemon.errors import Forbidden, StorageError
 from imageio_daemon.lanes import lane
-from imageio_daemon.nbdproto.constants import Command, ErrorNumber, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
@@ -135,6 +135,42 @@ async def test_list_shows_tickets_that_can_be_used() -> None:
         world.add("b")
         world.add("cancelled").cancel()
         assert sorted(await (await world.connect()).list()) == ["b", "disk"]
+
+
+# The image is finalized
+
+
+async def test_connection_that_may_write_ends_when_the_image_is_finalized(world: World) -> None:
+    held = world.backend.hold("pwrite")
+    client = await world.go()
+    client.send(WRITE, 0, data=bytes(512))
+    await asyncio.wait_for(held.reached.wait(), 10)
+    quiet = world.disk.permission.seal.begin_closing()
+    late = client.send(WRITE, 512, data=bytes(512))
+    assert not quiet.done()
+    held.release()
+    results = await client.receive_all()
+    assert sorted(result.error for result in results.values()) == [0, ErrorNumber.ESHUTDOWN]
+    assert results[late].error == ErrorNumber.ESHUTDOWN
+    assert await client.at_end()
+    await asyncio.wait_for(asyncio.wrap_future(quiet), 10)
+
+
+async def test_export_of_a_finalized_image_is_read_only(world: World) -> None:
+    await world.disk.backend()
+    world.disk.permission.seal.close()
+    client = await world.go()
+    assert client.export.flags & ExportFlag.READ_ONLY
+    assert (await client.request(READ, 0, 512)).error == 0
+    assert (await client.request(WRITE, 0, data=bytes(512))).error == ErrorNumber.EPERM
+
+
+async def test_reading_connection_stays_when_the_image_is_finalized(world: World) -> None:
+    world.disk.permission.seal.close()
+    client = await world.go()
+    with pytest.raises(Forbidden):
+        world.disk.permission.seal.begin_closing()
+    assert (await client.request(READ, 0, 512)).error == 0
 
 
 # The end of a connection

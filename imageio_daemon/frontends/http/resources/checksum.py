@@ -6,28 +6,18 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from ....errors import InvalidRequest
-from ....image.blockhash import (
-    BLOCK_ALIGNMENT,
-    DEFAULT_ALGORITHM,
-    DEFAULT_BLOCK,
-    MAX_BLOCK,
-    MIN_BLOCK,
-    Total,
-    algorithms,
-)
+from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total
 from ....operations.checksum import Wanted, checksum
 from ....operations.hashing import Hashing
 from ....storage.buffers import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
+from ..checksums import ALGORITHMS, require_algorithm, require_block_size
 from ..headers import parse_number
 from ..messages import json_response
 from ..request import attach, query_of
 from ..routes import Resource, preflight
 from .images import READ_METHODS
-
-#: Characters of an unknown algorithm's name that the refusal repeats.
-MAX_SHOWN = 40
 
 
 class Checksums:
@@ -37,7 +27,6 @@ class Checksums:
         self._store = store
         self._buffers = buffers
         self._hashing = hashing
-        self._algorithms = algorithms()
 
     def resource(self) -> Resource:
         """Return the resource `/images/{}/checksum`."""
@@ -57,10 +46,9 @@ class Checksums:
         """
         query = query_of(request)
         algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
-        if algorithm not in self._algorithms:
-            known = ", ".join(self._algorithms)
-            raise InvalidRequest(f"Unknown algorithm {algorithm[:MAX_SHOWN]!r}, known: {known}")
-        block_size = _block_size(query.get("block_size"))
+        require_algorithm(algorithm)
+        block_size = parse_number(query.get("block_size", str(DEFAULT_BLOCK)), "block_size")
+        require_block_size(block_size)
         offset, length = _range(query)
         transfer = attach(self._store, request, Access.READ)
         total = Total(algorithm)
@@ -77,16 +65,7 @@ class Checksums:
 
     async def list_all(self, _: web.Request) -> web.Response:
         """Answer GET with the names of the algorithms. It needs no ticket."""
-        return json_response({"algorithms": self._algorithms})
-
-
-def _block_size(text: str | None) -> int:
-    if text is None:
-        return DEFAULT_BLOCK
-    size = parse_number(text, "block_size")
-    if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
-        raise InvalidRequest(f"Invalid block_size: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")
-    return size
+        return json_response({"algorithms": ALGORITHMS})
 
 
 def _range(query: Mapping[str, str]) -> tuple[int, int | None]:

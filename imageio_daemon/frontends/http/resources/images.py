@@ -4,16 +4,19 @@
 Parsing comes first, so that a malformed request gets the same answer with and without a valid ticket.
 """
 
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeGuard
+
 from aiohttp import web
 
-from ....errors import InvalidRequest, UnsupportedEncoding
+from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
 from ....operations import operations
 from ....storage.backend import BackendInfo
 from ....storage.buffers import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ..conditions import INSTANCE, Conditions
-from ..headers import Flush, parse_choice, parse_content_range, parse_patch, parse_range
+from ..headers import MAX_FINALIZE, MAX_JSON, Flush, parse_choice, parse_content_range, parse_patch, parse_range
 from ..messages import json_response, range_headers, whole_headers
 from ..request import Body, attach, exchange_of, name_of, query_of, read_json, waits_for_continue
 from ..routes import Resource
@@ -33,15 +36,23 @@ ANY = "*"
 class Images:
     """Serve the images of a store's tickets.
 
+    finalize: answers a PATCH with the op finalize and this JSON document.
     max_connections: the number of connections that OPTIONS recommends for one image, unless the storage has another
     limit. unix_socket: the address of the local service; None: it is disabled.
     """
 
     def __init__(
-        self, store: TransferStore, buffers: Buffers, *, max_connections: int, unix_socket: str | None
+        self,
+        store: TransferStore,
+        buffers: Buffers,
+        finalize: Callable[[web.Request, dict[str, Any]], Awaitable[web.Response]],
+        *,
+        max_connections: int,
+        unix_socket: str | None,
     ) -> None:
         self._store = store
         self._buffers = buffers
+        self._finalize = finalize
         self._max_connections = max_connections
         self._unix_socket = unix_socket
 
@@ -62,10 +73,11 @@ class Images:
         `*` needs no ticket. Raises Forbidden, TooManyConnections, Canceled, StorageError.
         """
         if name_of(request) == ANY:
-            return self._capabilities(writable=True, flush=True, durable=self._store.keeps_records, image={})
+            durable = self._store.keeps_records
+            return self._capabilities(writable=True, flush=True, durable=durable, finalize=True, image={})
         transfer = attach(self._store, request, Access.READ)
         info = await operations.info(transfer)
-        writable = transfer.ticket.may(Access.WRITE)
+        writable = transfer.permission.writable
         image: dict[str, object] = {
             "max_readers": info.max_readers or self._max_connections,
             "max_writers": info.max_writers or self._max_connections,
@@ -74,8 +86,13 @@ class Images:
         }
         if writable and (available := await operations.available(transfer)) is not None:
             image["available"] = available
+        if transfer.permission.seal.closed:
+            image["finalized"] = True
         durable = transfer.record is not None
-        return self._capabilities(writable=writable, flush=info.can_flush, durable=durable, image=image)
+        finalize = transfer.ticket.may(Access.WRITE) and info.can_flush
+        return self._capabilities(
+            writable=writable, flush=info.can_flush, durable=durable, finalize=finalize, image=image
+        )
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
@@ -129,14 +146,16 @@ class Images:
         return response
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Zero a range, or flush, as the JSON document in the body says.
+        """Zero a range, flush, or finalize, as the JSON document in the body says.
 
-        A request with `Expect: 100-continue` is authorised before its body is read. Raises InvalidRequest, TooLarge,
-        NotFast, OutOfRange, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError.
+        A request with `Expect: 100-continue`, or with a long body, is authorised before its body is read. Raises
+        InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Forbidden, TooManyConnections, Canceled, PeerGone,
+        StorageError.
         """
-        if waits_for_continue(request):
-            self._store.authorize(name_of(request), Access.WRITE)
-        todo = parse_patch(await read_json(request))
+        document = await self._read_patch(request)
+        if _is_finalize(document):
+            return await self._finalize(request, document)
+        todo = parse_patch(document)
         transfer = attach(self._store, request, Access.WRITE)
         if isinstance(todo, Flush):
             await operations.flush(transfer)
@@ -146,14 +165,38 @@ class Images:
             )
         return web.Response()
 
-    def _capabilities(self, *, writable: bool, flush: bool, durable: bool, image: dict[str, object]) -> web.Response:
+    async def _read_patch(self, request: web.Request) -> object:
+        """Return the JSON document of a PATCH. Only who has a ticket that may write sends the longer ones."""
+        length = request.content_length or 0
+        if not waits_for_continue(request) and length <= MAX_JSON:
+            return await read_json(request)
+        transfer = self._store.authorize(name_of(request), Access.READ)
+        if not transfer.ticket.may(Access.WRITE):
+            raise Forbidden(f"{DENIED}: ticket forbids {Access.WRITE.value}")
+        if length <= MAX_JSON:
+            return await read_json(request)
+        async with self._buffers.lease(transfer, min(length, MAX_FINALIZE), most=1):  # memory for as much again
+            document = await read_json(request, MAX_FINALIZE)
+        if not _is_finalize(document):
+            raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
+        return document
+
+    def _capabilities(
+        self, *, writable: bool, flush: bool, durable: bool, finalize: bool, image: dict[str, object]
+    ) -> web.Response:
         missing = {name for name, there in (("flush", flush), ("durable", durable)) if not there}
         features = [*READ_FEATURES, *(each for each in WRITE_FEATURES if writable and each not in missing)]
+        if finalize:
+            features.append("finalize")
         answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket
         allow = READ_METHODS + (WRITE_METHODS if writable else ())
         return json_response(answer, {"Allow": ",".join(allow)})
+
+
+def _is_finalize(document: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(document, dict) and document.get("op") == "finalize"
 
 
 def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
