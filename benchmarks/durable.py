@@ -49,7 +49,7 @@ HTTP = (
 _RANDOM_BLOCKS = """
 import random
 choose = random.Random(1)
-places = [choose.randrange(size // 4096) * 4096 for _ in range({count})]
+places = [block * 4096 for block in choose.sample(range(size // 4096), {count})]
 data = b"x" * 4096
 for _ in range({times}):
     for place in places:
@@ -81,8 +81,8 @@ def nbd_cases() -> Iterator[nbdcases.Case]:
         work = functools.partial(fio_flushing, each)
         yield nbdcases.Case(f"fio randwrite 4 KiB, a flush each {each}", "1000/s", work)
     fua = "nbd.CMD_FLAG_FUA"
-    yield nbdcases.Case("FUA 4 KiB, one by one", "1000/s", functools.partial(blocks, 500, 1, fua, ""))
-    yield nbdcases.Case("FUA 4 KiB, twice", "1000/s", functools.partial(blocks, 250, 2, fua, ""))
+    yield nbdcases.Case("FUA 4 KiB, one by one", "1000/s", functools.partial(blocks, 1000, 1, fua, ""))
+    yield nbdcases.Case("FUA 4 KiB, twice", "1000/s", functools.partial(blocks, 500, 2, fua, ""))
 
 
 def compare_http(case: cases.Case, images: Images, count: int, seconds: float) -> Result:
