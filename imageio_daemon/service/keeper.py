@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thread that keeps the files of a directory as they were last wanted, so that no event loop waits for a disk."""
+"""Threads that keep the files of a directory as they were last wanted, so that no event loop waits for a disk."""
 
 import concurrent.futures
 import contextlib
 import logging
 import os
 import threading
+import time
 from typing import NamedTuple
 
 from .state import write_file
@@ -13,6 +14,10 @@ from .state import write_file
 log = logging.getLogger(__name__)
 
 Done = concurrent.futures.Future[bool]
+
+#: Files that are written at a time. The journal of a file system joins what is flushed at the same time: 128 files of
+#: 600 bytes took 8 ms each one after the other, and 0.5 ms each four at a time (ext4 on a busy virtual disk).
+THREADS = 4
 
 
 class _Wanted(NamedTuple):
@@ -27,22 +32,26 @@ class _Wanted(NamedTuple):
 
 
 class FileKeeper:
-    """Write and remove files of a directory, durably and in order. Thread-safe.
+    """Write and remove files of a directory, durably, and those of one name in order. Thread-safe.
 
-    directory: its descriptor, valid until close(). Files that are wanted meanwhile are done together, with one fsync(2)
-    of the directory. what: name of the files for the log, such as "tickets".
+    directory: its descriptor, valid until close(). Files that shall be removed come first. what: name of the files for
+    the log, such as "tickets".
     """
 
     def __init__(self, directory: int, what: str) -> None:
         self._directory = directory
         self._what = what
         self._changed = threading.Condition()
-        self._wanted: dict[str, _Wanted] = {}
+        self._writes: dict[str, _Wanted] = {}
+        self._removals: dict[str, _Wanted] = {}
+        self._busy: set[str] = set()  # files that a thread writes or removes now
         self._closing = False
         self._failing = False
-        # A daemon thread: a disk that hangs must not keep the process from its end.
-        self._thread = threading.Thread(target=self._run, name=f"keep-{what}", daemon=True)
-        self._thread.start()
+        # Daemon threads: a disk that hangs must not keep the process from its end.
+        names = (f"keep-{what}-{number}" for number in range(THREADS))
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
 
     def write(self, name: str, data: bytes, *, keep_old: bool = False) -> Done:
         """Replace a file. An earlier wish for the same file that is not done yet is forgotten.
@@ -58,39 +67,50 @@ class FileKeeper:
         return self._want(name, None, keep_old=False)
 
     def close(self, timeout: float) -> bool:
-        """Do what is wanted, for at most timeout seconds, and end the thread. Tell whether all was done."""
+        """Do what is wanted, for at most timeout seconds, and end the threads. Tell whether all was done."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive()
+            self._changed.notify_all()
+        until = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _want(self, name: str, data: bytes | None, *, keep_old: bool) -> Done:
         done = Done()
         with self._changed:
-            before = self._wanted.pop(name, None)
+            before = self._writes.pop(name, None) or self._removals.pop(name, None)
             if before is None:
-                self._wanted[name] = _Wanted(data, keep_old, [done])
+                wanted = _Wanted(data, keep_old, [done])
             else:
-                self._wanted[name] = _Wanted(data, keep_old and before.keep_old, [*before.done, done])
+                wanted = _Wanted(data, keep_old and before.keep_old, [*before.done, done])
+            (self._removals if data is None else self._writes)[name] = wanted
             self._changed.notify()
         return done
 
     def _run(self) -> None:
-        while wanted := self._take():
-            results = {name: self._do(name, file.data, file.keep_old) for name, file in wanted.items()}
+        while (taken := self._take()) is not None:
+            name, (data, keep_old, waiting) = taken
+            result = self._do(name, data, keep_old)
             failed = self._sync()
-            for name, file in wanted.items():
-                for done in file.done:
-                    _resolve(done, failed or results[name])
+            for done in waiting:
+                _resolve(done, failed or result)
+            with self._changed:
+                self._busy.remove(name)
+                self._changed.notify_all()
 
-    def _take(self) -> dict[str, _Wanted]:
-        """Wait until files are wanted and return them; an empty dict after close()."""
+    def _take(self) -> tuple[str, _Wanted] | None:
+        """Wait until a file is wanted that is not busy, and return name and wish. None: all is done after close()."""
         with self._changed:
-            while not self._wanted and not self._closing:
+            while True:
+                for wanted in (self._removals, self._writes):
+                    name = next((name for name in wanted if name not in self._busy), None)
+                    if name is not None:
+                        self._busy.add(name)
+                        return name, wanted.pop(name)
+                if self._closing and not self._removals and not self._writes:
+                    return None
                 self._changed.wait()
-            wanted, self._wanted = self._wanted, {}
-            return wanted
 
     def _do(self, name: str, data: bytes | None, keep_old: bool) -> bool | OSError:
         if data is not None:

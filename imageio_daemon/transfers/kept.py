@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 #: The part of a ticket's timeout by which use may have renewed it before its file is written again.
 RENEWED_PART = 1 / 4
-#: Files that are written again at a time. With 5 ms for each, a removal waits for 0.3 s.
+#: Files that are written again at a time, so that new tickets do not wait for long.
 MOST_RENEWED = 64
 #: Seconds that an answer waits for the disk.
 KEEP_TIMEOUT = 10.0

@@ -5,6 +5,7 @@ SHA-256 of the rest, in hex, and a newline
 a JSON object: "ticket", "remaining" seconds when it was written, "written" with the clocks of then, "state"
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -35,8 +36,7 @@ class Clocks(NamedTuple):
     @classmethod
     def read(cls) -> "Clocks":
         """Read the clocks."""
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return cls(boot, time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+        return cls(_boot(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def since(self, then: "Clocks") -> float:
         """Return the seconds that have passed since then, rather more than less; infinity if a clock went back.
@@ -89,6 +89,11 @@ class Record(NamedTuple):
         if not isinstance(remaining, float) or not remaining < math.inf or not isinstance(state, dict):
             raise InvalidRequest("it is not a record of a ticket")
         return cls(ticket, remaining, state)
+
+
+@functools.cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def file_name(ticket_id: str) -> str:

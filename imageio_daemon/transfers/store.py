@@ -90,7 +90,7 @@ class TransferStore:
         try:
             await self.keep(transfer)
         except (StorageError, Unavailable) as e:  # it is served all the same
-            log.error("transfer %s: its ticket is not kept: %s", ticket.log_name, e)
+            log.error("transfer %s: its ticket is not kept so far: %s", ticket.log_name, e)
         return transfer
 
     def restore(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.service import state
-from imageio_daemon.service.keeper import FileKeeper
+from imageio_daemon.service.keeper import THREADS, FileKeeper
 
 #: Seconds that nothing here takes.
 SOON = 20.0
@@ -134,13 +134,23 @@ def test_directory_that_cannot_be_flushed_is_an_error(
 
 
 def test_wish_whose_waiter_has_gone_is_done_all_the_same(keeper: FileKeeper, disk: Disk, tmp_path: Path) -> None:
-    keeper.write("a", b"")
+    keeper.write("a", b"1")
     assert disk.asked.wait(SOON)
-    keeper.write("b", b"").cancel()
-    last = keeper.write("c", b"")
+    keeper.write("a", b"2").cancel()
+    last = keeper.write("a", b"3")
     disk.working.set()
     assert last.result(SOON)
-    assert (tmp_path / "b").exists()
+    assert (tmp_path / "a").read_bytes() == b"3"
+
+
+def test_removal_does_not_wait_for_all_that_is_to_be_written(keeper: FileKeeper, disk: Disk) -> None:
+    for number in range(THREADS - 1):
+        keeper.write(f"slow-{number}", b"")
+    waiting = [keeper.write(f"more-{number}", b"") for number in range(9)]
+    removed = keeper.remove("a")
+    assert removed.result(SOON)
+    disk.working.set()
+    assert all(done.result(SOON) for done in waiting)
 
 
 def test_close_does_what_is_wanted(directory: int, tmp_path: Path) -> None:
