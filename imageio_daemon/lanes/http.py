@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError, Truncated, Unavailable
-from ..storage.completions import describe, no_fault, syscall_name
+from ..storage.completions import describe, kind_name, no_fault, syscall_name
 from .lane import Lane
 from .terms import Terms
 
@@ -105,9 +105,12 @@ class HttpLane(Lane):
         rest = _new_memory("char[]", lib.IOU_LANE_MAX_STAGED)
         length = lib.iou_http_ended(self._lane, end, rest)
         broken = end.reason == lib.IOU_HTTP_BROKEN
+        error = self._error(end)
+        if isinstance(error, StorageError):
+            self._failed[kind_name(end.kind)] += 1
         return HttpEnd(
             other=end.reason == lib.IOU_HTTP_OTHER,
-            error=self._error(end),
+            error=error,
             unread=end.unread,
             cut=end.reason == lib.IOU_HTTP_CUT,
             broken=int(self.stats.error) if broken else None,

@@ -9,8 +9,9 @@ import asyncio
 import errno
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ioutil_ext import ffi, lib
 
@@ -22,6 +23,7 @@ from ..storage.completions import METHODS, kind_name
 from ..storage.file.engine import Engine
 from ..storage.lease import Lease
 from ..storage.running import Waiting
+from ..storage.totals import Totals
 from .image import LaneImage
 from .places import Places
 from .records import Records
@@ -40,6 +42,14 @@ MAX_LANES = 256
 
 
 AnyLane = TypeVar("AnyLane", bound="Lane")
+
+
+class LaneMemory(NamedTuple):
+    """Memory for data of all lanes, in bytes: the limit, and what is in use. waiting: tickets that wait for some."""
+
+    limit: int
+    used: int
+    waiting: int
 
 
 class Lanes:
@@ -76,6 +86,12 @@ class Lanes:
     def _recall(self, more: int) -> None:
         lib.iou_lanes_recall(self.shared, more)
 
+    def memory(self) -> LaneMemory:
+        """Return the memory that lanes have now."""
+        stats = ffi.new("iou_lanes_stats *")
+        lib.iou_lanes_get_stats(self.shared, stats)
+        return LaneMemory(int(stats.limit), int(stats.used), int(stats.waiting))
+
     def free(self) -> None:
         """Free the memory, unless lanes are left, because storage hangs or their loop stopped before their end."""
         if lib.iou_lanes_free(self.shared):
@@ -99,6 +115,7 @@ class Lane:
         self._refuses = False
         self._tls: TlsSocket | None = None  # kept alive while C uses it
         self._stats = ffi.new("iou_lane_stats *")
+        self._failed: Counter[str] = Counter()  # operations that storage has failed, by kind
         self._on_event: Callable[[], None] = _nothing
         self._on_end: Callable[[], None] = _nothing
 
@@ -119,10 +136,10 @@ class Lane:
         with self._lock:
             if self._refuses:  # since before the start
                 lib.iou_lane_refuse(self._lane)
-        self._reports = Reports(self._lane, backend, self._operation.control)
+        self._reports = Reports(self._lane, backend, self._operation.control, self._failed)
         self._tls = tls
         self._lanes.alive.add(self)
-        self._lanes.served.begin(self._service, By.LANE, self)
+        self._lanes.served.begin((self._service, By.LANE), self)
 
     def _begin(self, backend: LaneImage, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None) -> Any:
         """Start and return the iou_lane of C. Raises StorageError, Canceled."""
@@ -214,21 +231,19 @@ class Lane:
         """Return the number of bytes done so far, zeroed ones, too."""
         return self._operation.done
 
-    @property
-    def moved(self) -> int:
-        """Return the number of bytes that were read or written by operations that have ended."""
-        return int(self.stats.moved)
-
     def served(self) -> Count:
         """Return the requests and bytes so far, without `rest` of start(), which Python has received and counted."""
         stats = self.stats
-        return Count(stats.requests, stats.received, stats.sent)
+        return Count(stats.requests, stats.received, stats.sent, failed=int(stats.failed))
 
-    @property
-    def zeroed(self) -> dict[ZeroMethod, int]:
-        """Return the number of bytes that were zeroed, by method."""
-        zeroed = self.stats.zeroed
-        return {METHODS[method]: zeroed[method] for method in METHODS if zeroed[method]}
+    def totals(self) -> Totals:
+        """Return what storage has done in operations that have ended, and those that failed and were reported."""
+        stats = self.stats
+        zeroed: Counter[ZeroMethod] = Counter()
+        for method in METHODS:
+            if stats.zeroed[method]:
+                zeroed[METHODS[method]] = stats.zeroed[method]
+        return Totals(stats.read, stats.written, zeroed, self._failed.copy())
 
     def counted(self) -> list[tuple[int, int]]:
         """Return the ranges, (start, end) in bytes, that were transferred since the last call. Empty after the end."""

@@ -31,6 +31,22 @@ class Places:
         self._taken_by: Counter[Hashable] = Counter()
         self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # in the order of turns; no empty queues
 
+    @property
+    def most(self) -> int:
+        """Return the number of places."""
+        return self._most
+
+    @property
+    def taken(self) -> int:
+        """Return how many places are taken."""
+        return self._taken
+
+    @property
+    def waiting(self) -> int:
+        """Return how many connections wait for a place."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
+
     def enter(self, owner: Hashable) -> bool:
         """Take a place if the owner may have one and no connection waits. Return whether it was taken."""
         with self._lock:

@@ -2,12 +2,13 @@
 """What a lane reports of its operations, for the log."""
 
 import logging
+from collections import Counter
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError
-from ..storage.completions import describe, syscall_name, tell
+from ..storage.completions import describe, kind_name, syscall_name, tell
 from .image import LaneImage
 
 log = logging.getLogger(__name__)
@@ -16,13 +17,15 @@ log = logging.getLogger(__name__)
 class Reports:
     """Log operations that failed, were slow or gave up a method of zeroing. Used on the loop of the lane.
 
-    lane: the iou_lane of C. control: the lane's.
+    lane: the iou_lane of C. control: the lane's. failed: counts the operations that failed, by kind; by "" those whose
+    reports were lost.
     """
 
-    def __init__(self, lane: Any, image: LaneImage, control: Any) -> None:
+    def __init__(self, lane: Any, image: LaneImage, control: Any, failed: Counter[str]) -> None:
         self._lane = lane
         self._image = image
         self._control = control
+        self._failed = failed
         self._lost = 0  # reports that were lost, as far as their number was logged
 
     @property
@@ -39,6 +42,7 @@ class Reports:
             for report in reports[0:count]:
                 self._tell(report)
         if lost > self._lost:
+            self._failed[""] += lost - self._lost
             log.error("storage failed: %s: %d more times", self.name, lost - self._lost)
             self._lost = lost
 
@@ -54,5 +58,6 @@ class Reports:
             if failure is None or (not isinstance(failure, StorageError) and report.syscall == lib.IOU_SYS_EXTERNAL):
                 failure = StorageError(report.error, what, syscall_name(report.syscall))
             if isinstance(failure, StorageError):
+                self._failed[kind_name(report.kind)] += 1
                 log.error("storage failed: %s", failure)
         tell(what, self.name, report.elapsed, report.given_up)

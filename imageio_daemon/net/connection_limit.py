@@ -104,6 +104,21 @@ class ConnectionLimit:
         """Return the number of connections in the stages STRANGER and KNOWN."""
         return len(self._known) + len(self._strangers[Stage.STRANGER])
 
+    @property
+    def most(self) -> int:
+        """Return the most connections in the stages STRANGER and KNOWN together."""
+        return self._most
+
+    @property
+    def dropped(self) -> int:
+        """Return how many strangers were closed for new connections so far."""
+        return self._dropped
+
+    def places(self) -> dict[Stage, int]:
+        """Return the number of connections in each stage."""
+        with self._lock:
+            return {Stage.KNOWN: len(self._known), **{stage: len(those) for stage, those in self._strangers.items()}}
+
     def enter(self, stage: Stage, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a new connection.
 

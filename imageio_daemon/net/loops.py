@@ -237,6 +237,10 @@ class Endpoint(NamedTuple):
 class Listener(Protocol):
     """The acceptor of a listening socket's connections."""
 
+    def is_serving(self) -> bool:
+        """Tell whether connections are accepted."""
+        ...
+
     def close(self) -> None:
         """Close the listening socket."""
         ...
@@ -270,6 +274,10 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
         self._listen()
+
+    def is_serving(self) -> bool:
+        """Tell whether connections are accepted: not after close(), and not while there are no descriptors."""
+        return self._paused is None and self._socket.fileno() != -1
 
     def close(self) -> None:
         """Close the listening socket."""

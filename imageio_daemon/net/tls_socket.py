@@ -33,6 +33,11 @@ class TlsContext:
             raise OSError(-code, ffi.string(reason).decode(errors="replace"))
         self._context = ffi.gc(result[0], lib.iou_tls_context_free)
 
+    @property
+    def expires(self) -> int:
+        """Return when the certificate expires, in seconds since 1970; 0: there is none."""
+        return int(lib.iou_tls_context_expires(self._context))
+
     def wrap(self, sock: socket.socket, host: str | None = None) -> "TlsSocket":
         """Return TLS on a connected, non-blocking socket.
 

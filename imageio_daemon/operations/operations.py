@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 
-from ..errors import DENIED, Canceled, NotFound
+from ..errors import DENIED, Canceled, NotFound, StorageError
 from ..image.extents import Extent, ExtentList, merged
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.buffers import MAX_BUFFER, Buffers
@@ -43,7 +43,9 @@ async def running(
         try:
             async with _interruptible(op):
                 yield op, await transfer.backend()
-        except BaseException:
+        except BaseException as e:
+            if isinstance(e, StorageError):
+                transfer.failed(op.kind)
             transfer.abandon(op)
             raise
 

@@ -37,6 +37,11 @@ def fields(**values: object) -> dict[str, dict[str, object]]:
     return {"fields": values}
 
 
+def lines_lost() -> int:
+    """Return how many lines were dropped so far, because nothing read the log."""
+    return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+
+
 @contextlib.contextmanager
 def setup(level: str, style: str, fd: int = STDERR) -> Iterator[None]:
     """Log messages at or above level to a file descriptor, by default standard error; flush at the end.
@@ -97,6 +102,8 @@ class LineHandler(logging.Handler):
         self._waiting: list[bytes] = []
         self._size = 0
         self._dropped = 0
+        #: Lines that were dropped so far.
+        self.lost = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
@@ -112,6 +119,7 @@ class LineHandler(logging.Handler):
         with self._changed:
             if self._size + len(line) > MAX_WAITING:
                 self._dropped += 1
+                self.lost += 1
                 return
             self._waiting.append(line)
             self._size += len(line)

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of requests and bytes that each service has served, by C's lanes and by Python.
+"""Counts of requests and bytes that each service has served, by C's lanes and by Python."""
 
-Each connection keeps its own counts, which are read when the sums are asked for. So a request takes no lock here.
-"""
-
-import threading
+from collections.abc import Hashable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+
+from .sums import Sums
 
 
 class By(StrEnum):
@@ -19,13 +18,16 @@ class By(StrEnum):
 class Count(NamedTuple):
     """Requests, and bytes received and sent. Bytes are those of HTTP or NBD, without the overhead of TLS.
 
-    An HTTP request that fails in C is counted for Python, which answers it. Bytes are counted for the side that moved
-    them: C may receive the bytes of a request that Python serves.
+    refused: requests that were answered with a fault of the client, 4xx in HTTP. failed: with a fault of the server,
+    5xx in HTTP, or with any error in NBD. An HTTP request that fails in C is counted for Python, which answers it.
+    Bytes are counted for the side that moved them: C may receive the bytes of a request that Python serves.
     """
 
     requests: int = 0
     received: int = 0
     sent: int = 0
+    refused: int = 0
+    failed: int = 0
 
     def plus(self, other: "Count") -> "Count":
         """Return the sum."""
@@ -36,7 +38,7 @@ class Count(NamedTuple):
         return Count(*(a - b for a, b in zip(self, other, strict=True)))
 
 
-class Source(Protocol):
+class Source(Hashable, Protocol):
     """A connection, or a lane that serves one."""
 
     def served(self) -> Count:
@@ -44,31 +46,14 @@ class Source(Protocol):
         ...
 
 
-class Served:
-    """The sums of all connections' counts. Thread-safe."""
+class Served(Sums[tuple[str, By], Source, Count]):
+    """The sums of all connections' counts, by service and by what has served. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ended: dict[tuple[str, By], Count] = {}
-        self._sources: dict[Source, tuple[str, By]] = {}
+        super().__init__(Count(), lambda source: source.served())
 
-    def begin(self, service: str, by: By, source: Source) -> None:
-        """Include a source in the sums until end()."""
-        with self._lock:
-            self._sources[source] = (service, by)
-
-    def end(self, source: Source) -> None:
-        """Add the final counts of a source, and forget it. Does nothing if it has not begun or has ended."""
-        with self._lock:
-            key = self._sources.pop(source, None)
-            if key is not None:
-                self._ended[key] = self._ended.get(key, Count()).plus(source.served())
-
-    def counts(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return requests, received and sent bytes, by service, then by `By`."""
-        with self._lock:
-            sums = dict(self._ended)
-            for source, key in self._sources.items():
-                sums[key] = sums.get(key, Count()).plus(source.served())
+    def as_json(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return the sums by service, then by `By`, as the control service sends them."""
+        sums = self.sums()
         services = sorted({service for service, _ in sums})
         return {s: {by: sums.get((s, by), Count())._asdict() for by in By} for s in services}

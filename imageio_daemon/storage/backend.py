@@ -13,7 +13,7 @@ from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
 from .buffers import MAX_BUFFER
 from .durable import DurableRecord
-from .running import MOVING, Kind, Waiting
+from .running import Kind, Waiting
 
 
 class ZeroMethod(StrEnum):
@@ -110,11 +110,6 @@ class Operation:
     def done(self) -> int:
         """Return the number of bytes that are done."""
         return int(self.control.done)
-
-    @property
-    def moved(self) -> int:
-        """Return the number of bytes that were read or written."""
-        return self.done if self.kind in MOVING else 0
 
     def advance(self, count: int) -> None:
         """Add count bytes to `done`, for backends in Python."""

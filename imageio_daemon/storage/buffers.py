@@ -124,23 +124,20 @@ class BufferPool:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = {}
-        self._allocated = 0
-        self._in_use = 0
+        #: Bytes of all buffers, in use or free; bytes in use. Changed under the lock.
+        self.allocated = 0
+        self.in_use = 0
         self._in_use_by: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
         self._waiting: dict[Hashable, deque[_Claim]] = {}  # in the order of turns; no empty queues
 
     @property
-    def in_use(self) -> int:
-        """Return the bytes in use."""
-        return self._in_use
-
-    @property
-    def allocated(self) -> int:
-        """Return the bytes of all buffers, in use or free."""
-        return self._allocated
+    def waiting(self) -> int:
+        """Return how many requests wait for memory."""
+        with self._lock:
+            return sum(map(len, self._waiting.values()))
 
     async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
         """Return a buffer of at least size bytes, retained once. Wait while the budget or the owner's quota is used up.
@@ -174,7 +171,7 @@ class BufferPool:
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer whose last holder has released it."""
         with self._lock:
-            self._in_use -= buffer.size
+            self.in_use -= buffer.size
             self._in_use_by[buffer.owner] -= buffer.size
             if not self._in_use_by[buffer.owner]:
                 del self._in_use_by[buffer.owner]
@@ -185,14 +182,14 @@ class BufferPool:
 
     def _rounded(self, size: int) -> int:
         rounded = max(MIN_BUFFER, 1 << (size - 1).bit_length())
-        if rounded > min(self._limit, MAX_BUFFER):
-            raise Unavailable(f"No buffer of {size} bytes within the budget of {self._limit}")
+        if rounded > min(self.limit, MAX_BUFFER):
+            raise Unavailable(f"No buffer of {size} bytes within the budget of {self.limit}")
         return rounded
 
     def _may_have(self, owner: Hashable, size: int) -> bool:
         """Tell whether an owner's quota allows for another buffer."""
         in_use = self._in_use_by[owner]
-        return owner is None or not in_use or in_use + size <= 2 * (self._limit - self._in_use - size)
+        return owner is None or not in_use or in_use + size <= 2 * (self.limit - self.in_use - size)
 
     def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
         """Take a buffer, unless a claim that waits comes first."""
@@ -209,10 +206,10 @@ class BufferPool:
                 buffer = Buffer(self, size)
             except OSError as e:
                 raise Unavailable(f"No memory for a buffer of {size} bytes: {e.strerror}") from None
-            self._allocated += size
+            self.allocated += size
         else:
             return None
-        self._in_use += size
+        self.in_use += size
         self._in_use_by[owner] += size
         buffer.owner = owner
         buffer.retain()
@@ -220,12 +217,12 @@ class BufferPool:
 
     def _make_room(self, size: int) -> bool:
         """Drop free buffers of other sizes until size more bytes fit into the budget."""
-        if self._in_use + size > self._limit:
+        if self.in_use + size > self.limit:
             return False
         for buffers in self._free.values():
-            while buffers and self._allocated + size > self._limit:
-                self._allocated -= buffers.pop().size
-        return self._allocated + size <= self._limit
+            while buffers and self.allocated + size > self.limit:
+                self.allocated -= buffers.pop().size
+        return self.allocated + size <= self.limit
 
     def _next_claim(self) -> _Claim | None:
         """Return the next claim: the oldest of the first owner, in the order of turns, whose quota allows it."""

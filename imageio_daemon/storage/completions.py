@@ -40,6 +40,10 @@ def kind_name(kind: int) -> str:
     return str(ffi.string(lib.iou_kind_name(kind)).decode())
 
 
+#: The names of all kinds of operations of C.
+KINDS = tuple(kind_name(kind) for kind in range(lib.IOU_OPEN, lib.IOU_EXTENTS + 1))
+
+
 def syscall_name(number: int) -> str:
     """Return the name of a system call for the log."""
     return str(ffi.string(lib.iou_syscall_name(number)).decode())

@@ -17,8 +17,11 @@ class Kind(StrEnum):
     STAT = "stat"
 
 
-#: The operations that read or write bytes of the image.
-MOVING = (Kind.READ, Kind.WRITE, Kind.CHECKSUM)
+#: Seconds after which an operation is said to hang. Usual ones of a few MiB take some ms.
+HANGING = 30.0
+
+#: The operations that read bytes of the image.
+READING = (Kind.READ, Kind.CHECKSUM)
 
 
 class Waiting(NamedTuple):

@@ -14,6 +14,7 @@ from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
 
+from ..errors import InUse
 from .ticket import Ticket
 
 
@@ -122,6 +123,15 @@ class EndingTransfers:
     def uses(self, url: str, identity: object, *, but: object) -> bool:
         """Tell whether a transfer other than `but` may still use the image of this url or identity (None: unknown)."""
         return any(users.transfers - {but} for users in self._of_image(url, identity))
+
+    async def until_ended(self, ticket_id: str, timeout: float) -> None:
+        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after timeout seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while left := self.of_ticket(ticket_id):
+                    await left[0].until_ended()
+        except TimeoutError:
+            raise InUse("The ticket is still used: what runs on its image has not ended") from None
 
     async def until_free(self, url: str, identity: object) -> None:
         """Wait until no transfer of the registry uses the image of this url or identity. May be cancelled."""

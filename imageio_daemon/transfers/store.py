@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """All transfers of the daemon, by ticket id. Shared by the event loops; transfers/transfer.py has the rules."""
 
-import asyncio
 import logging
 import threading
 import time
@@ -9,6 +8,8 @@ import time
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
 from ..service.state import StateDirectory
+from ..service.sums import Sums
+from ..storage.totals import Totals
 from .drain import Drain
 from .durable import DurableRecords
 from .end import TransferEnd
@@ -68,6 +69,8 @@ class TransferStore:
         self.keeping = Keeping(open_kept(state, clock, wanted=keep_tickets), self._lock, self._transfers)
         #: Set while the store drains: which transfers go on.
         self.drain: Drain | None = None
+        #: What storage has done for all transfers, by the kind of their images.
+        self.totals: Sums[str, Transfer, Totals] = Sums(Totals(), Transfer.totals)
 
     def add(self, ticket: Ticket) -> Transfer:
         """Add a ticket that is not kept, and replace one of the same id, whose requests are cancelled.
@@ -133,7 +136,9 @@ class TransferStore:
             transfer.kept = kept
             if record is not None:
                 transfer.restore(record.remaining, record.state)
+        self.totals.begin(ticket.storage, transfer)
         transfer.end.when_left(self._leave)
+        transfer.end.when_left(lambda _: self.totals.end(transfer))
         transfer.end.when_ended(self._forget)
         if replaced is not None:
             self._cancel(replaced)
@@ -199,7 +204,7 @@ class TransferStore:
         forgotten = self.keeping.forget([ticket_id])
         if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
-        await self._until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
+        await self._ending.until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
         await until_forgotten(forgotten)
         with self._lock:
             if transfer is not None and self._transfers.get(ticket_id) is transfer:
@@ -261,15 +266,6 @@ class TransferStore:
         transfer.cancel(goes_on=goes_on)
         with self._lock:
             self._ends(transfer)
-
-    async def _until_ended(self, ticket_id: str, timeout: float) -> None:
-        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after timeout seconds."""
-        try:
-            async with asyncio.timeout(timeout):
-                while left := self._ending.of_ticket(ticket_id):
-                    await left[0].until_ended()
-        except TimeoutError:
-            raise InUse("The ticket is still used: what runs on its image has not ended") from None
 
     def _leave(self, end: TransferEnd) -> None:
         with self._lock:

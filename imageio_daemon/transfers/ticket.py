@@ -13,6 +13,9 @@ from ..units import MAX_OFFSET
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
 
+#: What may have the image of a ticket: a file or device, an NBD server, another server of the images API, or, for an
+#: image with a format, a qemu-nbd of ours.
+STORAGE = ("file", "nbd", "http", "qemu")
 #: The longest ticket id, in bytes of UTF-8. The id is the name of an NBD export, and clients may refuse names of more
 #: than 256 bytes.
 MAX_ID = 255
@@ -150,6 +153,13 @@ class Ticket:
     def shown_url(self) -> str:
         """Return the url for logs, without the names that may be secrets of other servers."""
         return str(self.nbd or self.http or self.url)
+
+    @property
+    def storage(self) -> str:
+        """Return what has the image, one of STORAGE."""
+        if self.format != "raw":
+            return "qemu"
+        return "nbd" if nbd_url.is_nbd(self.url) else "http" if http_url.is_http(self.url) else "file"
 
     def may(self, access: Access) -> bool:
         """Tell whether the ticket allows the access. Write access includes read access."""

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations and lanes of a transfer, and their totals."""
 
-from collections import Counter
-
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
 from ..storage.backend import Operation, ZeroMethod
-from ..storage.running import Waiting
+from ..storage.running import Kind, Waiting
+from ..storage.totals import Totals
 from ..units import MiB
 
 
@@ -24,8 +23,7 @@ class Traffic:
         self._transferred = RangeSet()
         self._requests = 0
         self._bytes = 0
-        self._moved = 0
-        self._zeroed: Counter[ZeroMethod] = Counter()
+        self._totals = Totals()  # of what has ended
 
     # What runs
 
@@ -39,10 +37,9 @@ class Traffic:
         """Return how many requests run now. May be called without the lock."""
         return len(self._operations) + sum(lane.running for lane in tuple(self._lanes))
 
-    @property
-    def storage_wait(self) -> float:
-        """Return the longest time, in seconds, for which a request has waited for storage; 0 if none waits."""
-        return max((used.storage_wait for used in self.all()), default=0.0)
+    def storage_waits(self) -> list[float]:
+        """Return the seconds for which the requests and lanes that wait for storage have waited."""
+        return [wait for used in self.all() if (wait := used.storage_wait)]
 
     @property
     def slowest(self) -> Waiting | None:
@@ -84,7 +81,7 @@ class Traffic:
             self._counted.remove(op)
             self._transferred.add(op.offset, op.offset + op.done)
         self._bytes += op.done
-        self._moved += op.moved
+        self._totals.count(op)
 
     def add_lane(self, lane: Lane, *, changes: bool) -> None:
         """Add a lane. changes: it may change the image."""
@@ -101,14 +98,17 @@ class Traffic:
         self._fetch(lane)
         self._requests += lane.stats.requests
         self._bytes += lane.done
-        self._moved += lane.moved
-        self._zeroed.update(lane.zeroed)
+        self._totals = self._totals.plus(lane.totals())
 
     # What was done
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Add length bytes to those that were zeroed by a method."""
-        self._zeroed[method] += length
+        self._totals.zeroed[method] += length
+
+    def failed(self, kind: Kind) -> None:
+        """Count an operation that storage has failed."""
+        self._totals.failed[kind] += 1
 
     def collect(self) -> None:
         """Fetch the ranges that lanes have counted."""
@@ -125,16 +125,14 @@ class Traffic:
         running = [(op.offset, op.offset + op.done) for op in self._counted]
         return self._transferred.size_with(running) if running else self._transferred.size()
 
-    def moved(self) -> int:
-        """Return how many bytes were read and written so far. Each time counts."""
-        return self._moved + sum(used.moved for used in self.all()) if self.any else self._moved
-
-    def zeroed_by_method(self) -> dict[ZeroMethod, int]:
-        """Return how many bytes were zeroed so far, by method."""
-        zeroed = self._zeroed.copy()
+    def totals(self) -> Totals:
+        """Return what storage has done so far. The counters in it belong to the caller."""
+        totals = Totals().plus(self._totals)
+        for op in self._operations:
+            totals.count(op)
         for lane in self._lanes:
-            zeroed.update(lane.zeroed)
-        return dict(zeroed)
+            totals = totals.plus(lane.totals())
+        return totals
 
     def fields(self, seconds: float) -> dict[str, object]:
         """Return the fields of the log line of a transfer that took so many seconds."""
@@ -143,5 +141,5 @@ class Traffic:
             "bytes": self._bytes,
             "seconds": round(seconds, 3),
             "mib_per_second": round(self._bytes / MiB / seconds, 1) if seconds > 0 else 0,
-            **{f"zero_{method}": length for method, length in self._zeroed.items()},
+            **{f"zero_{method}": length for method, length in self._totals.zeroed.items()},
         }

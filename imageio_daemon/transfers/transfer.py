@@ -28,6 +28,7 @@ from ..lanes.lane import Lane
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
+from ..storage.totals import Totals
 from .connections import Connections
 from .durable import DurableRecords
 from .end import TransferEnd
@@ -149,6 +150,11 @@ class Transfer:
         """Add length bytes to those that were zeroed by a method, for the log."""
         with self._lock:
             self._traffic.zeroed(method, length)
+
+    def failed(self, kind: Kind) -> None:
+        """Count an operation that storage has failed."""
+        with self._lock:
+            self._traffic.failed(kind)
 
     @property
     def running(self) -> int:
@@ -280,12 +286,23 @@ class Transfer:
     def sample(self) -> None:
         """Take a sample for the rate of the status. Called at regular times."""
         with self._lock:
-            self._rate.sample(self._clock(), self._traffic.moved())
+            self._rate.sample(self._clock(), self._traffic.totals().moved)
+
+    def totals(self) -> Totals:
+        """Return what storage has done for this transfer so far. May be called in any thread."""
+        with self._lock:
+            return self._traffic.totals()
+
+    def storage_waits(self) -> list[float]:
+        """Return the seconds for which requests and lanes have waited for storage. May be called in any thread."""
+        with self._lock:
+            return self._traffic.storage_waits()
 
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
         status = self.ticket.to_json()
         with self._lock:
+            totals = self._traffic.totals()
             active = bool(self.running)
             status |= {
                 "expires": int(self.permission.lease.expires),
@@ -293,9 +310,9 @@ class Transfer:
                 "canceled": self.permission.canceled,
                 "connections": len(self.connections),
                 "idle_time": 0 if active else int(self.permission.idle),
-                "storage_wait": int(self._traffic.storage_wait),
-                "bytes_per_second": self._rate.per_second(self._clock(), self._traffic.moved()),
-                "zeroed": self._traffic.zeroed_by_method(),
+                "storage_wait": int(max(self._traffic.storage_waits(), default=0)),
+                "bytes_per_second": self._rate.per_second(self._clock(), totals.moved),
+                "zeroed": dict(totals.zeroed),
             }
             if slowest := self._traffic.slowest:
                 status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()

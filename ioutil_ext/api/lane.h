@@ -64,7 +64,8 @@ typedef struct {
     uint64_t received;            /* bytes, without `rest` of the options */
     uint64_t sent;                /* bytes of replies to requests */
     uint64_t zeroed[IOU_METHODS]; /* bytes, by iou_method */
-    uint64_t moved;               /* bytes that operations read or wrote, counted at their end */
+    uint64_t read, written;       /* bytes, by operations that have ended */
+    uint64_t failed;              /* NBD: requests that were answered with an error */
     uint64_t reports_lost;        /* reports that were dropped, because the owner had not fetched earlier ones */
     uint64_t storage_wait;        /* ns for which the longest operation has waited for storage */
     uint32_t running;             /* operations in storage; 1 if a request runs that has none there now */
@@ -72,6 +73,14 @@ typedef struct {
     int32_t error;                /* 0, or why it has ended: a positive errno of the socket, ETIMEDOUT or EPROTO */
     uint32_t ranges;              /* most ranges that iou_lane_counted() would move now */
 } iou_lane_stats;
+
+/* The memory for data of all lanes. */
+typedef struct {
+    uint64_t limit;   /* bytes, without those for one long READ */
+    uint64_t used;    /* bytes of slabs of which a part is in use */
+    uint32_t waiting; /* tickets whose requests wait for memory */
+    uint32_t reserved;
+} iou_lanes_stats;
 
 /* A report of an operation that has failed, was slow, or has given up a method. */
 typedef struct {
@@ -106,6 +115,9 @@ typedef struct {
 
 /* memory: most bytes for data of all lanes at a time, at least IOU_LANES_MIN_MEMORY. -EINVAL, -ENOMEM, -ECHILD. */
 int iou_lanes_new(iou_engine *engine, uint64_t memory, iou_lanes **result);
+
+/* Get how much memory lanes have now, and how many tickets have requests that wait for some. 0 in a forked child. */
+void iou_lanes_get_stats(iou_lanes *lanes, iou_lanes_stats *stats);
 
 /*
  * Make `more` further lanes of HTTP give their connections back, because others wait for their places; 0: none waits

@@ -40,6 +40,9 @@ typedef struct {
 int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, char *reason);
 void iou_tls_context_free(iou_tls_context *context);
 
+/* Return when our certificate expires, in seconds since 1970; 0: there is none. */
+int64_t iou_tls_context_expires(const iou_tls_context *context);
+
 /*
  * Make a connection on a socket. The caller owns fd, and keeps it open until the connection is freed. host: the name of
  * the server, which its certificate must have; NULL: the peer is a client. -EINVAL: host is empty; -ENOMEM.

@@ -14,7 +14,7 @@
 
 struct lane_counts {
     int event_fd;
-    atomic_uint_fast64_t zeroed[IOU_METHODS], moved;
+    atomic_uint_fast64_t zeroed[IOU_METHODS], read, written, failed;
     pthread_mutex_t lock; /* guards all below; a leaf */
     pthread_cond_t fetched;
     iou_lane_report reports[IOU_LANE_REPORTS];

@@ -166,7 +166,9 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
         .requests = lane->state.requests,
         .received = lane->socket.received,
         .sent = lane->socket.sent,
-        .moved = lane->counts.moved,
+        .read = lane->counts.read,
+        .written = lane->counts.written,
+        .failed = lane->counts.failed,
         .ended = lane->turns.ended,
         .error = lane->state.error,
     };

@@ -59,6 +59,18 @@ int iou_lanes_free(iou_lanes *lanes) {
     return 0;
 }
 
+void iou_lanes_get_stats(iou_lanes *lanes, iou_lanes_stats *stats) {
+    *stats = (iou_lanes_stats){0};
+    if (lanes_are_foreign(lanes))
+        return;
+    pthread_mutex_lock(&lanes->lock);
+    stats->limit = lanes->limit;
+    stats->used = lanes->used - lanes->kept_size;
+    for (const struct link *node = lanes->waiting.next; node != &lanes->waiting; node = node->next)
+        stats->waiting++;
+    pthread_mutex_unlock(&lanes->lock);
+}
+
 /* ---- joining and leaving ---------------------------------------------------------------------------------------- */
 
 /* The lock is held. NULL: no memory. */

@@ -99,8 +99,10 @@ bool operation_turn(struct lane_thread *thread, struct op *op) {
 int operation_end(struct iou_lane *lane, struct op *op) {
     if (op->result.done && is_counted(lane, op->kind))
         counts_add(lane, op->offset, op->offset + op->result.done);
-    if (op->kind == IOU_READ || op->kind == IOU_WRITE)
-        lane->counts.moved += op->result.done;
+    if (op->kind == IOU_READ)
+        lane->counts.read += op->result.done;
+    if (op->kind == IOU_WRITE)
+        lane->counts.written += op->result.done;
     if (op->kind == IOU_ZERO && !op->result.error)
         lane->counts.zeroed[op->result.method] += op->length;
     return op->result.error;

@@ -49,6 +49,7 @@ static bool take_turn(struct lane_thread *thread, struct request *request, struc
         turn_begin(thread);
     lane->state.requests++;
     request_run(thread, request, payload, &op, leads);
+    lane->counts.failed += told != 0;
     record(lane, request);
     request_end(lane);
     return leads && turn_end(thread);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <openssl/err.h>
 
@@ -97,6 +98,12 @@ int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, 
     ERR_clear_error();
     *result = context;
     return 0;
+}
+
+int64_t iou_tls_context_expires(const iou_tls_context *context) {
+    const X509 *certificate = SSL_CTX_get0_certificate(context->ssl);
+    struct tm end;
+    return certificate && ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &end) ? timegm(&end) : 0;
 }
 
 void iou_tls_context_free(iou_tls_context *context) {

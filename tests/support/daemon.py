@@ -210,10 +210,10 @@ class Daemon:
         return self._process is not None and self._process.poll() is None
 
     def served(self, service: str, by: str) -> dict[str, int]:
-        """Return what a service has served so far: requests, received and sent. by: lane or python."""
+        """Return what a service has served so far: requests, received, sent, refused and failed. by: lane or python."""
         answer = self.control("GET", "/status")
         assert answer.status == 200, answer
-        none = {"requests": 0, "received": 0, "sent": 0}
+        none = {"requests": 0, "received": 0, "sent": 0, "refused": 0, "failed": 0}
         counts: dict[str, int] = answer.json()["served"].get(service, {}).get(by, none)
         return counts
 

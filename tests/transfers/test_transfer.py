@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
@@ -19,6 +20,7 @@ from imageio_daemon.errors import (
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.running import Kind
+from imageio_daemon.storage.totals import Totals
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
@@ -586,7 +588,7 @@ async def test_slowest_operation_in_storage_is_told(transfer: Transfer, monkeypa
 async def test_zeroed_bytes_are_told_by_method(transfer: Transfer, opener: Opener) -> None:
     transfer.zeroed(ZeroMethod.PUNCH_HOLE, 10)
     lane = IdleLane()
-    lane.zeroed = {ZeroMethod.PUNCH_HOLE: 5, ZeroMethod.WRITE: 7}
+    lane.did = Totals(zeroed=Counter({ZeroMethod.PUNCH_HOLE: 5, ZeroMethod.WRITE: 7}))
     transfer.add_lane(cast(Lane, lane), await transfer.backend(), changes=True)
     expected = {"punch_hole": 15, "write": 7}
     assert transfer.status()["zeroed"] == expected
@@ -604,7 +606,7 @@ async def test_rate_counts_what_is_read_and_written(
         assert transfer.status()["bytes_per_second"] == 30
         op.advance(20)
     lane = IdleLane()
-    lane.moved = 70
+    lane.did = Totals(read=30, written=40)
     transfer.add_lane(cast(Lane, lane), await transfer.backend(), changes=True)
     clock.now += 1
     assert transfer.status()["bytes_per_second"] == 60
@@ -725,11 +727,13 @@ class IdleLane:
 
     running = 0
     done = 0
-    moved = 0
+    did = Totals()
     storage_wait = 0.0
     waiting = None
-    zeroed: dict[ZeroMethod, int] = {}  # noqa: RUF012
     stats = SimpleNamespace(requests=0)
+
+    def totals(self) -> Totals:
+        return self.did
 
     def counted(self) -> list[tuple[int, int]]:
         return []

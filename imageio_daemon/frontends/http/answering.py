@@ -40,6 +40,7 @@ class Answering:
         started = time.perf_counter()
         connection.exchange.begin(request.content.set_exception)
         response = await _response(request, handler, connection)
+        connection.exchange.answered(response.status)
         try:
             await response.prepare(request)
             await response.write_eof()

@@ -51,7 +51,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport = ClientTransport(transport, self._usage)
         refusal = self._take_place()
         exchange = self._build()
-        self._services.served.begin(exchange.service, By.PYTHON, self._usage)
+        self._services.served.begin((exchange.service, By.PYTHON), self._usage)
         self._transport.watch_writing()
         self._watchdog.start(transport)
         if refusal is not None:

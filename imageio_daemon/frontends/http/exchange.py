@@ -37,6 +37,10 @@ class Exchange:
         self._usage.requests += 1
         self._incoming.on_error(on_body_error)
 
+    def answered(self, status: int) -> None:
+        """Count the answer to the request."""
+        self._usage.answered(status)
+
     def use(self, transfer: Transfer) -> None:
         """Count the connection as one of the transfer's, and apply the inactivity timeout of the ticket.
 

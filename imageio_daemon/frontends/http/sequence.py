@@ -186,6 +186,7 @@ class RequestSequence:
         self._usage.requests += 1
         self._phase.state = State.SERVING
         response = self.error_answer(error)
+        self._usage.answered(response.status)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))
         self.answered(close=close)

@@ -14,6 +14,8 @@ class Usage:
         self.requests = 0
         self.received = 0
         self.sent = 0
+        self._refused = 0
+        self._failed = 0
         self._by_lanes = Count()
         self._loop = loop
         self._opened = loop.time()
@@ -37,6 +39,11 @@ class Usage:
         """Tell whether a transfer that the connection has used is in force. May be called in any thread."""
         return any(transfer.in_force for transfer in tuple(self._transfers))
 
+    def answered(self, status: int) -> None:
+        """Count an answer that Python has given. status: of HTTP."""
+        self._refused += 400 <= status < 500
+        self._failed += status >= 500
+
     def add(self, by_lane: Count) -> None:
         """Add the requests and bytes of a lane."""
         self._by_lanes = self._by_lanes.plus(by_lane)
@@ -46,7 +53,8 @@ class Usage:
 
     def served(self) -> Count:
         """Return the requests and bytes that Python has served, without those of lanes."""
-        return Count(self.requests, self.received, self.sent).minus(self._by_lanes)
+        own = Count(self.requests, self.received, self.sent).minus(self._by_lanes)
+        return own._replace(refused=self._refused, failed=self._failed)
 
     def close(self) -> None:
         """Remove the connection from its transfers, because it is lost. fields() may still be called."""

@@ -33,6 +33,14 @@ class Running(NamedTuple):
         return f"{self.kind} {self.path} offset={self.offset} length={self.length} for {self.seconds:.0f} s"
 
 
+class Load(NamedTuple):
+    """Worker threads that exist, those that run an operation, and operations that wait."""
+
+    threads: int
+    busy: int
+    queued: int
+
+
 class Engine:
     """Own the worker threads of the process. Used from any loop; each gets a queue of its own."""
 
@@ -105,6 +113,12 @@ class Engine:
             )
             for r in records[0:count]
         ]
+
+    def load(self) -> Load:
+        """Return what the worker threads have to do now."""
+        stats = ffi.new("iou_stats *")
+        lib.iou_engine_stats(self._engine, stats)
+        return Load(int(stats.threads), int(stats.busy), int(stats.queued))
 
     def new_lanes(self, memory: int) -> Any:
         """Return what lanes of this engine share, with so many bytes of memory; see lanes/lane.py."""

@@ -20,4 +20,4 @@ class Status:
 
     async def get(self, _: web.Request) -> web.Response:
         """Answer GET with the counters at this moment."""
-        return json_response({"served": self._served.counts()})
+        return json_response({"served": self._served.as_json()})
