@@ -12,9 +12,13 @@ import uvloop
 
 from .config.config import Config
 from .errors import ConfigError
-from .frontends.http.server import control_server, images_server
+from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers
 from .lanes.lane import MIN_LANE_MEMORY, Lanes
+from .monitoring.exposition import Exposition
+from .monitoring.health import Health
+from .monitoring.metrics import Metrics
+from .monitoring.watched import Watched
 from .net import tls_contexts
 from .net.connection_limit import ConnectionLimit
 from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
@@ -28,6 +32,7 @@ from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool, Buffers
 from .storage.file.engine import Engine
 from .storage.qemu.process import remove_leftovers
+from .storage.running import HANGING
 from .transfers.durable import DurableRecords
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
@@ -52,8 +57,6 @@ ENDING_TIMEOUT = 8.0
 CUT_TIMEOUT = 3.0
 #: Seconds that the state directory has at least to keep tickets at the end.
 STATE_TIMEOUT = 1.0
-#: Seconds after which a storage operation is logged as hanging. Usual ones of a few MiB take some ms.
-HANGING = 30.0
 
 
 def run(config: Config, tickets: Sequence[object] = ()) -> int:
@@ -99,6 +102,7 @@ class Daemon:
             keep_tickets=self._config.daemon.keep_tickets,
             records=self._records,
         )
+        self._health = Health(self._store, self._tls)
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
@@ -107,6 +111,7 @@ class Daemon:
                 self._store.add(ticket)
             if self._config.daemon.systemd_enable:
                 self._sockets.store()
+            self._health.serves(loops, [(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
             self._notify(f"READY=1\nSTATUS={self._sockets.describe()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_transfers())]
@@ -193,7 +198,21 @@ class Daemon:
             if config.nbd.enable and self._lanes is not None:
                 nbd, nbd_local = nbd_servers(config, self._store, nbd_limit, context, self._lanes)
                 made[-1] |= {"nbd": nbd, "nbd-local": nbd_local}
-        made[0]["control"] = control_server(config, self._store, self._served)
+        watched = Watched(
+            services=sorted({listened.service for listened in self._sockets}),
+            served=self._served,
+            store=self._store,
+            most_tickets=config.daemon.max_tickets,
+            engine=self._engine,
+            pool=pool,
+            lanes=self._lanes,
+            limits={"http": limit, "nbd": nbd_limit} if config.nbd.enable else {"http": limit},
+            tls=secure,
+        )
+        exposition = Exposition(Metrics(watched))
+        made[0]["control"] = control_server(config, self._store, self._served, exposition, self._health)
+        if config.metrics.enable:
+            made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
         return made
 
     def _lane_memory(self) -> int:

@@ -267,6 +267,24 @@ class Control:
 
 
 @dataclass(frozen=True)
+class Metrics:
+    """Metrics for Prometheus and health checks, over plain HTTP. The control service has them, too."""
+
+    enable: bool = flag(
+        False,
+        "Serve /metrics, /livez and /readyz on a port of their own. They tell no ticket ids, paths or addresses of "
+        "clients, but how much the daemon does, to everybody who can connect.",
+    )
+    host: str = text(
+        "127.0.0.1",
+        "an address or host name",
+        "Address to listen on. There is neither TLS nor a password, so with another address than a loopback one only "
+        "the network of the monitoring should reach the port.",
+    )
+    port: int = number(54324, "Port to listen on. 0 takes a free port, which the log shows.", "port", 0, 65535)
+
+
+@dataclass(frozen=True)
 class BackendFile:
     """Images in files and block devices."""
 

@@ -24,7 +24,7 @@ _ABSTRACT = "\0imageio-daemon-"
 
 
 class ServiceSocket(NamedTuple):
-    """A listening socket. service: remote, local, nbd, nbd-local or control, which may have two."""
+    """A listening socket. service: remote, local, nbd, nbd-local, metrics or control, which may have two."""
 
     service: str
     socket: socket.socket
@@ -107,7 +107,7 @@ class ServiceSockets:
 
     def _wanted(self) -> Iterator[_Wanted]:
         """Yield all sockets but those of a control service over TCP."""
-        remote, local, nbd = self._config.remote, self._config.local, self._config.nbd
+        remote, local, nbd, metrics = self._config.remote, self._config.local, self._config.nbd, self._config.metrics
         yield _tcp("remote", remote.host, remote.port)
         if local.enable and local.socket:
             yield _unix("local", _unix_address(local.socket), local.mode)
@@ -119,6 +119,8 @@ class ServiceSockets:
             yield _tcp("nbd", nbd.host, nbd.port)
         if self._nbd_address:
             yield _unix("nbd-local", self._nbd_address, nbd.mode)
+        if metrics.enable:
+            yield _tcp("metrics", metrics.host, metrics.port)
         if self._control_address:
             yield _unix("control", self._control_address, CONTROL_MODE)
 

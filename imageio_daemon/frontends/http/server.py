@@ -11,6 +11,8 @@ from ... import __version__
 from ...config.config import Config
 from ...errors import Error
 from ...lanes.lane import Lanes
+from ...monitoring.exposition import Exposition
+from ...monitoring.health import Health
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
@@ -31,6 +33,7 @@ from .resources.drain import Draining
 from .resources.extents import Extents
 from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
+from .resources.monitoring import Monitoring
 from .resources.status import Status
 from .resources.tickets import Tickets
 from .routes import Resource, Routes, preflight
@@ -45,6 +48,8 @@ SCRATCH = 64 * KiB
 #: Seconds. They disable aiohttp's timer, which would cut a transfer that a lane serves. Connections have a timer of
 #: their own.
 YEARS = 10 * 365 * 24 * 3600.0
+#: Most connections of the metrics service. Prometheus has one, or a few where there are several of it.
+METRICS_CONNECTIONS = 32
 #: Methods that aiohttp's parser knows. It answers any other method with 400, so the server answers those itself.
 METHODS = frozenset(("OPTIONS", "GET", "HEAD", "PUT", "PATCH", "DELETE", "POST"))
 #: The route in aiohttp that matches every path, also one with an escaped line feed.
@@ -192,8 +197,10 @@ def images_server(
     )
 
 
-def control_server(config: Config, store: TransferStore, served: Served) -> HttpServer:
-    """Return the server of the control service: tickets, and counters of served requests."""
+def control_server(
+    config: Config, store: TransferStore, served: Served, exposition: Exposition, health: Health
+) -> HttpServer:
+    """Return the server of the control service: tickets, counters of served requests, metrics and health."""
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -205,6 +212,7 @@ def control_server(config: Config, store: TransferStore, served: Served) -> Http
             "/tickets/{}": tickets.resource(),
             "/status": Status(served).resource(),
             "/drain": Draining(store).resource(),
+            **Monitoring(exposition, health, trusts=True).resources(),
         }
     )
     return HttpServer(
@@ -215,6 +223,17 @@ def control_server(config: Config, store: TransferStore, served: Served) -> Http
         trusts=True,  # clients of the control service have no ticket
         served=served,
         services=("control", "control"),
+    )
+
+
+def metrics_server(config: Config, served: Served, exposition: Exposition, health: Health) -> HttpServer:
+    """Return the server of metrics and health checks. The oldest of METRICS_CONNECTIONS is closed for another one."""
+    return HttpServer(
+        Routes(Monitoring(exposition, health, trusts=False).resources()),
+        inactivity_timeout=config.daemon.inactivity_timeout,
+        limit=ConnectionLimit(METRICS_CONNECTIONS),
+        served=served,
+        services=("metrics", "metrics"),
     )
 
 

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of the daemon, read from its objects at a scrape.
+
+Labels have few values, all known beforehand: no ticket ids, which are secrets, no paths and no addresses. Counters of
+known labels begin with 0, so that their first increase is seen (prometheus.io/docs/practices/instrumentation).
+"""
+
+import platform
+import ssl
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from .. import __version__
+from ..service import logs
+from ..service.served import By, Count
+from ..storage.backend import ZeroMethod
+from ..storage.completions import KINDS
+from ..storage.running import HANGING, Kind
+from ..storage.totals import Totals
+from ..transfers.ticket import STORAGE
+from ..transfers.transfer import Transfer
+from .watched import Watched
+
+#: States of tickets, as metrics tell them. ending: cancelled, and the image is not closed yet.
+TICKETS = ("active", "idle", "expired", "ending")
+#: States of records of what is durable. failed: its journal cannot be kept. closed: for good, after a failed flush.
+RECORDS = ("kept", "closed", "failed")
+#: Operations of storage. Of some that fail in a lane the operation is unknown: there were too many.
+OPERATIONS = tuple(sorted({*Kind, *KINDS}))
+UNKNOWN = "unknown"
+#: The services of NBD.
+NBD = ("nbd", "nbd-local")
+
+
+class Metrics:
+    """Collect all metrics. A collector of prometheus_client."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._process = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families of metrics. Takes a few locks for a moment each, and reads files of /proc."""
+        watched = self._watched
+        yield _build()
+        yield from _requests(watched)
+        yield from _connections(watched)
+        yield from _storage(watched)
+        yield from _transfers(watched)
+        yield from _resources(watched)
+        yield from self._process.collect()
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"imageio_{name}", text, labels=labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"imageio_{name}", text, labels=labels)
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"imageio_{name}", text, value=value)
+
+
+def _build() -> Metric:
+    build = _gauge("build_info", "Versions that run; the value is 1.", "version", "python", "openssl")
+    build.add_metric((__version__, platform.python_version(), ssl.OPENSSL_VERSION), 1)
+    return build
+
+
+def _requests(watched: Watched) -> Iterator[Metric]:
+    requests = _counter("requests", "Requests of HTTP and NBD, by what has served them.", "service", "by")
+    errors = _counter("request_errors", "Answers with a fault of client or server; NBD: any error.", "service", "fault")
+    received = _counter("received_bytes", "Bytes received from clients, without TLS.", "service", "by")
+    sent = _counter("sent_bytes", "Bytes sent to clients, without TLS.", "service", "by")
+    served = watched.served.sums()
+    for service in watched.services:
+        both = Count()
+        for by in By:
+            count = served.get((service, by), Count())
+            both = both.plus(count)
+            requests.add_metric((service, by), count.requests)
+            received.add_metric((service, by), count.received)
+            sent.add_metric((service, by), count.sent)
+        errors.add_metric((service, "client"), both.refused)
+        errors.add_metric((service, "server"), both.failed)
+    yield from (requests, errors, received, sent)
+
+
+def _connections(watched: Watched) -> Iterator[Metric]:
+    connections = _gauge("connections", "Connections of HTTP, and those of NBD that are in an export.", "service")
+    opened = _counter("connections_opened", "These connections so far.", "service")
+    lanes = _gauge("lanes", "Of the connections, those that lanes in C serve.", "service")
+    now, so_far = Counter(watched.served.sources().values()), watched.served.begun()
+    for service in watched.services:
+        by = By.LANE if service in NBD else By.PYTHON  # Python has each connection of HTTP, and those of NBD before
+        connections.add_metric((service,), now[service, by])
+        opened.add_metric((service,), so_far[service, by])
+        lanes.add_metric((service,), now[service, By.LANE])
+    yield from (connections, opened, lanes)
+    yield from _places(watched)
+
+
+def _places(watched: Watched) -> Iterator[Metric]:
+    places = _gauge("connection_places", "Connections by how far they have come.", "limit", "stage")
+    most = _gauge("connection_places_limit", "Most connections that are strangers or known.", "limit")
+    dropped = _counter("connections_dropped", "Connections without a ticket that were closed for new ones.", "limit")
+    for name, limit in watched.limits.items():
+        for stage, count in limit.places().items():
+            places.add_metric((name, stage.name.lower()), count)
+        most.add_metric((name,), limit.most)
+        dropped.add_metric((name,), limit.dropped)
+    yield from (places, most, dropped)
+    if watched.lanes is not None:
+        of_lanes = watched.lanes.places
+        yield _single("lane_places", "Places that lanes of HTTP have now.", of_lanes.taken)
+        yield _single("lane_places_limit", "Most places that lanes of HTTP may have.", of_lanes.most)
+        yield _single("lane_places_waiting", "Connections that wait for a lane of HTTP.", of_lanes.waiting)
+
+
+def _storage(watched: Watched) -> Iterator[Metric]:
+    read = _counter("read_bytes", "Bytes that were read from images.", "storage")
+    written = _counter("written_bytes", "Bytes that were written to images, without zeroing.", "storage")
+    zeroed = _counter("zeroed_bytes", "Bytes of images that were zeroed.", "storage", "method")
+    errors = _counter("storage_errors", "Operations on images that storage has failed.", "storage", "operation")
+    totals = watched.store.totals.sums()
+    for storage in STORAGE:
+        done = totals.get(storage, Totals())
+        read.add_metric((storage,), done.read)
+        written.add_metric((storage,), done.written)
+        for method in ZeroMethod:
+            zeroed.add_metric((storage, method), done.zeroed[method])
+        for kind in OPERATIONS:
+            errors.add_metric((storage, kind), done.failed[kind])
+        errors.add_metric((storage, UNKNOWN), done.failed[""])
+    yield from (read, written, zeroed, errors)
+    load = watched.engine.load()
+    yield _single("storage_threads", "Threads for operations on files and devices.", load.threads)
+    yield _single("storage_threads_busy", "Threads that run an operation.", load.busy)
+    yield _single("storage_queue", "Operations that wait for a thread, or for earlier ones.", load.queued)
+
+
+def _transfers(watched: Watched) -> Iterator[Metric]:
+    transfers = watched.store.totals.sources()
+    states = Counter(_state(transfer) for transfer in transfers)
+    tickets = _gauge("tickets", "Tickets by state; ending: cancelled, the image is not closed yet.", "state")
+    for state in TICKETS:
+        tickets.add_metric((state,), states[state])
+    yield tickets
+    yield _single("tickets_limit", "Most tickets.", watched.most_tickets)
+    added = _counter("tickets_added", "Tickets that were added or restored.", "storage")
+    for storage in STORAGE:
+        added.add_metric((storage,), watched.store.totals.begun()[storage])
+    yield added
+    yield from _waits(transfers)
+    yield from _durable(transfers)
+
+
+def _state(transfer: Transfer) -> str:
+    if transfer.permission.canceled:
+        return "ending"
+    if transfer.running:
+        return "active"
+    return "expired" if transfer.permission.expired else "idle"
+
+
+def _waits(transfers: dict[Transfer, str]) -> Iterator[Metric]:
+    longest = _gauge("storage_wait_seconds", "Longest time that storage has owed an answer now.", "storage")
+    waiting = _gauge("storage_waiting", "Requests and lanes that wait for storage now.", "storage")
+    hanging = _gauge("storage_hanging", f"Of these, those that have waited for {HANGING:.0f} s.", "storage")
+    waits: dict[str, list[float]] = {storage: [] for storage in STORAGE}
+    for transfer, storage in transfers.items():
+        waits[storage] += transfer.storage_waits()
+    for storage, seconds in waits.items():
+        longest.add_metric((storage,), max(seconds, default=0))
+        waiting.add_metric((storage,), len(seconds))
+        hanging.add_metric((storage,), sum(wait >= HANGING for wait in seconds))
+    yield from (longest, waiting, hanging)
+
+
+def _durable(transfers: dict[Transfer, str]) -> Iterator[Metric]:
+    states: Counter[str] = Counter()
+    durable = 0
+    for transfer in transfers:
+        if transfer.opened is None or (record := transfer.record) is None:
+            continue
+        state = record.state()
+        states["failed" if state.error else "closed" if state.closed else "kept"] += 1
+        durable += state.bytes
+    records = _gauge("durable_records", "Records of what is durable of open images that may be written.", "state")
+    for name in RECORDS:
+        records.add_metric((name,), states[name])
+    yield records
+    yield _single("durable_bytes", "Bytes of open images that are known to be on stable storage.", durable)
+
+
+def _resources(watched: Watched) -> Iterator[Metric]:
+    used = _gauge("buffer_memory_bytes", "Memory for data between network and storage that is in use.", "by")
+    limit = _gauge("buffer_memory_limit_bytes", "Most memory for data between network and storage.", "by")
+    waiting = _gauge("buffer_memory_waiting", "Requests (python) or tickets (lane) that wait for memory.", "by")
+    pool = watched.pool
+    found = {By.PYTHON: (pool.in_use, pool.limit, pool.waiting)}
+    if watched.lanes is not None:
+        memory = watched.lanes.memory()
+        found[By.LANE] = (memory.used, memory.limit, memory.waiting)
+    for by, values in found.items():
+        for family, value in zip((used, limit, waiting), values, strict=True):
+            family.add_metric((by,), value)
+    yield from (used, limit, waiting)
+    lost = _counter("log_lines_dropped", "Lines of the log that were dropped, because nothing read it.")
+    lost.add_metric((), logs.lines_lost())
+    yield lost
+    if watched.tls is not None:
+        expires = watched.tls.context.expires
+        yield _single("certificate_expiry_timestamp_seconds", "When the certificate in use expires.", expires)
