@@ -53,16 +53,19 @@ class Tally:
 
 
 class Client:
-    """One client after the other. asking: what watches over each exchange with the daemon, and raises Lost."""
+    """One client after the other. ticket_id: of another ticket than that of the upload."""
 
-    def __init__(self, daemon: Daemon, upload: Upload, choose: random.Random, tally: Tally) -> None:
+    def __init__(
+        self, daemon: Daemon, upload: Upload, choose: random.Random, tally: Tally, ticket_id: str | None = None
+    ) -> None:
         self._daemon = daemon
         self._upload = upload
+        self._ticket = ticket_id or upload.ticket
         self._choose = choose
         self._tally = tally
 
     def run(self, asking: AbstractContextManager[None]) -> None:
-        """Send until the daemon is dead, or for a while."""
+        """Send until the daemon is dead, or for a while. asking: watches over it, and raises Lost."""
         with contextlib.suppress(Lost), asking:
             sent = 0
             while sent < REQUESTS:
@@ -77,7 +80,7 @@ class Client:
     def connect(self) -> Line:
         """Open a connection of any kind."""
         kind, seed = self._choose.choice(LINES), self._choose.randrange(2**32)
-        return connect(kind, self._daemon, self._upload.ticket, seed)
+        return connect(kind, self._daemon, self._ticket, seed)
 
     def _request(self, line: Line) -> None:
         what = self._choose.random()

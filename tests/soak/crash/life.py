@@ -11,6 +11,8 @@ import itertools
 import math
 import os
 import random
+import secrets
+import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +37,10 @@ SIZE = 3 * 1024**2
 CLIENTS = 3
 #: Kinds of calls at which a daemon dies, and how many of them there may be before.
 DEATHS = {"w": 150, "f": 60, "j": 80, "s": 60, "n": 150, "wfjsn": 300}
+#: How often a daemon gets a signal at any time instead, which it may have, and after how many seconds at most.
+SIGNALLED, SIGNALS, SIGNAL_AFTER = 0.15, (signal.SIGKILL, signal.SIGTERM), 0.4
+#: How often another ticket writes the same image.
+RIVALS = 0.1
 #: Bytes of a request that sends what is not durable.
 PIECE = 700_001
 
@@ -99,12 +105,15 @@ class Life:
 
     def _live_until(self, death: Death) -> None:
         contents = [upload.image.content() for upload in self._uploads]
+        sent = None
+        if self._choose.random() < SIGNALLED:
+            death, sent = NEVER, self._choose.choice(SIGNALS)
         if self._start(death):
-            with contextlib.suppress(Lost), self._asking():
+            with contextlib.suppress(Lost), self._asking(), self._signalled(sent):
                 self._install()
                 self._look(contents)
                 self._send()
-        by = "between calls" if self._daemon.running else f"{death.kinds} {death.when}"
+        by = "between calls" if self._daemon.running else sent.name if sent else f"{death.kinds} {death.when}"
         self._daemon.kill()
         self._daemon.check_log()
         self._look_at_calls()
@@ -121,6 +130,20 @@ class Life:
                     raise
                 return False
         return True
+
+    @contextlib.contextmanager
+    def _signalled(self, number: signal.Signals | None) -> Iterator[None]:
+        """Send a signal to the daemon at any time of the block, if one is given."""
+        if number is None:
+            yield
+            return
+        timer = threading.Timer(self._choose.uniform(0, SIGNAL_AFTER), self._daemon.send_signal, (number,))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+            self._daemon.wait()
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
@@ -176,6 +199,7 @@ class Life:
             for upload in self._uploads
             for _ in range(CLIENTS)
         ]
+        clients += [self._rival(upload) for upload in self._uploads if upload.cuts and self._choose.random() < RIVALS]
         threads = [threading.Thread(target=self._guarded, args=(client,)) for client in clients]
         for thread in threads:
             thread.start()
@@ -183,6 +207,12 @@ class Life:
             thread.join()
         if self._failures:
             raise self._failures[0]
+
+    def _rival(self, upload: Upload) -> Client:
+        """Return a client of the same image with another ticket."""
+        ticket_id = secrets.token_hex(16)
+        self._daemon.put_ticket({**upload.fields, "uuid": ticket_id})
+        return Client(self._daemon, upload, random.Random(self._choose.randrange(2**32)), self._tally, ticket_id)
 
     def _guarded(self, client: Client) -> None:
         try:
