@@ -9,6 +9,7 @@ import ast
 import contextlib
 import ctypes
 import functools
+import hashlib
 import io
 import itertools
 import json
@@ -62,6 +63,7 @@ from imageio_daemon.service import logs
 from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.nbd.extents import extents as nbd_extents
 from imageio_daemon.storage.qemu import chain
+from imageio_daemon.transfers.kept_record import MAX_RECORD, Clocks, Record
 from imageio_daemon.transfers.ticket import MAX_URL, Ticket
 from imageio_daemon.units import KiB
 from imageio_daemon.urls import hosts
@@ -325,6 +327,22 @@ def read_json(data: bytes) -> None:
         with refusing(Error):
             parse_patch(document)
         Ticket.from_json(document, inactivity_timeout=1)
+
+
+_NOW = Clocks.read()
+_KEPT = Record(Ticket("id", "file:///a", 1, (), 1, 1), 1.0, {}).encode(_NOW).partition(b"\n")[2]
+_KEPT_TICKETS = {
+    **COMMON,
+    **each(b'{"ticket": ', b"}"),
+    **{f"a url of {name}": make for name, make in each(*_KEPT.split(b"file:///a")).items()},
+    **{f"a state of {name}": make for name, make in each(_KEPT[:-1], b"}").items()},
+}
+
+
+@row("the file of a kept ticket", _KEPT_TICKETS, MAX_RECORD)
+def read_kept(data: bytes) -> None:
+    with refusing(Error):
+        Record.decode(hashlib.sha256(data).hexdigest().encode() + b"\n" + data, _NOW)
 
 
 _DIGEST = b'"' + b"0" * 64 + b'",'

@@ -9,7 +9,6 @@ import asyncio
 import errno
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 
 from ..errors import Error, InvalidRequest, StorageError, Unavailable
@@ -30,8 +29,6 @@ MOST_RENEWED = 64
 KEEP_TIMEOUT = 10.0
 #: Seconds that count as a renewal at the end of the daemon.
 RENEWED_AT_END = 1.0
-
-_FILE_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class KeptTickets:
@@ -133,8 +130,6 @@ class KeptTickets:
         return ended
 
     def _read(self, name: str) -> Record:
-        if not _FILE_NAME.fullmatch(name):
-            raise InvalidRequest("its name is not that of a ticket")
         data = read_file(self._directory, name, MAX_RECORD)
         record = Record.decode(data, Clocks.read())
         if file_name(record.ticket.ticket_id) != name:
