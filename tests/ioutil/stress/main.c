@@ -64,6 +64,7 @@ int main(int argc, char **argv) {
     test_cancel(rounds, seed + 6);
     test_stop(rounds, seed + 8);
     test_hash(rounds, seed + 18);
+    test_durable(rounds, seed + 20);
     test_counts();
     test_lanes((unsigned)(operations < 30000 ? operations / 100 : 300) + 20, seed + 10);
     test_http(rounds, seed + 12);

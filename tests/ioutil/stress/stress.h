@@ -76,6 +76,11 @@ void test_stop(unsigned rounds, uint64_t seed);
 
 void test_hash(unsigned rounds, uint64_t seed);
 
+/* ---- durable.c --------------------------------------------------------------------------------------------------- */
+
+/* rounds: records, one after the other. */
+void test_durable(unsigned rounds, uint64_t seed);
+
 /* ---- lanecounts.c, lanes.c --------------------------------------------------------------------------------------- */
 
 void test_counts(void);
