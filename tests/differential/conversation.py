@@ -14,7 +14,7 @@ from tests.support.http_client import Connection, DisconnectedError, ProtocolErr
 #: What differs between two servers that answer alike: by lower-case name of the field.
 _OWN_FIELDS = {"date": "DATE", "etag": "TAG"}
 #: The same in the JSON of OPTIONS.
-_OWN_KEYS = {"instance": "INSTANCE", "unix_socket": "SOCKET"}
+_OWN_KEYS = {"available": "AVAILABLE", "instance": "INSTANCE", "unix_socket": "SOCKET"}
 
 #: A server that says nothing for so long is waiting, in seconds: longer than it reads what it has refused.
 SILENCE = 5.0
@@ -153,6 +153,7 @@ def _receive(connection: Connection, method: str) -> Told:
     if ("content-type", "application/json") in fields and b'"instance"' in body:
         told = json.loads(body)
         body = json.dumps({key: _OWN_KEYS.get(key, value) for key, value in told.items()}).encode()
+        fields = [(name, str(len(body)) if name == "content-length" else value) for name, value in fields]
     fields = [(name, value.lower() if name == "connection" else value) for name, value in fields]
     return Told(answer.status, answer.version, tuple(sorted(fields)), body)
 
