@@ -19,6 +19,7 @@ import struct
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -31,7 +32,7 @@ import pytest
 import imageio_daemon
 from imageio_daemon.client.errors import Usage
 from imageio_daemon.client.server.address import ImageUrl
-from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.connection import ClientConnection, retry_after
 from imageio_daemon.client.server.image import Image
 from imageio_daemon.errors import Error, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
@@ -49,6 +50,7 @@ from imageio_daemon.frontends.http.headers import (
 )
 from imageio_daemon.frontends.http.incoming import Incoming
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
+from imageio_daemon.image import journal
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
@@ -514,6 +516,11 @@ def read_size(data: bytes) -> None:
         image.size()
 
 
+@row("a time to try again, as the client reads it", COMMON)
+def read_retry_after(data: bytes) -> None:
+    retry_after(SimpleNamespace(headers={"Retry-After": data.decode("latin-1")}))  # type: ignore[arg-type]
+
+
 @row("a reason, as the client shows it", COMMON, KiB)
 def show_reason(data: bytes) -> None:
     connection = object.__new__(ClientConnection)
@@ -659,6 +666,44 @@ def read_in_contexts(*payloads: bytes) -> None:
         nbd_extents(dict(enumerate(payloads)), contexts, 0, 2**62, extended=False)
 
 
+# Journals of what is durable
+
+_JOURNAL = b"imageio-durable 1 x"
+
+
+def journal_of(*lines: Callable[[int], tuple[str, int, int]]) -> Make:
+    """Return what makes journals whose lines are those of the functions, in turn, by their number."""
+
+    def make(size: int) -> bytes:
+        crc, text, count = zlib.crc32(_JOURNAL), bytearray(), 0
+        while len(text) < size - 100:
+            line = b"%b %d %d" % ((signed := lines[count % len(lines)](count))[0].encode(), *signed[1:])
+            crc = zlib.crc32(line, crc)
+            text += b"%b %08x\n" % (line, crc)
+            count += 1
+        number = b"%010d" % count
+        return b"%b %08x\n%b %08x\n%b" % (_JOURNAL, zlib.crc32(_JOURNAL), number, zlib.crc32(number), bytes(text))
+
+    return make
+
+
+_JOURNALS = {
+    "ranges in order": journal_of(lambda n: ("+", 2 * n, 2 * n + 1)),
+    "ranges from the end on": journal_of(lambda n: ("+", 10**9 - 2 * n, 10**9 - 2 * n + 1)),
+    "holes in a range": journal_of(lambda n: ("-", 10**9 - 2 * n, 10**9 - 2 * n + 1) if n else ("+", 0, 10**9)),
+    "ranges around each other": journal_of(lambda n: ("+" if n % 2 else "-", 10**8 - n, 10**8 + n + 1)),
+    "the same range": journal_of(lambda _: ("+", 0, 10**9), lambda _: ("-", 0, 10**9)),
+    **each(b"imageio-durable 1 "),
+    **{f"lines of {name}": make for name, make in each(journal_of(lambda n: ("+", n, n + 1))(1000)).items()},
+}
+
+
+@row("a journal of what is durable", _JOURNALS, journal.MAX_JOURNAL, most=2 * MOST_SECONDS)
+def parse_journal(data: bytes) -> None:
+    with refusing(journal.Damaged):
+        journal.read(data, "x")
+
+
 # The check itself
 
 
@@ -704,11 +749,16 @@ _USER = "of the user or the administrator, who may wait"
 PATTERNS = {
     "client/server/address.py:parse": "a url of the client",
     "client/arguments.py:_format": _USER,
+    "client/arguments.py:duration": _USER,
+    "client/server/connection.py:retry_after": "a time to try again, as the client reads it",
     "client/server/image.py:size": "a size, as the client reads it",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
     "frontends/http/headers.py:_DIGITS": "a number",
     "frontends/http/headers.py:_RANGE": "the head of a request",
     "frontends/http/headers.py:_RANGES": "the head of a request",
+    "image/journal.py:_HEAD": "a journal of what is durable",
+    "image/journal.py:_COUNT": "a journal of what is durable",
+    "image/journal.py:_LINE": "a journal of what is durable",
     "urls/http.py:_URL": "an https url",
     "service/logs.py:_BARE_VALUE": "a field of a log line",
     "urls/nbd.py:_OLD": "an NBD url",

@@ -39,19 +39,6 @@ class RangeSet:
         if len(self._starts) > self._limit:
             self._join_closest()
 
-    def remove(self, start: int, end: int) -> None:
-        """Take away the bytes from start up to, not including, end."""
-        first = bisect_right(self._ends, start)
-        last = bisect_left(self._starts, end)
-        if start >= end or first >= last:
-            return
-        left, right = (self._starts[first], start), (end, self._ends[last - 1])
-        kept = [piece for piece in (left, right) if piece[0] < piece[1]]
-        self._size -= sum(self._ends[i] - self._starts[i] for i in range(first, last))
-        self._size += sum(piece[1] - piece[0] for piece in kept)
-        self._starts[first:last] = [piece[0] for piece in kept]
-        self._ends[first:last] = [piece[1] for piece in kept]
-
     def overlaps(self, start: int, end: int) -> bool:
         """Tell whether a byte from start up to, not including, end is in the union."""
         first = bisect_right(self._ends, start)

@@ -135,3 +135,13 @@ def test_longest_journal_of_c_can_be_read(tmp_path: Path, records: ExitStack) ->
     record = records.enter_context(Record(tmp_path, ranges))
     assert record.path.stat().st_size <= journal.MAX_JOURNAL
     assert record.on_disk() == ranges
+
+
+@given(st.lists(st.tuples(st.sampled_from("+-"), st.integers(0, 60), st.integers(1, 20)), max_size=30))
+def test_last_line_of_each_byte_says_whether_it_is_durable(changes: list[tuple[str, int, int]]) -> None:
+    model = set[int]()
+    for sign, start, length in changes:
+        (model.update if sign == "+" else model.difference_update)(range(start, start + length))
+    ranges = read(written(*((sign, start, start + length) for sign, start, length in changes)), HEADER)
+    assert [byte for start, end in ranges for byte in range(start, end)] == sorted(model)
+    assert all(end < start for (_, end), (start, _) in pairwise(ranges))

@@ -44,20 +44,6 @@ def test_size_is_that_of_the_union(added: list[tuple[int, int]]) -> None:
     assert [b for start, end in ranges.pieces() for b in range(start, end)] == sorted(model)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 20)), max_size=30))
-def test_what_is_taken_away_is_missing(changes: list[tuple[bool, int, int]]) -> None:
-    ranges, model = RangeSet(), set[int]()
-    for adds, start, length in changes:
-        if adds:
-            ranges.add(start, start + length)
-            model.update(range(start, start + length))
-        else:
-            ranges.remove(start, start + length)
-            model.difference_update(range(start, start + length))
-        assert ranges.size() == len(model)
-        assert [b for start, end in ranges.pieces() for b in range(start, end)] == sorted(model)
-
-
 @given(RANGES, RANGES)
 def test_size_with_running_ranges_is_that_of_the_union(
     done: list[tuple[int, int]], running: list[tuple[int, int]]

@@ -269,14 +269,14 @@ def _failure(peer: str, method: str, response: http.client.HTTPResponse, reason:
     what = f"({method}: {status} {reason.strip()})"
     if status >= 500 or status in LATER:
         explanation = "the server is busy" if status in (*LATER, 503) else "the server failed"
-        return Temporary(f"{explanation} {what}: see the log of {peer}", status, _retry_after(response))
+        return Temporary(f"{explanation} {what}: see the log of {peer}", status, retry_after(response))
     if status >= 400:
         explanation, hint = EXPLANATIONS.get(status, ("the server refuses the request", "see the log of the server"))
         return Refused(f"{explanation} {what}: {hint}", status)
     return ServerFailed(f"{peer} does not speak the images API {what}")
 
 
-def _retry_after(response: http.client.HTTPResponse) -> float | None:
+def retry_after(response: http.client.HTTPResponse) -> float | None:
     """Return the seconds of Retry-After (RFC 9110 10.2.3); None without it, and for a date."""
     text = response.headers["Retry-After"] or ""
     return float(text) if re.fullmatch("[0-9]{1,9}", text) else None
