@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK
+from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
 from .local.qemu import Increment, QemuSource, QemuTarget, check_format
@@ -249,7 +249,7 @@ def _with_extents(told: Info, found: Iterable[Extent]) -> Info:
 async def _hash(source: Source, algorithm: str, block_size: int) -> str:
     try:
         digest = Digest(algorithm, block_size)
-        digest.part(0)
+        new_hash(algorithm)
     except ValueError as e:
         raise Usage(f"{algorithm} is not an algorithm of this host: {e}") from e
     queue = Queue(units(source.extents(), source.portion, block_size=block_size))
@@ -258,7 +258,7 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
         buffer = new_buffer(block_size)
         for unit in queue:
             stop.check()
-            hash_unit(source, unit, buffer, digest.part(unit.start))
+            hash_unit(source, unit, buffer, digest, unit.start // block_size)
 
     stop = Stop()
     await workers.run([work] * HASHING, stop)

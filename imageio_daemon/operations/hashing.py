@@ -3,14 +3,14 @@
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
-from ..image.blockhash import DataBlock, Segment
+from ..image.blockhash import DataBlock
 from ..image.digests import Piece, new_digests
+from ..image.pieces import Pieces
 from ..storage.backend import Backend, Operation
 from ..storage.buffers import Buffer, Slice
 from ..units import KiB, MiB
@@ -19,9 +19,6 @@ from ..units import KiB, MiB
 MOST_BY_DEFAULT = 4
 #: Pieces of up to this many bytes are hashed on the loop: 16 us at 1 GB/s, which is less than the start of a thread.
 SMALL = 16 * KiB
-#: A shorter hole between data is read with the data: to read 256 KiB of a hole takes 25 us on tmpfs, and a read of its
-#: own 50 us and more.
-SHORT_HOLE = 256 * KiB
 #: Bytes of the buffer for blocks that are hashed together.
 BUFFER = 4 * MiB
 
@@ -69,42 +66,16 @@ async def hash_blocks(
     """
     digests = new_digests(algorithm)
     size, most = blocks[0].length, min(buffer.size, BUFFER) // digests.lanes
-    data = [deque(segment for segment in block.segments if not segment.zero) for block in blocks]
+    of_blocks = [Pieces(block) for block in blocks]
     for start in range(0, size, most):
         count = min(most, size - start)
         pieces: list[Piece] = []
         for lane, block in enumerate(blocks):
             place = _Place(backend, op, buffer, lane * most, block.start + start, count)
-            pieces.append(await place.fill(data[lane]))
+            pieces.append(await place.fill(of_blocks[lane]))
         add = partial(digests.add, pieces, count, last=start + count == size)
         await hashing.run(add, count * len(blocks), buffer)
     return digests.digests()[: len(blocks)]
-
-
-class _Run(NamedTuple):
-    """Bytes of an image, from start to end."""
-
-    start: int
-    end: int
-
-
-def _taken(data: deque[Segment], start: int, end: int) -> list[_Run]:
-    """Return what is to be read of a piece from start to end: its data, joined over short holes.
-
-    data: the data of the block from start on. What the piece has of it is taken out.
-    """
-    runs: list[_Run] = []
-    while data and data[0].start < end:
-        segment = data[0]
-        stop = segment.start + segment.length
-        run = _Run(max(segment.start, start), min(stop, end))
-        if runs and run.start - runs[-1].end < SHORT_HOLE:
-            run = _Run(runs.pop().start, run.end)
-        runs.append(run)
-        if stop > end:
-            break
-        data.popleft()
-    return runs
 
 
 class _Place(NamedTuple):
@@ -117,10 +88,10 @@ class _Place(NamedTuple):
     start: int
     length: int
 
-    async def fill(self, data: deque[Segment]) -> Piece:
-        """Read the data of the piece, take it out, and fill the rest with zeros. None: the piece is all zeros."""
+    async def fill(self, pieces: Pieces) -> Piece:
+        """Read the data of the piece, and fill the rest with zeros. None: the piece is all zeros."""
         end = self.start + self.length
-        runs = _taken(data, self.start, end)
+        runs = pieces.take(self.start, end)
         if not runs:
             return None
         filled = self.start

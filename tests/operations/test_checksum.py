@@ -10,8 +10,9 @@ import pytest
 from imageio_daemon.errors import Canceled, StorageError
 from imageio_daemon.image.blockhash import Total, new_hash
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
+from imageio_daemon.image.pieces import SHORT_HOLE
 from imageio_daemon.operations.checksum import Wanted, checksum
-from imageio_daemon.operations.hashing import SHORT_HOLE, Hashing
+from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
 from imageio_daemon.transfers.store import TransferStore

@@ -94,7 +94,7 @@ class Comparison:
         """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, and the errors of Image."""
         if self._by_checksum:
             digest = Digest()
-            hash_unit(self._source, unit, buffer, digest.part(0))
+            hash_unit(self._source, unit, buffer, digest, 0)
             self.require(image, unit.start, unit.end, digest)
         elif not self._reads(image, unit, buffer):
             raise _mismatch(unit.start, unit.end)

@@ -1,19 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashing of parts of a source."""
+"""Hash blocks of a source, several at once where that is faster: image/digests.py."""
 
+from collections.abc import Sequence
+
+from ...image.blockhash import BlockPlan, DataBlock, ZeroBlocks
+from ...image.digests import Piece, lanes_of, new_digests
+from ...image.extents import Extent
+from ...image.pieces import Pieces
 from ..local.source import Source
-from .digest import DigestPart
+from .digest import Digest
 from .plan import Unit
 
 
-def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: DigestPart) -> None:
-    """Add a unit of the source to the digest."""
-    for start, length, zero in unit.segments:
-        if zero:
-            digest.zeros(length)
+def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: Digest, index: int) -> None:
+    """Add the blocks of a unit of the source to the digest. index: that of the first one. Raises LocalError."""
+    plan = BlockPlan(digest.block_size)
+    blocks = [block for start, length, zero in unit.segments for block in plan.add(Extent(start, length, zero=zero))]
+    group: list[DataBlock] = []
+    for block in (*blocks, *plan.end()):
+        whole = len(group) == lanes_of(digest.algorithm)
+        if group and (whole or isinstance(block, ZeroBlocks) or block.length != group[0].length):
+            index = _hash_blocks(source, group, buffer, digest, index)
+            group = []
+        if isinstance(block, ZeroBlocks):
+            digest.add(index, digest.zero_digest(block.length), block.number)
+            index += block.number
         else:
-            for offset in range(start, start + length, len(buffer)):
-                data = buffer[: start + length - offset]
-                source.read(offset, data)
-                digest.data(data)
-    digest.end()
+            group.append(block)
+    if group:
+        _hash_blocks(source, group, buffer, digest, index)
+
+
+def _hash_blocks(source: Source, blocks: Sequence[DataBlock], buffer: memoryview, digest: Digest, index: int) -> int:
+    """Add blocks of one length, one after the other, and return the index behind them."""
+    digests = new_digests(digest.algorithm)
+    size, most = blocks[0].length, len(buffer) // digests.lanes
+    pieces = [Pieces(block) for block in blocks]
+    for start in range(0, size, most):
+        count = min(most, size - start)
+        filled: list[Piece] = []
+        for lane, block in enumerate(blocks):
+            memory = buffer[lane * most : lane * most + count]
+            filled.append(memory if _fill(source, pieces[lane], block.start + start, memory) else None)
+        digests.add(filled, count, last=start + count == size)
+    for found in digests.digests()[: len(blocks)]:
+        digest.add(index, found)
+        index += 1
+    return index
+
+
+def _fill(source: Source, pieces: Pieces, start: int, memory: memoryview) -> bool:
+    """Read the piece from start on into the memory. False: it is all zeros, and the memory is as it was."""
+    end = start + len(memory)
+    runs = pieces.take(start, end)
+    position = start
+    for run in runs:
+        _clear(memory[position - start : run.start - start])
+        source.read(run.start, memory[run.start - start : run.end - start])
+        position = run.end
+    if runs:
+        _clear(memory[position - start :])
+    return bool(runs)
+
+
+def _clear(memory: memoryview) -> None:
+    memory[:] = bytes(len(memory))

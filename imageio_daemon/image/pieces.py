@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which reads fill a piece of a block that is hashed: its data, with the short holes between."""
+
+from collections import deque
+from typing import NamedTuple
+
+from ..units import KiB
+from .blockhash import DataBlock, Segment
+
+#: A shorter hole between data is read with the data: to read 256 KiB of a hole takes 25 us on tmpfs, and a read of its
+#: own 50 us and more.
+SHORT_HOLE = 256 * KiB
+
+
+class Run(NamedTuple):
+    """Bytes of an image, from start to end."""
+
+    start: int
+    end: int
+
+
+class Pieces:
+    """The pieces of one block, asked for in order. The time of all of them grows with the number of segments."""
+
+    def __init__(self, block: DataBlock) -> None:
+        self._data: deque[Segment] = deque(segment for segment in block.segments if not segment.zero)
+
+    def take(self, start: int, end: int) -> list[Run]:
+        """Return what is to be read of the piece from start to end, which follows the one before, in order.
+
+        Its data, joined over short holes. The rest is zeros.
+        """
+        runs: list[Run] = []
+        while self._data and self._data[0].start < end:
+            segment = self._data[0]
+            stop = segment.start + segment.length
+            run = Run(max(segment.start, start), min(stop, end))
+            if runs and run.start - runs[-1].end < SHORT_HOLE:
+                run = Run(runs.pop().start, run.end)
+            runs.append(run)
+            if stop > end:
+                break
+            self._data.popleft()
+        return runs
