@@ -17,7 +17,7 @@ from .. import __version__
 from ..service import logs
 from ..service.served import By, Count
 from ..storage.backend import ZeroMethod
-from ..storage.completions import KINDS
+from ..storage.completions import KINDS, SLOW_NS, slow_operations
 from ..storage.running import HANGING, Kind
 from ..storage.totals import Totals
 from ..transfers.ticket import STORAGE
@@ -138,6 +138,10 @@ def _storage(watched: Watched) -> Iterator[Metric]:
             errors.add_metric((storage, kind), done.failed[kind])
         errors.add_metric((storage, UNKNOWN), done.failed[""])
     yield from (read, written, zeroed, errors)
+    text = f"Operations of storage that took longer than {SLOW_NS // 10**9} s and have ended."
+    slow = _counter("storage_slow_operations", text)
+    slow.add_metric((), slow_operations())
+    yield slow
     load = watched.engine.load()
     yield _single("storage_threads", "Threads for operations on files and devices.", load.threads)
     yield _single("storage_threads_busy", "Threads that run an operation.", load.busy)

@@ -4,6 +4,7 @@
 import errno
 import logging
 import os
+import threading
 from array import array
 from operator import sub
 from typing import Any
@@ -95,9 +96,30 @@ def no_fault(end: Any, flags: int) -> Error | None:
     return None
 
 
+class _Slow:
+    """Count slow operations of all images, which loops report in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.count = 0
+
+    def add(self) -> None:
+        with self._lock:
+            self.count += 1
+
+
+_slow = _Slow()
+
+
+def slow_operations() -> int:
+    """Return how many operations of C took longer than SLOW_NS so far, on all images."""
+    return _slow.count
+
+
 def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
     """Log slow storage and methods that it refused, whether the operation succeeded or not. elapsed: in ns."""
     if elapsed > SLOW_NS:
+        _slow.add()
         log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
     for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
         if code:

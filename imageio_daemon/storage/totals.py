@@ -2,30 +2,25 @@
 """What storage has done for a lane, a transfer or all of them."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .backend import Operation, ZeroMethod
 from .running import READING, Kind
 
+_NO_BYTES: Counter[ZeroMethod] = Counter()
+_NO_FAILURES: Counter[str] = Counter()
 
-@dataclass
-class Totals:
+
+class Totals(NamedTuple):
     """Bytes that were read, written, and zeroed by each method; operations that storage has failed, by kind.
 
-    Bytes count each time. Those that are read for a checksum count, too.
+    Bytes count each time. Those that are read for a checksum count, too. The counters are not changed.
     """
 
     read: int = 0
     written: int = 0
-    zeroed: Counter[ZeroMethod] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
-
-    def count(self, op: Operation) -> None:
-        """Add the bytes that an operation of Python has read or written so far."""
-        if op.kind is Kind.WRITE:
-            self.written += op.done
-        elif op.kind in READING:
-            self.read += op.done
+    zeroed: Counter[ZeroMethod] = _NO_BYTES
+    failed: Counter[str] = _NO_FAILURES
 
     def plus(self, other: "Totals") -> "Totals":
         """Return the sum."""
@@ -40,3 +35,10 @@ class Totals:
     def moved(self) -> int:
         """Return the bytes that were read or written."""
         return self.read + self.written
+
+
+def totals_of(op: Operation) -> Totals:
+    """Return what an operation of Python has read or written so far."""
+    if op.kind is Kind.WRITE:
+        return Totals(written=op.done)
+    return Totals(read=op.done) if op.kind in READING else Totals()

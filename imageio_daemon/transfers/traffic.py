@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations and lanes of a transfer, and their totals."""
 
+from collections import Counter
+
 from ..image.ranges import RangeSet
 from ..lanes.lane import Lane
 from ..storage.backend import Operation, ZeroMethod
 from ..storage.running import Kind, Waiting
-from ..storage.totals import Totals
+from ..storage.totals import Totals, totals_of
 from ..units import MiB
 
 
@@ -81,7 +83,7 @@ class Traffic:
             self._counted.remove(op)
             self._transferred.add(op.offset, op.offset + op.done)
         self._bytes += op.done
-        self._totals.count(op)
+        self._totals = self._totals.plus(totals_of(op))
 
     def add_lane(self, lane: Lane, *, changes: bool) -> None:
         """Add a lane. changes: it may change the image."""
@@ -104,11 +106,11 @@ class Traffic:
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Add length bytes to those that were zeroed by a method."""
-        self._totals.zeroed[method] += length
+        self._totals = self._totals.plus(Totals(zeroed=Counter({method: length})))
 
     def failed(self, kind: Kind) -> None:
         """Count an operation that storage has failed."""
-        self._totals.failed[kind] += 1
+        self._totals = self._totals.plus(Totals(failed=Counter([kind])))
 
     def collect(self) -> None:
         """Fetch the ranges that lanes have counted."""
@@ -126,10 +128,10 @@ class Traffic:
         return self._transferred.size_with(running) if running else self._transferred.size()
 
     def totals(self) -> Totals:
-        """Return what storage has done so far. The counters in it belong to the caller."""
-        totals = Totals().plus(self._totals)
+        """Return what storage has done so far."""
+        totals = self._totals
         for op in self._operations:
-            totals.count(op)
+            totals = totals.plus(totals_of(op))
         for lane in self._lanes:
             totals = totals.plus(lane.totals())
         return totals
