@@ -46,7 +46,7 @@ differential: setup ## Compare answers and images with an earlier build of this 
 	IMAGEIO_TEST_BEFORE=$(abspath $(BEFORE)) $(PYTHON) -m pytest tests/differential $(ARGS)
 
 soak: setup ## Campaigns of minutes: memory under load, the order of changes, storage against a model, long fuzzing, the images API in all ways on all storage
-	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/transfer/test_faults.py tests/client/transfer/test_interrupts.py tests/ioutil/test_model.py $(ARGS)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/transfer/test_faults.py tests/client/transfer/test_interrupts.py tests/ioutil/test_model.py tests/storage/test_durable_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTEST) tests/functional $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)
