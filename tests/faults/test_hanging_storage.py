@@ -282,7 +282,7 @@ def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, 
         connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
         eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
         own.send_signal(signal.SIGTERM)
-        own.log.wait_for("does not end.*write.*offset=0", timeout=8)
+        own.log.wait_for("does not end.*write.*offset=0", timeout=18)
     # The process itself can end only when the kernel lets go of its thread.
     assert own.wait() == 1
 

@@ -182,9 +182,9 @@ def test_requests_that_do_not_end_are_cut_on_both_loops(own: Daemon, images: Mak
             start_upload(connection, image, number * MiB)
         eventually(lambda: own.status(image.ticket)["active"], "the requests run")
         own.send_signal(signal.SIGTERM)
-        assert own.wait(timeout=8) == 1
+        assert own.wait(timeout=8) == 0
         for connection in connections:
-            assert connection.status_or_end() in (403, 500, 503, None)
+            assert connection.status_or_end() in (503, None)
 
 
 def test_handshakes_that_do_not_end_do_not_delay_the_end(own: Daemon) -> None:

@@ -86,6 +86,6 @@ def test_no_test_starts_while_one_waits_to_be_alone(directory: Path) -> None:
             second = cleanup.enter_context(start(directory, "beside"))
             eventually(lambda: second.waits, "it waits, too")
         first.wait_for("runs")
-        assert second.waits
+        eventually(lambda: second.waits, "it waits for the one that is alone")
         first.end()
         second.wait_for("runs")
