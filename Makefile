@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-beside clean
+.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-beside clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -98,6 +98,10 @@ bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1:
 bench-durable: setup ## Measure what the record of durable ranges costs (ONLY=regex: some cases), 10 minutes
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.durable $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+bench-verify: setup ## Measure checksums beside ovirt-imageio's, and verified uploads (ONLY=regex: some rows), 5 minutes
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.verify $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=its work tree; ONLY=regex: some cases), 25 minutes
 	@benchmarks/setup
