@@ -10,7 +10,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 from ..errors import DENIED, Canceled, Error, InUse
 from ..image.blockhash import Total
@@ -91,7 +90,7 @@ class Finalizer:
         self._buffers = buffers
         self._hashing = hashing
         self._lock = threading.Lock()
-        self._last: WeakKeyDictionary[Transfer, Verification] = WeakKeyDictionary()
+        self._last: dict[Transfer, Verification] = {}  # an entry ends with its transfer
         self._images: dict[object, concurrent.futures.Future[None]] = {}  # those that are being read
 
     def last(self, transfer: Transfer) -> Verification | None:
@@ -110,7 +109,9 @@ class Finalizer:
         report: dict[str, object] | None = transfer.kept_state.get(FINALIZED)
         if report is None:
             verification = self._begin(transfer, expected)
-            await asyncio.wait([asyncio.wrap_future(verification.report)], timeout=ANSWER_TIMEOUT)
+            waiting = asyncio.wrap_future(verification.report)
+            waiting.add_done_callback(_look_at)
+            await asyncio.wait([waiting], timeout=ANSWER_TIMEOUT)
             return verification.report.result() if verification.report.done() else None
         if any(report[key] != value for key, value in expected.shown.items()):
             raise InUse("The image is finalized with another checksum")
@@ -127,8 +128,14 @@ class Finalizer:
                 return running
             quiet = transfer.permission.seal.begin_closing()
             verification = self._last[transfer] = Verification(expected, transfer.ticket.size)
+        if running is None:
+            transfer.end.when_ended(lambda _: self._forget(transfer))
         verification.task = asyncio.get_running_loop().create_task(self._run(transfer, verification, quiet))
         return verification
+
+    def _forget(self, transfer: Transfer) -> None:
+        with self._lock:
+            self._last.pop(transfer, None)
 
     async def _run(
         self, transfer: Transfer, verification: Verification, quiet: "concurrent.futures.Future[None]"
@@ -186,3 +193,9 @@ class Finalizer:
     def _take(self, key: object, mine: "concurrent.futures.Future[None]") -> "concurrent.futures.Future[None]":
         with self._lock:
             return self._images.setdefault(key, mine)
+
+
+def _look_at(future: "asyncio.Future[dict[str, object]]") -> None:
+    """Retrieve the exception, which is raised by the report itself. Otherwise asyncio logs it."""
+    if not future.cancelled():
+        future.exception()

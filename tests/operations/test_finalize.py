@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import gc
 import hashlib
+import weakref
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -131,6 +133,30 @@ async def test_end_of_the_transfer_ends_it(world: World) -> None:
     held.release()
     with pytest.raises(Canceled):
         await running
+
+
+async def test_nothing_is_left_of_one_that_failed(world: World) -> None:
+    """Neither the transfer, nor the blocks, nor an exception that asyncio tells of."""
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    left = await _removed_during_a_finalize(world)
+    gc.collect()
+    assert [found() for found in left] == [None, None]
+    assert not told
+
+
+async def _removed_during_a_finalize(world: World) -> list["weakref.ref[object]"]:
+    held = world.backend.hold("pread")
+    running = world.begin(world.transfer)
+    await held.reached.wait()
+    left: list[weakref.ref[object]] = [weakref.ref(world.transfer), weakref.ref(world.finalizer.last(world.transfer))]
+    removal = asyncio.create_task(world.store.remove("one", 10))
+    with pytest.raises(Canceled):
+        await running
+    held.release()
+    await removal
+    del world.transfer
+    return left
 
 
 async def test_an_equal_one_shares_the_result(world: World) -> None:
