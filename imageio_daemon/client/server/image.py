@@ -107,6 +107,14 @@ class Image:
         """
         self._repeated(self._flush_once)
 
+    def look_for_restart(self) -> None:
+        """Record whether the server was restarted, for servers that tell it.
+
+        A proxy may keep the connection when it connects to the next process.
+        """
+        if self._restarts.instance is not None:
+            self._restarts.reconnected(self.abilities().instance)
+
     def _flush_once(self) -> None:
         with self._failing_flush():
             self._patch({"op": "flush"})

@@ -17,7 +17,7 @@ class Restarts:
         self.count = 0
 
     def reconnected(self, instance: str | None) -> None:
-        """Note that a lost connection was established again, to the process with this name."""
+        """Note the name of the process, after a lost connection or when there may be another one."""
         with self._lock:
             if instance is None or instance != self.instance:
                 self.count += 1

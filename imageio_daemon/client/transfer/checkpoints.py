@@ -54,6 +54,7 @@ class Checkpoints:
         sent = self._confirmed.take_sent()
         try:
             image.flush()
+            image.look_for_restart()  # afterwards: the same process has answered what was sent, and the flush
         except Stopped:
             self._confirmed.give_back(sent)
             raise

@@ -159,7 +159,7 @@ def test_upload_goes_on_behind_a_proxy_that_has_lost_the_server(tmp_path: Path, 
     source.write_bytes(b"x" * 100_000)
     ok, gone = answer("200 OK"), answer(status, "<html>", "Retry-After: 0", "Connection: close")
     first, second = (answer("200 OK", {"features": ["flush", "zero"], "instance": name}) for name in "ab")
-    with ScriptedServer(first, ok, ok, gone, gone, second, ok, ok, ok) as server:
+    with ScriptedServer(first, ok, ok, gone, gone, second, ok, second, ok, ok, second) as server:
         upload(source, server.url, settings=Settings(connections=1), state=False)
-    methods = [request.partition(" ")[0] for request in server.requests]
-    assert methods == ["OPTIONS", "PATCH", "PUT", "PATCH", "OPTIONS", "OPTIONS", "PATCH", "PUT", "PATCH"]
+    methods = " ".join(request.partition(" ")[0] for request in server.requests)
+    assert methods == "OPTIONS PATCH PUT PATCH OPTIONS OPTIONS PATCH OPTIONS PUT PATCH OPTIONS"

@@ -266,18 +266,28 @@ def test_what_an_unknown_server_may_have_lost_is_sent_again(short: Path) -> None
 
 
 def test_server_that_was_started_anew_gets_all_again(short: Path) -> None:
-    script = [abilities("a"), OK, LOST, abilities("b"), OK, OK, OK, OK]
-    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH PUT PATCH"
+    a, b = abilities("a"), abilities("b")
+    script = [a, OK, LOST, b, OK, OK, b, OK, OK, b]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH OPTIONS PUT PATCH OPTIONS"
 
 
 def test_server_that_is_still_the_same_has_lost_nothing(short: Path) -> None:
-    script = [abilities("a"), OK, LOST, abilities("a"), OK, OK]
-    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH"
+    a = abilities("a")
+    script = [a, OK, LOST, a, OK, OK, a]
+    assert requests_of_upload(short, *script) == "PUT OPTIONS PUT PATCH OPTIONS"
 
 
 def test_server_that_is_lost_at_the_flush_gets_all_again(short: Path) -> None:
-    script = [abilities("a"), OK, OK, LOST, abilities("b"), OK, OK, OK]
-    assert requests_of_upload(short, *script) == "PUT PATCH OPTIONS PATCH PUT PATCH"
+    a, b = abilities("a"), abilities("b")
+    script = [a, OK, OK, LOST, b, OK, b, OK, OK, b]
+    assert requests_of_upload(short, *script) == "PUT PATCH OPTIONS PATCH OPTIONS PUT PATCH OPTIONS"
+
+
+def test_server_that_was_started_anew_behind_a_proxy_gets_all_again(short: Path) -> None:
+    """The proxy connects to the next process, and the client's connection is never lost."""
+    a, b = abilities("a"), abilities("b")
+    script = [a, OK, OK, OK, b, OK, OK, b]
+    assert requests_of_upload(short, *script) == "PUT PATCH OPTIONS PUT PATCH OPTIONS"
 
 
 def test_stream_that_may_be_lost_is_told(short: Path) -> None:

@@ -128,12 +128,12 @@ def test_server_that_was_started_anew_confirms_nothing(source: Path) -> None:
     ok, first, other = (answer("200 OK", {"features": ["flush", "zero"], "instance": name}) for name in ("", "a", "b"))
     size = answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
     puts = [ok] * (PORTION // (8 * MiB))
-    with ScriptedServer(first, size, ok, *puts, None, other, ok) as server:
+    with ScriptedServer(first, size, ok, *puts, None, other, ok, other) as server:
         process = start("upload", "--connections", "1", source, server.url, program=COMMAND)
         eventually(lambda: len(server.requests) == 4 + len(puts), "the second portion begins", timeout=TIMEOUT)
         process.send_signal(signal.SIGINT)
         assert ended(process).status == 130
-    assert [request.partition(" ")[0] for request in server.requests[-2:]] == ["OPTIONS", "PATCH"]
+    assert [request.partition(" ")[0] for request in server.requests[-3:]] == ["OPTIONS", "PATCH", "OPTIONS"]
     assert json.loads(state_of(source).read_text())["done"] == []
 
 
