@@ -4,7 +4,7 @@
 Shared by the event loops; transfers/transfer.py has the rules.
 """
 
-import itertools
+import heapq
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -48,7 +48,8 @@ class Keeping:
         with self._lock:
             transfers = list(self._transfers.values())
         found = (t for t in transfers if t.kept and kept.outdated(t, at_end=at_end))
-        outdated = list(found if at_end else itertools.islice(found, MOST_RENEWED))
+        # Those that a crash would end first: each has its turn, however many there are.
+        outdated = list(found) if at_end else heapq.nsmallest(MOST_RENEWED, found, key=kept.told)
         with self._lock:  # a removal meanwhile comes before or after
             kept.renew(t for t in outdated if self._is_kept(t))
 

@@ -87,6 +87,10 @@ class KeptTickets:
         """Return the ids of the tickets of which there may be a file."""
         return list(self._on_disk)
 
+    def told(self, transfer: Transfer) -> float:
+        """Return the expiry that the file of a ticket tells; -1: it is unknown, or there is no file."""
+        return self._on_disk.get(transfer.ticket.ticket_id, -1.0)
+
     def outdated(self, transfer: Transfer, *, at_end: bool = False) -> bool:
         """Tell whether the file has to be written or removed, because the ticket was renewed or has expired.
 

@@ -6,8 +6,9 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import pytest
 from imageio_daemon.errors import InvalidRequest, StorageError, Unavailable
 from imageio_daemon.service import state
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.transfers import kept
+from imageio_daemon.transfers import keeping, kept
 from imageio_daemon.transfers.kept_record import Clocks, Record, file_name
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
@@ -278,6 +279,30 @@ async def test_renewal_is_kept_when_it_is_a_part_of_the_timeout(processes: Proce
     processes.shift = 150
     use(transfer)
     until_kept(processes, store, 200)
+
+
+async def test_renewals_of_all_are_kept_though_there_are_more_than_can_be_written_at_a_time(
+    processes: Processes, store: TransferStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MOST_RENEWED", 1)
+    renew, chosen = kept.KeptTickets.renew, list[Transfer]()
+
+    def noted(kept_tickets: kept.KeptTickets, transfers: Iterable[Transfer]) -> None:
+        chosen.extend(transfers)
+        renew(kept_tickets, chosen[-1:])
+
+    def is_renewed(number: int) -> bool:
+        store.keeping.renew()  # no effect while the one before is being written
+        return len(chosen) == number
+
+    monkeypatch.setattr(kept.KeptTickets, "renew", noted)
+    transfers = [await store.install(ticket(name)) for name in ("one", "two", "three")]
+    for number in range(1, 4):
+        processes.shift += 100
+        for transfer in transfers:
+            use(transfer)
+        eventually(partial(is_renewed, number), "one is renewed")
+    assert set(chosen) == set(transfers)
 
 
 async def test_small_renewal_is_kept_at_the_end_only(processes: Processes, store: TransferStore) -> None:
