@@ -284,6 +284,7 @@ class Daemon:
                 ended = True
         except TimeoutError:
             log.error("requests did not end within %d s", timeout + ENDING_TIMEOUT)
+            self._store.keeping.renew(at_end=True)  # as interrupt() does, which may not have had its turn
         left = deadline - asyncio.get_running_loop().time()
         hung = self._engine.stop(max(0.0, left))
         if self._lanes is not None:

@@ -134,3 +134,19 @@ def test_restored_ticket_is_logged_without_its_id(own: Daemon, image: Path) -> N
     own.wait()
     own.restart()
     assert own.log.find("ticket restored transfer=backup")
+
+
+def test_renewal_survives_though_requests_do_not_end(make_daemon: MakeDaemon, image: Path, tmp_path: Path) -> None:
+    config = {"state_dir": tmp_path / "state", "shutdown_timeout": 0}
+    stuck = make_daemon(program="tests.support.stuckloop", daemon=config)
+    ticket_id = stuck.add_ticket(image, MiB, timeout=300)
+    stuck.extend(ticket_id, 10)
+    with stuck.connect("unix") as client:
+        client.get(f"/images/{ticket_id}")
+    expires = stuck.status(ticket_id)["expires"]
+    stuck.send_signal(signal.SIGTERM)
+    assert stuck.wait() == 1
+    assert stuck.log.find("requests did not end")
+    stuck.restart()
+    assert stuck.status(ticket_id)["expires"] == pytest.approx(expires, abs=2)
+    stuck.kill()
