@@ -255,6 +255,17 @@ def test_a_long_one_is_answered_202_and_its_state_is_told(slow: Daemon, slow_ima
         assert finalize(client, slow_image.url, checksum_of(CONTENT)).status == 200
 
 
+def test_it_is_not_told_as_finalized_before_that_is_kept(slow: Daemon, slow_image: Image) -> None:
+    unkept = slow.directory / "unkept"
+    unkept.touch()
+    with slow.connect("unix") as client:
+        assert finalize(client, slow_image.url, checksum_of(CONTENT)).status == 202
+        eventually(lambda: slow.status(slow_image.ticket).get("finalized"), "it is compared")
+        assert state(client, slow_image.url)["state"] == "verifying"
+        unkept.unlink()
+        eventually(lambda: state(client, slow_image.url)["state"] == "finalized", "it is kept")
+
+
 def test_changes_are_refused_while_it_runs_and_allowed_after_a_mismatch(slow: Daemon, slow_image: Image) -> None:
     held = hold(slow)
     with slow.connect("unix") as client, slow.connect("unix") as writer:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon, which answers a finalize before its result, and reads no image while there is a file `held` beside it."""
+"""The daemon, which answers a finalize before its result.
+
+While there is a file `held` beside it, it reads no image, and while there is `unkept`, it keeps no ticket.
+"""
 
 import asyncio
 import sys
@@ -9,17 +12,30 @@ from typing import Any
 from imageio_daemon import cli
 from imageio_daemon.operations import finalize
 from imageio_daemon.operations.checksum import checksum
+from imageio_daemon.transfers.store import TransferStore
+from imageio_daemon.transfers.transfer import Transfer
 
-HELD = Path(sys.argv[sys.argv.index("-c") + 1]) / "held"
+DIRECTORY = Path(sys.argv[sys.argv.index("-c") + 1])
+keep_at_once = TransferStore.keep
+
+
+async def until_removed(name: str) -> None:
+    while (DIRECTORY / name).exists():
+        await asyncio.sleep(0.02)
 
 
 async def held(*arguments: Any) -> int:
-    while HELD.exists():
-        await asyncio.sleep(0.02)
+    await until_removed("held")
     return await checksum(*arguments)
+
+
+async def keep(self: TransferStore, transfer: Transfer) -> bool:
+    await until_removed("unkept")
+    return await keep_at_once(self, transfer)
 
 
 if __name__ == "__main__":
     finalize.ANSWER_TIMEOUT = 0.1
     vars(finalize)["checksum"] = held
+    TransferStore.keep = keep  # type: ignore[method-assign]
     sys.exit(cli.main())

@@ -50,14 +50,14 @@ class Finalize:
         """Answer GET with the state: open, verifying, mismatch, failed or finalized. Raises Forbidden."""
         query_of(request)
         transfer = attach(self._store, request, Access.READ)
+        verification = self._finalizer.last(transfer)
+        if verification is not None and not verification.report.done():  # first: its report may not be kept yet
+            return json_response(_progress(verification))
         report = transfer.kept_state.get(FINALIZED)
         if report is not None:
             return json_response({"state": "finalized", **report})
-        verification = self._finalizer.last(transfer)
         if verification is None:
             return json_response({"state": "open"})
-        if not verification.report.done():
-            return json_response(_progress(verification))
         failure = verification.report.exception()
         if failure is None:
             return json_response({"state": "mismatch", **verification.report.result()})
