@@ -12,6 +12,7 @@ import pytest
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.polling import eventually
 
 FEW_LANES = "tests.support.fewlanes"
 RANGE = {"Range": "bytes=0-9"}
@@ -43,15 +44,17 @@ def image(few: Daemon, new: MakeImage) -> Image:
 @pytest.fixture
 def held(image: Image, few: Daemon, new: MakeImage) -> Iterator[list[Connection]]:
     """Return connections of several tickets that have all places, in the middle of a request."""
-    head = {"Content-Range": "bytes 0-99/*", "Content-Length": "100"}
     with ExitStack() as cleanup:
-        connections = []
-        for _ in range(2):
-            image = opened(few, new)
-            connections.append(cleanup.enter_context(few.connect("unix")))
-            assert connections[-1].get(image.url, RANGE).status == 206
-            connections[-1].send(encode_request("PUT", image.url, head, b"x"))
-        yield connections
+        yield [hold(few, opened(few, new), cleanup.enter_context(few.connect("unix"))) for _ in range(2)]
+
+
+def hold(daemon: Daemon, image: Image, connection: Connection) -> Connection:
+    """Begin a request. Before C has read it, the connection is an idle one, which gives its place away."""
+    assert connection.get(image.url, RANGE).status == 206
+    head = {"Content-Range": "bytes 0-99/*", "Content-Length": "100"}
+    connection.send(encode_request("PUT", image.url, head, b"x"))
+    eventually(lambda: daemon.status(image.ticket)["active"], "the request has begun")
+    return connection
 
 
 @pytest.mark.alone

@@ -243,7 +243,7 @@ def test_fields_that_matter_are_answered_by_python(own: Daemon, image: Image, se
         hand_over(connection, image)
         name, _, value = line.partition(": ")
         assert connection.get(image.url, FIRST | {name: value}).body == image.read(0, 10)
-        assert not served_by_lane(own)
+        eventually(lambda: not served_by_lane(own), "the threads have ended")
 
 
 @pytest.mark.parametrize(
