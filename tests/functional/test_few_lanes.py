@@ -20,7 +20,7 @@ RANGE = {"Range": "bytes=0-9"}
 
 @pytest.fixture
 def few(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(program=FEW_LANES, daemon={"inactivity_timeout": 2, "loops": 2})
+    return make_daemon(program=FEW_LANES, daemon={"inactivity_timeout": 5, "loops": 2})
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def test_connection_that_waits_in_vain_is_told_so(few: Daemon, image: Image, hel
     ends = threading.Event()
 
     def trickle() -> None:
-        for _ in range(50):
+        for _ in range(98):
             for connection in held:
                 connection.send(b"x")
-            if ends.wait(0.1):
+            if ends.wait(0.2):
                 return
 
     trickling = threading.Thread(target=trickle)
