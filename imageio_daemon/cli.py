@@ -4,6 +4,8 @@
 import argparse
 import json
 import logging
+import platform
+import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from . import __version__, daemon
 from .config import config, files
 from .errors import ConfigError, InvalidRequest
-from .net import tls_contexts
+from .net import tls_contexts, tls_socket
 from .service import logs
 
 log = logging.getLogger(__name__)
@@ -73,8 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     only.add_argument(
         "--check-config", action="store_true", help="check configuration and certificate, and end: 0 good, 2 bad"
     )
-    only.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    only.add_argument("--version", action="version", version=f"%(prog)s {__version__} ({_libraries()})")
     return parser
+
+
+def _libraries() -> str:
+    """Return the OpenSSL of connections, and the one of Python, which may be another."""
+    ours, pythons = (" ".join(version.split()[:2]) for version in (tls_socket.OPENSSL_VERSION, ssl.OPENSSL_VERSION))
+    return f"{ours}; Python {platform.python_version()} with {pythons}"
 
 
 def _read_tickets(path: Path) -> list[object]:

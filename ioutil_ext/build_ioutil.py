@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the extension ``ioutil_ext._ioutil`` (cffi, API mode)."""
 
+import os
 from pathlib import Path
 
 from cffi import FFI
@@ -26,6 +27,12 @@ PREAMBLE = """
 HARDENING = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-fstack-clash-protection"]
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"]
 
+# From the environment: warnings are errors (development); OpenSSL is linked into the extension (wheels: docs/adr/0027).
+WERROR = os.environ.get("IMAGEIO_WERROR") == "1"
+STATIC_OPENSSL = os.environ.get("IMAGEIO_STATIC_OPENSSL") == "1"
+# None of its symbols is seen by others, so that Python's ssl and the extension do not meet.
+STATIC_LINK = ["-l:libssl.a", "-l:libcrypto.a", "-Wl,--exclude-libs,ALL"]
+
 ffibuilder = FFI()
 for name in INTERFACE:
     lines = (HERE / name).read_text().splitlines(keepends=True)
@@ -40,14 +47,14 @@ ffibuilder.set_source(
         "-O3",
         "-Wall",
         "-Wextra",
-        "-Werror",
         "-std=gnu11",
         "-pthread",
         "-fvisibility=hidden",
         *HARDENING,
+        *(["-Werror"] if WERROR else []),
     ],
-    libraries=["ssl", "crypto"],
-    extra_link_args=["-pthread", *LINK_HARDENING],
+    libraries=[] if STATIC_OPENSSL else ["ssl", "crypto"],
+    extra_link_args=["-pthread", *LINK_HARDENING, *(STATIC_LINK if STATIC_OPENSSL else [])],
 )
 
 if __name__ == "__main__":

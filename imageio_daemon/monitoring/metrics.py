@@ -6,7 +6,6 @@ known labels begin with 0, so that their first increase is seen (prometheus.io/d
 """
 
 import platform
-import ssl
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,6 +13,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .. import __version__
+from ..net import tls_socket
 from ..service import logs
 from ..service.served import By, Count
 from ..storage.backend import ZeroMethod
@@ -68,7 +68,7 @@ def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 def _build() -> Metric:
     build = _gauge("build_info", "Versions that run; the value is 1.", "version", "python", "openssl")
-    build.add_metric((__version__, platform.python_version(), ssl.OPENSSL_VERSION), 1)
+    build.add_metric((__version__, platform.python_version(), tls_socket.OPENSSL_VERSION), 1)
     return build
 
 

@@ -13,6 +13,16 @@ from ioutil_ext import ffi, lib
 WANTS_INPUT: int = lib.IOU_TLS_WANTS_INPUT
 WANTS_ROOM: int = lib.IOU_TLS_WANTS_ROOM
 
+#: The OpenSSL of connections. Python's ssl may use another one: wheels bring their own.
+OPENSSL_VERSION: str = ffi.string(lib.iou_tls_library()).decode()
+
+#: Where distributions keep the authorities that they trust: Debian, Fedora, Alpine.
+_SYSTEM_CA_FILES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/cert.pem",
+)
+
 _view: Callable[[bytes | memoryview], Any] = ffi.from_buffer
 
 
@@ -20,7 +30,7 @@ class TlsContext:
     """An OpenSSL context with a certificate and key, and the rules of an SSLContext.
 
     Taken from the rules: ciphers, options, minimum version, verification. Files are PEM, the key has no passphrase; ""
-    for none. ca_file: CA certificates that peers are verified with. Raises OSError.
+    for none. ca_file: CA certificates that peers are verified with; "": a client takes the system's. Raises OSError.
     """
 
     def __init__(self, rules: ssl.SSLContext, *, cert_file: str = "", key_file: str = "", ca_file: str = "") -> None:
@@ -93,6 +103,18 @@ class TlsSocket:
         return result
 
 
+def _system_authorities() -> tuple[str, str]:
+    """Return the file and the directory of authorities that this host trusts, "" where there is none.
+
+    Those that Python's ssl uses, which honours SSL_CERT_FILE and SSL_CERT_DIR; a Python that was built elsewhere may
+    have the paths of that host.
+    """
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile or paths.capath:
+        return paths.cafile or "", paths.capath or ""
+    return next(filter(os.path.exists, _SYSTEM_CA_FILES), ""), ""
+
+
 def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) -> tuple[Any, list[Any]]:
     """Return the rules as C takes them, and the memory that they point to."""
     owned = []
@@ -106,7 +128,11 @@ def _policy(rules: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str) 
     # This list is for TLS 1.2; the suites of TLS 1.3 are always enabled (SSL_CTX_set_cipher_list(3)).
     ciphers = ":".join(c["name"] for c in rules.get_ciphers() if c["protocol"] != "TLSv1.3")
     policy = ffi.new("iou_tls_policy *")
-    policy.chain_file, policy.key_file, policy.ca_file = text(cert_file), text(key_file), text(ca_file)
+    ca_dir = ""
+    if not ca_file and rules.protocol is ssl.PROTOCOL_TLS_CLIENT and rules.verify_mode is not ssl.CERT_NONE:
+        ca_file, ca_dir = _system_authorities()
+    policy.chain_file, policy.key_file = text(cert_file), text(key_file)
+    policy.ca_file, policy.ca_dir = text(ca_file), text(ca_dir)
     policy.ciphers = text(ciphers)
     policy.options = int(rules.options) % 2**64
     policy.verify_flags = int(rules.verify_flags)

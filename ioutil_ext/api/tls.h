@@ -25,7 +25,8 @@ enum {
 typedef struct {
     const char *chain_file;  /* our certificate and the intermediate ones, PEM; NULL: none */
     const char *key_file;    /* without a passphrase */
-    const char *ca_file;     /* the trusted authorities; NULL: none, or the system's if we verify the peer */
+    const char *ca_file;     /* the trusted authorities; NULL: none */
+    const char *ca_dir;      /* those in a directory, in files named by their hashes (c_rehash(1)); NULL: none */
     const char *ciphers;     /* of TLS 1.2, as in OpenSSL's ciphers(1) */
     uint64_t options;        /* SSL_OP_... */
     uint64_t verify_flags;   /* X509_V_FLAG_... */
@@ -35,6 +36,9 @@ typedef struct {
     uint32_t asks_peer;      /* request the peer's certificate; a client must */
     uint32_t needs_peer;     /* end the connection if the peer has no certificate */
 } iou_tls_policy;
+
+/* Return the name and version of the OpenSSL that the extension uses, which may not be the one of Python's ssl. */
+const char *iou_tls_library(void);
 
 /* Make a context. reason: memory for the text of a failure, IOU_TLS_REASON bytes. -EINVAL, -ENOMEM. */
 int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, char *reason);

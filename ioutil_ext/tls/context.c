@@ -65,10 +65,11 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
            SSL_CTX_set_session_id_context(ssl, SESSIONS, sizeof(SESSIONS) - 1);
 }
 
+/* No default paths: an OpenSSL that is linked into the extension has those of the host that built it. */
 static bool load_authorities(SSL_CTX *ssl, const iou_tls_policy *policy) {
-    if (policy->ca_file)
-        return SSL_CTX_load_verify_locations(ssl, policy->ca_file, NULL);
-    return !policy->asks_peer || SSL_CTX_set_default_verify_paths(ssl);
+    if (!policy->ca_file && !policy->ca_dir)
+        return true;
+    return SSL_CTX_load_verify_locations(ssl, policy->ca_file, policy->ca_dir);
 }
 
 static bool load_files(SSL_CTX *ssl, const iou_tls_policy *policy) {
@@ -77,6 +78,10 @@ static bool load_files(SSL_CTX *ssl, const iou_tls_policy *policy) {
     return !policy->chain_file || (SSL_CTX_use_certificate_chain_file(ssl, policy->chain_file) == 1 &&
                                    SSL_CTX_use_PrivateKey_file(ssl, policy->key_file, SSL_FILETYPE_PEM) == 1 &&
                                    SSL_CTX_check_private_key(ssl) == 1);
+}
+
+const char *iou_tls_library(void) {
+    return OpenSSL_version(OPENSSL_VERSION);
 }
 
 int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, char *reason) {

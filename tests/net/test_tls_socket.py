@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.server.secure_socket import SecureSocket
+from imageio_daemon.net import tls_socket
 from imageio_daemon.net.tls_socket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
@@ -283,6 +284,57 @@ def test_client_checks_the_name_of_the_server(certificates: Certificates, name: 
                 tls.shake_hands()
             assert caught.value.errno == errno.EKEYREJECTED
     thread.join()
+
+
+# Authorities of the system
+
+
+@pytest.fixture
+def no_authorities(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let this be a host on which Python finds no authorities."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/missing/file")
+    monkeypatch.setenv("SSL_CERT_DIR", "/missing/directory")
+    monkeypatch.setattr(tls_socket, "_SYSTEM_CA_FILES", ())
+    return monkeypatch
+
+
+def test_authorities_that_python_uses_are_trusted(
+    no_authorities: pytest.MonkeyPatch, server: TlsContext, certificates: Certificates
+) -> None:
+    no_authorities.setenv("SSL_CERT_FILE", str(certificates.cafile))
+    _shake_hands(server)
+
+
+def test_authorities_are_found_where_distributions_keep_them(
+    no_authorities: pytest.MonkeyPatch, server: TlsContext, certificates: Certificates
+) -> None:
+    no_authorities.setattr(tls_socket, "_SYSTEM_CA_FILES", ("/missing/file", str(certificates.cafile)))
+    _shake_hands(server)
+
+
+def test_without_authorities_no_server_is_trusted(no_authorities: pytest.MonkeyPatch, server: TlsContext) -> None:
+    with pytest.raises(OSError, match="unable to get local issuer") as caught:
+        _shake_hands(server)
+    assert caught.value.errno == errno.EKEYREJECTED
+
+
+def _shake_hands(server: TlsContext) -> None:
+    """Connect a client that was told of no authorities."""
+    client = TlsContext(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    ours, theirs = socket.socketpair()
+    with secured(theirs, server) as serving, secured(ours, client, "localhost") as tls:
+        thread = threading.Thread(target=_accept, args=(serving,))
+        thread.start()
+        try:
+            tls.shake_hands()
+        finally:
+            tls.close()
+            thread.join()
+
+
+def _accept(serving: SecureSocket) -> None:
+    with contextlib.suppress(OSError):
+        serving.shake_hands()
 
 
 # Contexts

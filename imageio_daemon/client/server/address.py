@@ -119,7 +119,7 @@ def tls_context(cafile: str | None, *, insecure: bool) -> TlsContext:
 
     Raises LocalError.
     """
-    # Not create_default_context(): it loads the system's CAs, which takes 0.1 s, and TlsContext loads them, too.
+    # Not create_default_context(): it loads the system's CAs, which may take 0.1 s, and TlsContext does so, too.
     rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if insecure:
         rules.check_hostname = False
