@@ -6,29 +6,24 @@ import re
 from typing import TypeAlias
 
 from .. import __version__
+from ..amounts import parse_seconds, parse_size
 from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
-from ..units import MAX_OFFSET, GiB, KiB, MiB, TiB
 from .server.session import RETRY_FOR
-from .server.tickets import DEFAULT_SOCKET
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 IMAGE_URL = "https://HOST:PORT/images/TICKET"
-_UNITS = {"": 1, "K": KiB, "M": MiB, "G": GiB, "T": TiB}
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_CONNECTIONS = 64
-MAX_SECONDS = 10**9
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command. Its result has `command`, and for ticket `action`."""
+    """Return the parser of the whole command. Its result has `command`."""
     main = argparse.ArgumentParser(prog="imageio-client", description="Move disk images to and from a server.")
     main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_upload(commands)
     _add_download(commands)
     _add_questions(commands)
-    _add_ticket(commands)
     return main
 
 
@@ -53,7 +48,7 @@ def _add_server(command: argparse.ArgumentParser) -> None:
     way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
     server.add_argument(
         "--retry-for",
-        type=duration,
+        type=parse_seconds,
         default=RETRY_FOR,
         metavar="TIME",
         help="go on for so long while the server or the network is away: 90, 30m, 2h (default: 2m)",
@@ -82,7 +77,9 @@ def _add_upload(commands: _Commands) -> None:
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     _add_format(command)
     command.add_argument("--member", metavar="NAME", help="upload this member of the tar archive IMAGE, such as an OVA")
-    command.add_argument("--size", type=size, metavar="BYTES", help="size of standard input; K, M, G, T may follow")
+    command.add_argument(
+        "--size", type=parse_size, metavar="BYTES", help="size of standard input; K, M, G, T may follow"
+    )
     again = command.add_mutually_exclusive_group()
     again.add_argument("--restart", action="store_true", help="send all, also what an earlier upload has sent")
     again.add_argument(
@@ -123,66 +120,10 @@ def _add_questions(commands: _Commands) -> None:
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
     _add_format(command)
     command.add_argument("--algorithm", default=DEFAULT_ALGORITHM, metavar="NAME", help="default: %(default)s")
-    command.add_argument("--block-size", type=size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s")
+    command.add_argument(
+        "--block-size", type=parse_size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s"
+    )
     _add_server(command)
-
-
-def _add_ticket(commands: _Commands) -> None:
-    ticket = commands.add_parser(
-        "ticket", help="manage tickets", description="Manage tickets, through the control socket of this host."
-    )
-    actions = ticket.add_subparsers(dest="action", required=True, metavar="ACTION")
-    command = _command(actions, "add", "Install a ticket and print its id.")
-    command.add_argument("image", metavar="IMAGE", help="path of the image, or its url as tickets have it")
-    command.add_argument("--id", metavar="ID", help="the ticket's id (default: a random one)")
-    command.add_argument("--size", type=size, metavar="BYTES", help="default: that of the image")
-    command.add_argument("--read-only", action="store_true", help="allow reading only")
-    command.add_argument(
-        "--timeout", type=_number(0, MAX_SECONDS), default=300, metavar="SECONDS", help="default: %(default)s"
-    )
-    command.add_argument(
-        "--inactivity-timeout", type=_number(1, MAX_SECONDS), metavar="SECONDS", help="of idle connections"
-    )
-    command.add_argument("--sparse", action="store_true", help="zeroing may free space")
-    command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
-    command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
-    command.add_argument("--transfer-id", metavar="NAME", help="the name in logs")
-    _add_control(command)
-    _add_control(_with_id(_command(actions, "show", "Tell about a ticket.")))
-    _add_control(_command(actions, "list", "Tell about all tickets."))
-    command = _with_id(_command(actions, "extend", "Let a ticket expire later."))
-    command.add_argument("timeout", type=_number(0, MAX_SECONDS), metavar="SECONDS", help="from now")
-    _add_control(command)
-    _add_control(_with_id(_command(actions, "cancel", "Remove a ticket and end its requests.")))
-
-
-def _with_id(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    command.add_argument("id", metavar="ID", help="the ticket's id")
-    return command
-
-
-def _add_control(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--control", default=DEFAULT_SOCKET, metavar="PATH", help="the control socket (default: %(default)s)"
-    )
-
-
-def size(text: str) -> int:
-    """Parse a number of bytes, with a suffix K, M, G or T for binary multiples. Raises ArgumentTypeError."""
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
-    if not number.isdecimal() or unit not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes like 512, 64K or 10G")
-    if (value := int(number) * _UNITS[unit]) > MAX_OFFSET:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than an image can have, {MAX_OFFSET}")
-    return value
-
-
-def duration(text: str) -> float:
-    """Parse a time in seconds, or with a suffix s, m, h or d. Raises ArgumentTypeError."""
-    number, unit = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
-    if not re.fullmatch("[0-9]{1,9}", number) or unit not in _SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time like 90, 30m or 2h")
-    return float(int(number) * _SECONDS[unit])
 
 
 def _format(text: str) -> str:

@@ -8,20 +8,18 @@ import logging
 import os
 import signal
 import sys
-import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
+from ..amounts import human
 from . import api
-from .amounts import human
 from .arguments import parser
 from .display import CLEAR_LINE, Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.target import is_existing_device
 from .server.session import Settings
-from .server.tickets import Tickets
 from .transfer.progress import Progress
 
 #: Exit status after a signal: this plus its number, as in shells.
@@ -30,7 +28,10 @@ SIGNALLED = 128
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or that of the error; see docs/client.md."""
-    options = parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["ticket"]:
+        return _refuse_former(given[1:2])
+    options = parser().parse_args(given)
     watched = sys.stderr.isatty() and not options.quiet  # otherwise standard error gets one line, at the end
     logging.basicConfig(format=f"{CLEAR_LINE if watched else ''}imageio-client: %(message)s")
     level = logging.INFO if options.verbose else logging.WARNING if watched else logging.ERROR
@@ -48,6 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _refuse_former(action: Sequence[str]) -> int:
+    """Name the program that has the commands `ticket ACTION` of earlier versions, and return the exit status."""
+    present = ["remove" if word == "cancel" else word for word in action]
+    print(f"imageio-client: `{' '.join(['imageioctl', 'ticket', *present])}` does this now", file=sys.stderr)
+    return Usage.status
 
 
 def _signals() -> list[int]:
@@ -202,72 +210,12 @@ def _checksum(options: argparse.Namespace, _: _Transfer) -> None:
     print(json.dumps(told) if options.json else digest)
 
 
-def _ticket(options: argparse.Namespace, _: _Transfer) -> None:
-    with Tickets(options.control) as tickets:
-        _ACTIONS[options.action](options, tickets)
-
-
-def _ticket_add(options: argparse.Namespace, tickets: Tickets) -> None:
-    is_path = "://" not in options.image and not options.image.startswith("nbd:")
-    ticket: dict[str, Any] = {
-        "uuid": options.id or str(uuid.uuid4()),
-        "url": f"file://{Path(options.image).absolute()}" if is_path else options.image,
-        "size": api.info(options.image, format="raw").size if options.size is None and is_path else options.size,
-        "timeout": options.timeout,
-        "ops": ["read"] if options.read_only else ["read", "write"],
-        "sparse": options.sparse,
-        "dirty": options.dirty,
-    }
-    if ticket["size"] is None:
-        raise Usage("--size is needed for an image that is no local path")
-    for name in ("inactivity_timeout", "filename", "transfer_id"):
-        if (value := getattr(options, name)) is not None:
-            ticket[name] = value
-    tickets.add(ticket)
-    print(json.dumps({"id": ticket["uuid"]}) if options.json else ticket["uuid"])
-
-
-def _ticket_show(options: argparse.Namespace, tickets: Tickets) -> None:
-    _print_ticket(options, tickets.show(options.id))
-
-
-def _ticket_list(options: argparse.Namespace, tickets: Tickets) -> None:
-    for number, ticket in enumerate(tickets.list()):
-        if number and not options.json:
-            print()
-        _print_ticket(options, ticket)
-
-
-def _ticket_extend(options: argparse.Namespace, tickets: Tickets) -> None:
-    tickets.extend(options.id, options.timeout)
-
-
-def _ticket_cancel(options: argparse.Namespace, tickets: Tickets) -> None:
-    tickets.cancel(options.id)
-
-
-def _print_ticket(options: argparse.Namespace, ticket: dict[str, Any]) -> None:
-    if options.json:
-        print(json.dumps(ticket))
-    else:
-        for name, value in ticket.items():
-            print(f"{name}: {value if isinstance(value, str) else json.dumps(value)}")
-
-
 _COMMANDS: dict[str, Callable[[argparse.Namespace, _Transfer], None]] = {
     "upload": _upload,
     "download": _download,
     "info": _info,
     "extents": _extents,
     "checksum": _checksum,
-    "ticket": _ticket,
-}
-_ACTIONS: dict[str, Callable[[argparse.Namespace, Tickets], None]] = {
-    "add": _ticket_add,
-    "show": _ticket_show,
-    "list": _ticket_list,
-    "extend": _ticket_extend,
-    "cancel": _ticket_cancel,
 }
 
 if __name__ == "__main__":

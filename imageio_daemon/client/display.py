@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from .amounts import duration, human
+from ..amounts import duration, human
 from .transfer.progress import Phase, Progress
 
 WIDTH = 30

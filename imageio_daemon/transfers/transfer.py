@@ -305,6 +305,7 @@ class Transfer:
             totals = self._traffic.totals()
             active = bool(self.running)
             status |= {
+                "transfer": self.ticket.log_name,
                 "expires": int(self.permission.lease.expires),
                 "active": active,
                 "canceled": self.permission.canceled,
@@ -312,6 +313,8 @@ class Transfer:
                 "idle_time": 0 if active else int(self.permission.idle),
                 "storage_wait": int(max(self._traffic.storage_waits(), default=0)),
                 "bytes_per_second": self._rate.per_second(self._clock(), totals.moved),
+                "read": totals.read,
+                "written": totals.written,
                 "zeroed": dict(totals.zeroed),
             }
             if slowest := self._traffic.slowest:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client.arguments import duration, parser
-from imageio_daemon.client.arguments import size as parse_size
+from imageio_daemon.client.arguments import parser
 from tests.client.conftest import SIZE
 from tests.client.programs import TIMEOUT, command, run, run_on_terminal
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.daemon import PROJECT, Daemon
-from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.images import Image, MakeImage, MiB
 
 MAN_PAGE = PROJECT / "docs" / "imageio-client.1"
 
@@ -97,32 +96,11 @@ def test_info_extents_and_checksum(daemon: Daemon, source: Path, new_image: Make
     assert digest == run("checksum", source).out
 
 
-# Tickets
-
-
-def test_ticket_from_its_start_to_its_end(daemon: Daemon, tmp_path: Path) -> None:
-    image = tmp_path / "image"
-    image.write_bytes(pattern(MiB))
-    control = ("--control", daemon.control_socket)
-    ticket_id = run("ticket", "add", image, "--sparse", "--timeout", "60", *control).out.strip()
-    daemon.hide(ticket_id)
-    shown = json.loads(run("ticket", "show", "--json", ticket_id, *control).out)
-    assert (shown["size"], shown["sparse"], shown["timeout"]) == (MiB, True, 60)
-    assert f"url: file://{image}\n" in run("ticket", "show", ticket_id, *control).out
-    listed = [json.loads(line) for line in run("ticket", "list", "--json", *control).out.splitlines()]
-    assert ticket_id in [ticket["uuid"] for ticket in listed]
-    assert run("ticket", "extend", ticket_id, "6000", *control).status == 0
-    assert daemon.status(ticket_id)["expires"] > shown["expires"] + 5000
-    assert run("ticket", "cancel", ticket_id, *control).status == 0
-    run("ticket", "show", ticket_id, *control).failed_with("404", 3)
-
-
-def test_ticket_needs_the_size_of_what_is_no_path(daemon: Daemon) -> None:
-    run("ticket", "add", "nbd:unix:/socket", "--control", daemon.control_socket).failed_with("--size is needed", 2)
-
-
-def test_missing_control_socket_is_told() -> None:
-    run("ticket", "list", "--control", "/no/such/socket").failed_with("can't connect to /no/such/socket: No such", 4)
+@pytest.mark.parametrize(
+    ("former", "present"), [(["add", "x"], "add"), (["cancel", "x"], "remove"), (["list", "--json"], "list"), ([], "")]
+)
+def test_tickets_have_a_program_of_their_own(former: list[str], present: str) -> None:
+    run("ticket", *former).failed_with(f"`{f'imageioctl ticket {present}'.strip()}` does this now", 2)
 
 
 # What can go wrong, and the one line that tells
@@ -159,7 +137,7 @@ UPLOAD = ["upload", "image", "https://host/images/x"]
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["ticket"], ["upload"], [*UPLOAD, "--connections", "0"], [*UPLOAD, "--size", "8388608T"]]
+    "arguments", [[], ["upload"], [*UPLOAD, "--connections", "0"], [*UPLOAD, "--size", "8388608T"]]
 )
 def test_wrong_arguments_have_status_2(arguments: list[str]) -> None:
     assert run(*arguments).status == 2
@@ -257,9 +235,7 @@ def man_page() -> dict[str, set[str]]:
 @pytest.mark.parametrize("name", dict(commands(parser())))
 def test_man_page_and_help_agree(name: str) -> None:
     page, options = man_page(), dict(commands(parser()))[name]
-    told = page.get(name, set()) | page["Output"]
-    if not name.startswith("ticket"):
-        told |= page["Server"]
+    told = page.get(name, set()) | page["Output"] | page["Server"]
     there = {option for action in options._actions for option in action.option_strings if option.startswith("--")}
     assert told == there - {"--help"}
 
@@ -267,25 +243,3 @@ def test_man_page_and_help_agree(name: str) -> None:
 def test_man_page_has_all_statuses() -> None:
     text = MAN_PAGE.read_text().partition(".SH EXIT STATUS")[2].partition("\n.SH")[0]
     assert " ".join(re.findall(r"^\.B (\d+)$", text, re.MULTILINE)) == "0 1 2 3 4 5 6 7 129 130 143"
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("90", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400)])
-def test_times_have_units(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "-1", "1.5h", "1M", "1 h", "9" * 10])
-def test_times_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="not a time"):
-        duration(text)
-
-
-@pytest.mark.parametrize(("text", "number"), [("0", 0), ("512", 512), ("1k", 1024), ("3M", 3 * MiB), ("1T", 1024**4)])
-def test_sizes_have_units(text: str, number: int) -> None:
-    assert parse_size(text) == number
-
-
-@pytest.mark.parametrize("text", ["", "x", "K", "-1", "1.5G", "1KB", "1P"])
-def test_sizes_of_another_form_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="not a number of bytes"):
-        parse_size(text)

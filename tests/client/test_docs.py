@@ -11,6 +11,7 @@ import pytest
 
 from imageio_daemon.client import errors
 from tests.docs.test_images_api import as_pattern, sections
+from tests.support.commands import install
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import MakeImage, MiB, pattern
 
@@ -25,17 +26,13 @@ def work(tmp_path: Path) -> Path:
     disk = tmp_path / "disk.raw"
     disk.write_bytes(pattern(2 * MiB))
     os.truncate(disk, 1024 * MiB)
-    program = tmp_path / "bin" / "imageio-client"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m imageio_daemon.client.cli "$@"\n')
-    program.chmod(0o755)
+    install(tmp_path / "bin")
     return tmp_path
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_examples(daemon: Daemon, work: Path, heading: str) -> None:
-    setup = UPLOAD[:2] if heading == "Tickets" else UPLOAD[:3]
-    examples = SECTIONS[heading] if heading == "Upload" else [*setup, *SECTIONS[heading]]
+    examples = SECTIONS[heading] if heading == "Upload" else [*UPLOAD[:3], *SECTIONS[heading]]
     script = "".join(f"{example.command}\nprintf '<end of %s>' {example.line}\n" for example in examples)
     environment = os.environ | {
         "CONTROL": daemon.control_socket,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.client.networks import SERVER_ADDRESS, SlowNetwork, missing
-from tests.client.programs import PROGRAM, TIMEOUT, ended, run, start
+from tests.client.programs import PROGRAM, TIMEOUT, ended, start
 from tests.support.daemon import STATE, Certificates, Daemon, Section
 from tests.support.images import KiB, MiB, pattern
 
@@ -64,8 +64,7 @@ class User:
     def __init__(self, network: SlowNetwork, daemon: Daemon, disk: Path, target: Path) -> None:
         self.disk = disk
         self.target = target
-        ticket = run("ticket", "add", "--sparse", "--control", daemon.control_socket, target).out.strip()
-        daemon.hide(ticket)
+        ticket = daemon.add_ticket(target, SIZE, sparse=True, ops=["read", "write"])
         self._command = ("upload", "--json", "--cafile", daemon.cafile, disk, daemon.url(ticket, host=SERVER_ADDRESS))
         self._program = (*network.on_client, *PROGRAM)
 

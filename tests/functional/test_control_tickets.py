@@ -221,10 +221,13 @@ def test_get_tells_everything(daemon: Daemon) -> None:
             "idle_time": status["idle_time"],
             "sparse": True,
             "dirty": False,
+            "transfer": "job",
             "transfer_id": "job",
             "filename": "x.img",
             "transferred": 0,
             "bytes_per_second": 0,
+            "read": 0,
+            "written": 0,
             "zeroed": {},
         }.items()
     )
@@ -237,10 +240,12 @@ def test_get_leaves_out_what_was_not_given(daemon: Daemon) -> None:
     assert "transfer_id" not in status
 
 
-def test_without_a_transfer_id_get_tells_the_name_of_the_log(daemon: Daemon) -> None:
+@pytest.mark.parametrize("fields", [{}, {"transfer_id": ""}, {"transfer_id": "job-17"}], ids=str)
+def test_get_tells_the_name_of_the_log(daemon: Daemon, fields: dict[str, Any]) -> None:
     start = daemon.log.end()
-    status = daemon.status(daemon.add_ticket("/images/disk", 4096))
-    daemon.log.wait_for(rf"ticket added transfer={status['transfer_id']} ", start=start)
+    status = daemon.status(daemon.add_ticket("/images/disk", 4096, **fields))
+    daemon.log.wait_for(rf"ticket added transfer={status['transfer']} ", start=start)
+    assert status.get("transfer_id", status["transfer"]) == status["transfer"]
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64])
@@ -260,6 +265,16 @@ def test_get_tells_what_was_zeroed_and_how(daemon: Daemon, client: Connection, n
     zeroed = daemon.status(image.ticket)["zeroed"]
     assert sum(zeroed.values()) == 4 * MiB
     assert zeroed.keys() <= set(ZeroMethod)
+
+
+def test_get_tells_what_a_ticket_with_both_operations_has_moved(
+    daemon: Daemon, client: Connection, new_image: MakeImage
+) -> None:
+    image = new_image(size=4 * MiB, ops=["read", "write"])
+    assert client.put(image.url, pattern(MiB)).status == 200
+    assert client.get(image.url).status == 200
+    status = daemon.status(image.ticket)
+    assert (status["written"], status["read"]) == (MiB, 4 * MiB)
 
 
 def test_get_tells_the_rate_of_now(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:

@@ -2,7 +2,6 @@
 """The service as systemd runs it. Run by tests/lab/systemd inside of a container, as root, with Debian's pytest."""
 
 import contextlib
-import json
 import os
 import pwd
 import re
@@ -21,6 +20,7 @@ from tests.support.processes import thread_names
 
 UNIT = "imageio-daemon"
 CLIENT = "/opt/imageio-daemon/bin/imageio-client"
+CTL = "/opt/imageio-daemon/bin/imageioctl"
 ETC = Path("/etc/imageio-daemon")
 CONTROL = Path("/run/imageio-daemon/sock")
 NBD = Path("/run/imageio-daemon/nbd")
@@ -98,7 +98,7 @@ def served_certificate() -> str:
 
 
 def add_ticket(image: object, *arguments: object) -> str:
-    return run(CLIENT, "ticket", "add", "--control", CONTROL, "--sparse", *arguments, image)
+    return run(CTL, "ticket", "add", "--sparse", *arguments, image)
 
 
 def url(ticket: str) -> str:
@@ -164,19 +164,7 @@ def qcow2(image: Path) -> Path:
 
 
 def add_qcow2_ticket(image: Path) -> str:
-    """Install a ticket for a qcow2; the client's command has no word for it."""
-    ticket = run("cat", "/proc/sys/kernel/random/uuid")
-    fields = {
-        "uuid": ticket,
-        "url": f"file://{image}",
-        "format": "qcow2",
-        "size": SIZE,
-        "timeout": 300,
-        "ops": ["write"],
-    }
-    target = f"http://localhost/tickets/{ticket}"
-    run("curl", "-sSf", "--unix-socket", CONTROL, "-X", "PUT", target, "-d", json.dumps(fields))
-    return ticket
+    return add_ticket(image, "--format", "qcow2", "--write-only")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -304,7 +292,7 @@ def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: P
     upload(source, ticket, "--verify")
     servers = [pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd"]
     assert [(status_of(pid)["CapEff"], status_of(pid)["Seccomp"]) for pid in servers] == [("0" * 16, "2")]
-    run(CLIENT, "ticket", "cancel", "--control", CONTROL, ticket)
+    run(CTL, "ticket", "remove", "--id", ticket)
     run("qemu-img", "check", "-f", "qcow2", qcow2)
     run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, qcow2)
 
@@ -315,7 +303,7 @@ def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: P
 def test_journal_has_the_transfer_and_no_ticket(source: Path, image: Path) -> None:
     ticket = add_ticket(image, "--transfer-id", "of-the-lab")
     upload(source, ticket)
-    run(CLIENT, "ticket", "cancel", "--control", CONTROL, ticket)
+    run(CTL, "ticket", "remove", "--id", ticket)
     lines = journal()
     assert re.search(r"transfer ended.*transfer=of-the-lab", lines)
     assert ticket not in lines
@@ -418,6 +406,6 @@ def half_an_upload(image: Path) -> Iterator[ssl.SSLSocket]:
     ):
         head = f"PUT /images/{ticket} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SIZE}\r\n\r\n"
         connection.sendall(head.encode() + bytes(SIZE // 2))
-        told = [CLIENT, "ticket", "show", "--control", CONTROL, "--json", ticket]
+        told = [CTL, "ticket", "show", "--json", "--id", ticket]
         eventually(lambda: '"active": true' in run(*told), "the upload runs")
         yield connection

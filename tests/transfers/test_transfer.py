@@ -535,10 +535,13 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "idle_time": 0,
         "storage_wait": 0,
         "bytes_per_second": 0,
+        "read": 0,
+        "written": 0,
         "zeroed": {},
         "sparse": False,
         "dirty": False,
         "transferred": 0,
+        "transfer": "f13af9c4c25d",
         "transfer_id": "f13af9c4c25d",
     }
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ...amounts import human
 from ...image.ranges import RangeSet
 from ...units import MiB
-from ..amounts import human
 from ..errors import ChecksumMismatch, LocalError, Refused, Temporary, Usage
 from ..local.source import Source
 from ..server.image import Image

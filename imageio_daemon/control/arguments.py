@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of imageioctl. docs/imageioctl.1 describes the same; a test compares them."""
+
+import argparse
+from collections.abc import Callable
+from typing import TypeAlias
+
+from .. import __version__
+from ..amounts import parse_seconds, parse_size
+from . import tickets, transfers
+from .service import DEFAULT_SOCKET, ControlService
+
+#: A command of the program: it does what the options say, prints the result, and raises ControlError.
+Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command. Its result has `run`, a Command."""
+    main = argparse.ArgumentParser(prog="imageioctl", description="Manage the imageio-daemon of this host.")
+    main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_ticket(commands)
+    _add_transfers(commands)
+    return main
+
+
+def _command(commands: _Commands, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=text)
+    command.set_defaults(run=run)
+    common = command.add_argument_group("common")
+    common.add_argument(
+        "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="the control socket (default: %(default)s)"
+    )
+    common.add_argument("--json", action="store_true", help="print one JSON object per line")
+    return command
+
+
+def _add_ticket(commands: _Commands) -> None:
+    text = "Add, show, extend and remove tickets."
+    actions = commands.add_parser("ticket", help=text[0].lower() + text[1:-1], description=text).add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    _add_ticket_add(_command(actions, "add", tickets.add, "Install a ticket for an image, and print its id."))
+    command = _command(actions, "list", tickets.list_all, "Print a line for each ticket.")
+    _add_show_ids(command)
+    command = _command(actions, "show", tickets.show, "Print all that is known of tickets.")
+    _add_show_ids(command)
+    _add_selection(command)
+    command = _command(actions, "extend", tickets.extend, "Let tickets expire later.")
+    command.add_argument(
+        "--timeout", type=parse_seconds, default=300, metavar="TIME", help="from now, 0: now (default: 5m)"
+    )
+    _add_selection(command)
+    command = _command(actions, "remove", tickets.remove, "Remove tickets, and wait until their transfers have ended.")
+    command.add_argument("--all", action="store_true", help="all tickets")
+    command.add_argument("--yes", action="store_true", help="do not ask on a terminal")
+    _add_selection(command)
+
+
+def _add_ticket_add(command: argparse.ArgumentParser) -> None:
+    command.add_argument("image", metavar="IMAGE", help="path of the image, or its url as tickets have it")
+    command.add_argument(
+        "--id", metavar="ID", help="the ticket's id, visible in ps; - reads it from standard input (default: random)"
+    )
+    command.add_argument("--size", type=parse_size, metavar="BYTES", help="K, M, G, T may follow (default: its own)")
+    allowed = command.add_mutually_exclusive_group()
+    allowed.set_defaults(ops="both")
+    allowed.add_argument("--read-only", dest="ops", action="store_const", const="read", help="for a download")
+    allowed.add_argument("--write-only", dest="ops", action="store_const", const="write", help="for an upload")
+    command.add_argument(
+        "--timeout", type=parse_seconds, default=300, metavar="TIME", help="lifetime; requests renew it (default: 5m)"
+    )
+    command.add_argument("--inactivity-timeout", type=parse_seconds, metavar="TIME", help="of idle connections")
+    command.add_argument("--sparse", action="store_true", help="zeroing may free space")
+    command.add_argument("--format", choices=FORMATS, default="raw", help="of the image (default: %(default)s)")
+    command.add_argument("--no-backing-chain", action="store_true", help="without the files below the image")
+    command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
+    command.add_argument("--bitmap", metavar="NAME", help="the bitmap of a qcow2 that tells it")
+    command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
+    command.add_argument("--transfer-id", metavar="NAME", help="the name in logs and lists (default: made of the id)")
+
+
+def _add_selection(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "transfers", nargs="*", metavar="TRANSFER", help="name in `ticket list`; - reads ids from standard input"
+    )
+    command.add_argument("--id", action="append", metavar="ID", help="the ticket with this id, visible in ps")
+
+
+def _add_show_ids(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--show-ids", action="store_true", help="print ids, which give access to the images")
+
+
+def _add_transfers(commands: _Commands) -> None:
+    command = _command(commands, "transfers", transfers.show, "Print a line for each transfer that is in use.")
+    command.add_argument("--watch", action="store_true", help="again each second")

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `imageioctl ticket …`. Ids are secrets: they are printed and taken as arguments only if asked for."""
+
+import argparse
+import os
+import struct
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+from . import output
+from .errors import ControlError, NoSuchTicket, Usage
+from .service import ControlService
+from .states import columns, shown
+
+#: In the place of a name or an id: ids come on standard input, a line each.
+STANDARD_INPUT = "-"
+#: Where a qcow2 has the size of its disk (qemu's docs/interop/qcow2.rst), and how it begins.
+_QCOW2_MAGIC = b"QFI\xfb"
+_QCOW2_SIZE = struct.Struct(">24xQ")
+
+_OPS = {"read": ["read"], "write": ["write"], "both": ["read", "write"]}
+
+
+def add(options: argparse.Namespace, service: ControlService) -> None:
+    """Install a ticket, and print its id, which whoever transfers the image needs."""
+    is_path = "://" not in options.image and not options.image.startswith("nbd:")
+    ticket: dict[str, Any] = {
+        "uuid": _given_id(options.id) if options.id is not None else str(uuid.uuid4()),
+        "url": f"file://{Path(options.image).absolute()}" if is_path else options.image,
+        "size": options.size if options.size is not None else _size(options.image, options.format, is_path=is_path),
+        "timeout": options.timeout,
+        "ops": _OPS[options.ops],
+        "sparse": options.sparse,
+        "dirty": options.dirty or options.bitmap is not None,
+        "format": options.format,
+        "backing_chain": not options.no_backing_chain,
+    }
+    for name in ("inactivity_timeout", "filename", "transfer_id", "bitmap"):
+        if (value := getattr(options, name)) is not None:
+            ticket[name] = value
+    service.add(ticket)
+    if options.json:
+        output.json_line({"uuid": ticket["uuid"], "transfer": service.ticket(ticket["uuid"])["transfer"]})
+    else:
+        print(ticket["uuid"])
+
+
+def show(options: argparse.Namespace, service: ControlService) -> None:
+    """Print all that is known of tickets."""
+    for number, state in enumerate(_selected(options, service)):
+        if options.json:
+            output.json_line(shown(state, ids=options.show_ids))
+            continue
+        if number:
+            print()
+        output.pairs(shown(state, ids=options.show_ids, people=True))
+
+
+def list_all(options: argparse.Namespace, service: ControlService) -> None:
+    """Print a line for each ticket."""
+    states = service.tickets()
+    if options.json:
+        for state in states:
+            output.json_line(shown(state, ids=options.show_ids))
+        return
+    head, rows = columns(states, ids=options.show_ids)
+    print("\n".join(output.table(head, rows, left=2)))
+
+
+def extend(options: argparse.Namespace, service: ControlService) -> None:
+    """Let tickets expire later, or now."""
+    for state in _selected(options, service):
+        service.extend(state["uuid"], options.timeout)
+        if options.json:
+            output.json_line({"transfer": state["transfer"], "timeout": options.timeout})
+
+
+def remove(options: argparse.Namespace, service: ControlService) -> None:
+    """Remove tickets, one after the other, and wait until each has ended."""
+    if options.all and (options.transfers or options.id):
+        raise Usage("--all is for all tickets")
+    states = service.tickets() if options.all else _selected(options, service)
+    if options.all and not options.yes and sys.stdin.isatty():
+        question = f"Remove {len(states)} tickets, and end their transfers? [y/N] "
+        if input(question).strip().lower() not in ("y", "yes"):
+            raise ControlError("nothing was removed")
+    for state in states:
+        service.remove(state["uuid"])
+        if options.json:
+            output.json_line({"transfer": state["transfer"]})
+
+
+def _selected(options: argparse.Namespace, service: ControlService) -> list[dict[str, Any]]:
+    """Return the states of the tickets that the arguments name. Raises NoSuchTicket, Usage."""
+    names = [name for name in options.transfers if name != STANDARD_INPUT]
+    ids = [ticket_id for given in options.id or () for ticket_id in _given_ids(given)]
+    if STANDARD_INPUT in options.transfers:
+        ids += _read_ids()
+    if not names and not ids:
+        raise Usage("which ticket? Name it as `imageioctl ticket list` does")
+    states = service.tickets() if names else []
+    return [_named(name, states) for name in names] + [service.ticket(ticket_id) for ticket_id in ids]
+
+
+def _named(name: str, states: list[dict[str, Any]]) -> dict[str, Any]:
+    found = [state for state in states if state["transfer"] == name]
+    if len(found) != 1:
+        count = f"{len(found)} tickets have" if found else "no ticket has"
+        raise NoSuchTicket(f"{count} the name {output.printable(name)}{': use --id' if found else ''}")
+    return found[0]
+
+
+def _given_id(given: str) -> str:
+    ids = _given_ids(given)
+    if len(ids) != 1:
+        raise Usage("expected one id on standard input")
+    return ids[0]
+
+
+def _given_ids(given: str) -> list[str]:
+    return _read_ids() if given == STANDARD_INPUT else [given]
+
+
+def _read_ids() -> list[str]:
+    return [line.strip() for line in sys.stdin if line.strip()]
+
+
+def _size(image: str, format_name: str, *, is_path: bool) -> int:
+    """Return the size of the disk in a local image. Raises Usage if it cannot be told."""
+    if not is_path:
+        raise Usage("--size is needed for an image that is no local path")
+    if format_name not in ("raw", "qcow2"):
+        raise Usage(f"--size is needed for {format_name}: the virtual size that `qemu-img info` tells")
+    try:
+        fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.lseek(fd, 0, os.SEEK_END) if format_name == "raw" else _qcow2_size(fd)
+        finally:
+            os.close(fd)
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise Usage(f"--size is needed: can't tell that of {output.printable(image)}: {reason}") from None
+
+
+def _qcow2_size(fd: int) -> int:
+    head = os.pread(fd, _QCOW2_SIZE.size, 0)
+    if len(head) != _QCOW2_SIZE.size or not head.startswith(_QCOW2_MAGIC):
+        raise ValueError("it is no qcow2")
+    (size,) = _QCOW2_SIZE.unpack(head)
+    return int(size)

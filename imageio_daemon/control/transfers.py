@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `imageioctl transfers`: what moves now, once or each second."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from ..amounts import human
+from . import output
+from .service import ControlService
+from .states import State, done, rate, shown
+
+#: Seconds between two looks with --watch.
+INTERVAL = 1.0
+#: Control characters that clear the terminal (ECMA-48 CUP, ED).
+CLEAR = "\033[H\033[2J"
+HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT", "ZEROED", "BY")
+
+
+def show(options: argparse.Namespace, service: ControlService) -> None:
+    """Print a line for each transfer that is in use, those first that wait for storage longest."""
+    while True:
+        states = sorted(filter(in_use, service.tickets()), key=_order)
+        if options.json:
+            for state in states:
+                output.json_line(shown(state, ids=False))
+        else:
+            clear = CLEAR if options.watch and sys.stdout.isatty() else ""
+            lines = output.table(HEAD, map(row, states), left=2)
+            print(clear + "\n".join(lines), flush=True)
+        if not options.watch:
+            return
+        time.sleep(INTERVAL)
+
+
+def in_use(state: State) -> bool:
+    """Tell whether a ticket has connections or requests."""
+    return bool(state["active"] or state["connections"])
+
+
+def row(state: State) -> Sequence[object]:
+    """Return the cells of a transfer."""
+    size, moved = state["size"], done(state)
+    slowest = state.get("slowest_operation")
+    zeroed = {method: length for method, length in state["zeroed"].items() if length}
+    return (
+        state["transfer"],
+        ",".join(state["ops"]) or "-",
+        human(size),
+        human(moved),
+        f"{min(moved / size, 1):.0%}" if size and "transferred" in state else "",
+        rate(state),
+        state["connections"],
+        slowest["kind"] if slowest else "-",
+        f"{state['storage_wait']} s" if state["storage_wait"] else "-",
+        human(sum(zeroed.values())) if zeroed else "-",
+        ",".join(sorted(zeroed, key=lambda method: zeroed[method], reverse=True)) or "-",
+    )
+
+
+def _order(state: State) -> tuple[object, ...]:
+    return -state["storage_wait"], -state["bytes_per_second"], state["transfer"]
