@@ -27,6 +27,7 @@ from .opening import Opener
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
 from .service import logs, privileges, systemd
+from .service.events import Events
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool, Buffers
@@ -92,6 +93,7 @@ class Daemon:
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
+        self._events = await asyncio.to_thread(Events, self._state)
         self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(self._state_path))
         self._store = TransferStore(
             partial(self._opener.open, self._engine),
@@ -101,6 +103,7 @@ class Daemon:
             state=self._state,
             keep_tickets=self._config.daemon.keep_tickets,
             records=self._records,
+            events=self._events,
         )
         self._health = Health(self._store, self._tls)
         self._handle_signals()
@@ -210,7 +213,7 @@ class Daemon:
             tls=secure,
         )
         exposition = Exposition(Metrics(watched))
-        made[0]["control"] = control_server(config, self._store, self._served, exposition, self._health)
+        made[0]["control"] = control_server(config, self._store, self._served, exposition, self._health, self._events)
         if config.metrics.enable:
             made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
         return made
@@ -292,6 +295,7 @@ class Daemon:
             if ended:  # otherwise lanes on other loops may still use the shared memory
                 self._lanes.free()
         kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
+        kept = self._events.close(STATE_TIMEOUT) and kept
         if self._state is not None and ended and kept and not self._records.working:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:

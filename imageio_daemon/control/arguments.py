@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import tickets, transfers
+from . import events, tickets, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -24,6 +24,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ticket(commands)
     _add_transfers(commands)
+    _add_events(commands)
     return main
 
 
@@ -97,3 +98,8 @@ def _add_show_ids(command: argparse.ArgumentParser) -> None:
 def _add_transfers(commands: _Commands) -> None:
     command = _command(commands, "transfers", transfers.show, "Print a line for each transfer that is in use.")
     command.add_argument("--watch", action="store_true", help="again each second")
+
+
+def _add_events(commands: _Commands) -> None:
+    command = _command(commands, "events", events.show, "Print who has added, extended and removed tickets.")
+    command.add_argument("--follow", action="store_true", help="go on with those that happen now")

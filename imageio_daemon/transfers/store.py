@@ -7,6 +7,7 @@ import time
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
 from ..service import logs
+from ..service.events import DAEMON, Caller, Events
 from ..service.state import StateDirectory
 from ..service.sums import Sums
 from ..storage.totals import Totals
@@ -40,8 +41,8 @@ class TransferStore:
 
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
     store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
-    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. clock: in
-    seconds.
+    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. events:
+    are told what is done to tickets. clock: in seconds.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class TransferStore:
         state: StateDirectory | None = None,
         keep_tickets: bool = True,
         records: DurableRecords | None = None,
+        events: Events | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._records = records or DurableRecords(None)
+        self._events = events or Events(None)
         self._open_backend = open_backend
         self._identify = identify
         self._most_tickets = most_tickets
@@ -82,14 +85,16 @@ class TransferStore:
             self.keeping.forget([ticket.ticket_id])
         return transfer
 
-    async def install(self, ticket: Ticket) -> Transfer:
+    async def install(self, ticket: Ticket, by: Caller = DAEMON) -> Transfer:
         """Add a ticket as add() does, and keep it. Afterwards it outlives the process, or the log tells why not.
+
+        by: who asks for it.
 
         Raises TooManyTickets, and Unavailable while the store drains.
         """
         if self.drain is not None:
             raise Unavailable("The server takes no more tickets")
-        transfer, _ = self._add(ticket, kept=True)
+        transfer, _ = self._add(ticket, kept=True, by=by)
         try:
             await self.keep(transfer)
         except (StorageError, Unavailable) as e:  # it is served all the same
@@ -108,6 +113,15 @@ class TransferStore:
         if dropped:
             log.warning("kept tickets are dropped: there are too many", extra=logs.fields(count=dropped))
 
+    async def extend(self, transfer: Transfer, timeout: int, by: Caller = DAEMON) -> None:
+        """Let a ticket expire timeout seconds from now, and keep that. 0: now; see Permission.extend().
+
+        Raises StorageError, Unavailable as keep() does.
+        """
+        transfer.permission.extend(timeout)
+        self._events.tell("ticket extended", by, transfer=transfer.ticket.log_name, timeout=timeout)
+        await self.keep(transfer)
+
     async def keep(self, transfer: Transfer) -> bool:
         """Keep a ticket with its expiry and its kept_state as they are now, and tell whether it is kept durably.
 
@@ -117,7 +131,9 @@ class TransferStore:
         """
         return await self.keeping.keep(transfer)
 
-    def _add(self, ticket: Ticket, *, kept: bool, record: Record | None = None) -> tuple[Transfer, bool]:
+    def _add(
+        self, ticket: Ticket, *, kept: bool, record: Record | None = None, by: Caller = DAEMON
+    ) -> tuple[Transfer, bool]:
         """Add a ticket, and tell whether it has replaced one."""
         with self._lock:
             replaced = self._transfers.get(ticket.ticket_id)
@@ -142,15 +158,10 @@ class TransferStore:
         transfer.end.when_ended(self._forget)
         if replaced is not None:
             self._cancel(replaced)
-        log.info(
-            "ticket added" if record is None else "ticket restored",
-            extra=logs.fields(
-                transfer=ticket.log_name,
-                url=ticket.shown_url,
-                size=ticket.size,
-                ops=",".join(a.value for a in ticket.ops),
-            ),
-        )
+        if record is None:
+            self._events.tell("ticket replaced" if replaced is not None else "ticket added", by, **ticket.fields())
+        else:
+            log.info("ticket restored", extra=logs.fields(**ticket.fields()))
         return transfer, replaced is not None
 
     @property
@@ -181,13 +192,13 @@ class TransferStore:
             drain.require(transfer)
         return transfer
 
-    def begin_drain(self) -> None:
+    def begin_drain(self, by: Caller = DAEMON) -> None:
         """Take no more tickets, and let only those transfers go on that are in use. Repeating has no effect."""
         if self.drain is None:
             self.drain = Drain(self.all())
-            log.info("draining", extra=logs.fields(transfers=self.drain.left()))
+            self._events.tell("draining", by, transfers=self.drain.left())
 
-    async def remove(self, ticket_id: str, timeout: float) -> None:
+    async def remove(self, ticket_id: str, timeout: float, by: Caller = DAEMON) -> None:
         """Cancel and remove a ticket. A ticket that does not exist is no error.
 
         Afterwards no operation of a ticket with this id runs, and no operation of another cancelled ticket on its
@@ -200,6 +211,7 @@ class TransferStore:
             if transfer is not None:
                 self._ends(transfer)
         if transfer is not None:
+            self._tell_canceled(transfer, by)
             self._cancel(transfer)
         forgotten = self.keeping.forget([ticket_id])
         if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
@@ -207,12 +219,23 @@ class TransferStore:
         await self._ending.until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
         await until_forgotten(forgotten)
         with self._lock:
-            if transfer is not None and self._transfers.get(ticket_id) is transfer:
+            present = transfer is not None and self._transfers.get(ticket_id) is transfer
+            if present:
                 del self._transfers[ticket_id]
+        if present and transfer is not None:
+            self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
 
-    async def clear(self) -> None:
+    def _tell_canceled(self, transfer: Transfer, by: Caller) -> None:
+        """Tell of a cancel, before it happens. A removal that is tried again is no other cancel."""
+        if not transfer.permission.canceled:
+            self._events.tell("ticket canceled", by, transfer=transfer.ticket.log_name)
+
+    async def clear(self, by: Caller = DAEMON) -> None:
         """Cancel and remove all tickets, without waiting for requests. Raises as remove() does."""
-        ids = {transfer.ticket.ticket_id for transfer in self._take_all()}
+        taken = self._take_all()
+        for transfer in taken:
+            self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
+        ids = {transfer.ticket.ticket_id for transfer in taken}
         ids.update(self.keeping.ids())  # of earlier removals that have failed, too
         await until_forgotten(self.keeping.forget(ids))
 

@@ -134,6 +134,11 @@ class Ticket:
             return self.transfer_id
         return hashlib.sha256(b"log name of " + self.ticket_id.encode()).hexdigest()[:12]
 
+    def fields(self) -> dict[str, object]:
+        """Return the fields of a log line about the ticket."""
+        ops = ",".join(access.value for access in self.ops)
+        return {"transfer": self.log_name, "url": self.shown_url, "size": self.size, "ops": ops}
+
     @property
     def path(self) -> str:
         """Return the path of a file url, without percent-decoding."""

@@ -10,15 +10,15 @@ import pytest
 
 from tests.docs.test_images_api import as_pattern, sections
 from tests.support.commands import install
-from tests.support.daemon import PROJECT, Daemon
+from tests.support.daemon import PROJECT, MakeDaemon
 
 PAGE = PROJECT / "docs" / "imageioctl.md"
 SECTIONS = sections(PAGE.read_text())
 
 
-@pytest.mark.unopened
 @pytest.mark.parametrize("heading", SECTIONS)
-def test_examples(daemon: Daemon, tmp_path: Path, heading: str) -> None:
+def test_examples(make_daemon: MakeDaemon, tmp_path: Path, heading: str) -> None:
+    daemon = make_daemon()  # without the tickets of other tests
     install(tmp_path / "bin")
     examples = SECTIONS[heading]
     script = "".join(f"{example.command}\nprintf '<end of %s>' {example.line}\n" for example in examples)

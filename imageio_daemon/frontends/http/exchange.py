@@ -6,6 +6,7 @@ from collections.abc import Callable
 from ...errors import PeerGone
 from ...net.connection_limit import Place
 from ...net.watchdog import Watchdog
+from ...service.events import Caller
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
@@ -31,6 +32,11 @@ class Exchange:
         self._incoming = incoming
         self._watchdog = watchdog
         self._place = place
+
+    @property
+    def caller(self) -> Caller:
+        """Return who the client is, for events."""
+        return self._transport.caller
 
     def begin(self, on_body_error: Callable[[Exception], None]) -> None:
         """Count a request. on_body_error: called if the body will not arrive; it ends the handler's wait for it."""

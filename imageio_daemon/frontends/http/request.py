@@ -4,6 +4,7 @@
 from aiohttp import web
 
 from ...errors import InvalidRequest, PeerGone, TooLarge
+from ...service.events import Caller
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -29,6 +30,11 @@ def connection_of(request: web.BaseRequest) -> ConnectionControl:
 def exchange_of(request: web.BaseRequest) -> Exchange:
     """Return the exchange of the connection that a request came on. Raises PeerGone: it is lost."""
     return connection_of(request).exchange
+
+
+def caller_of(request: web.BaseRequest) -> Caller:
+    """Return who has sent a request to the control service, for events. Raises PeerGone: the connection is lost."""
+    return exchange_of(request).caller
 
 
 def attach(store: TransferStore, request: web.Request, access: Access) -> Transfer:

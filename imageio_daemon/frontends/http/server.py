@@ -16,6 +16,7 @@ from ...monitoring.health import Health
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
+from ...service.events import Events
 from ...service.served import Served
 from ...storage.buffers import Buffers
 from ...transfers.store import TransferStore
@@ -30,6 +31,7 @@ from .messages import json_response
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
 from .resources.drain import Draining
+from .resources.events import EventLog
 from .resources.extents import Extents
 from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
@@ -198,9 +200,9 @@ def images_server(
 
 
 def control_server(
-    config: Config, store: TransferStore, served: Served, exposition: Exposition, health: Health
+    config: Config, store: TransferStore, served: Served, exposition: Exposition, health: Health, events: Events
 ) -> HttpServer:
-    """Return the server of the control service: tickets, counters of served requests, metrics and health."""
+    """Return the server of the control service: tickets, events, counters of served requests, metrics and health."""
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -212,6 +214,7 @@ def control_server(
             "/tickets/{}": tickets.resource(),
             "/status": Status(served).resource(),
             "/drain": Draining(store).resource(),
+            "/events": EventLog(events).resource(),
             **Monitoring(exposition, health, trusts=True).resources(),
         }
     )

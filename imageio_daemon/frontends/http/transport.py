@@ -2,12 +2,19 @@
 """The transport of a connection: reasons to pause reading, bytes that are not sent yet, and the close."""
 
 import asyncio
+import os
 import select
+import socket
+import struct
 
 from ...net.connection_limit import LOCAL
 from ...net.tls_socket import TlsSocket
 from ...net.transports import pause_when_anything_waits
+from ...service.events import Caller
 from .usage import Usage
+
+#: struct ucred: pid, uid, gid.
+_CREDENTIALS = struct.Struct("iII")
 
 
 class _Gone(asyncio.Transport):
@@ -51,6 +58,15 @@ class ClientTransport:
         """Return the client's address and port, or `unix`."""
         peer = self.asyncio_transport.get_extra_info("peername")
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unix"
+
+    @property
+    def caller(self) -> Caller:
+        """Return who the client is, for events: on a unix socket the user and process that have connected (unix(7))."""
+        if self.address != LOCAL:
+            return {"client": self.peer}
+        with socket.socket(fileno=os.dup(self.fileno)) as sock:
+            pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        return {"uid": uid, "pid": pid}
 
     @property
     def address(self) -> str:

@@ -5,6 +5,7 @@ from aiohttp import web
 
 from ....transfers.store import TransferStore
 from ..messages import json_response
+from ..request import caller_of
 from ..routes import Resource
 
 
@@ -23,9 +24,9 @@ class Draining:
         """Answer GET with whether the daemon drains, and how many transfers go on."""
         return self._state()
 
-    async def put(self, _: web.Request) -> web.Response:
+    async def put(self, request: web.Request) -> web.Response:
         """Begin to drain, and answer as GET does. Repeating has no effect. The body is ignored."""
-        self._store.begin_drain()
+        self._store.begin_drain(caller_of(request))
         return self._state()
 
     def _state(self) -> web.Response:

@@ -8,7 +8,7 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Ticket, timeout_from_json
 from ....transfers.transfer import Transfer
 from ..messages import json_response
-from ..request import name_of, read_json
+from ..request import caller_of, name_of, read_json
 from ..routes import Resource
 
 
@@ -46,7 +46,7 @@ class Tickets:
         ticket = Ticket.from_json(await read_json(request), inactivity_timeout=self._inactivity_timeout)
         if ticket.ticket_id != name_of(request):
             raise InvalidRequest("Invalid ticket: 'uuid' is not the id in the path")
-        await self._store.install(ticket)
+        await self._store.install(ticket, caller_of(request))
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
@@ -57,8 +57,7 @@ class Tickets:
         """
         timeout = timeout_from_json(await read_json(request))
         transfer = self._find(request)
-        transfer.permission.extend(timeout)
-        await self._store.keep(transfer)
+        await self._store.extend(transfer, timeout, caller_of(request))
         return web.Response()
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -67,16 +66,16 @@ class Tickets:
         Raises InUse if its operations have not ended after remove_timeout; StorageError or Unavailable if a later
         process might have the ticket. It then stays, cancelled.
         """
-        await self._store.remove(name_of(request), self._remove_timeout)
+        await self._store.remove(name_of(request), self._remove_timeout, caller_of(request))
         return web.Response(status=204)
 
     async def list_all(self, _: web.Request) -> web.Response:
         """Answer GET with all tickets and their state."""
         return json_response([transfer.status() for transfer in self._store.all()])
 
-    async def clear(self, _: web.Request) -> web.Response:
+    async def clear(self, request: web.Request) -> web.Response:
         """Cancel and remove all tickets, without waiting for requests. Raises StorageError, Unavailable."""
-        await self._store.clear()
+        await self._store.clear(caller_of(request))
         return web.Response(status=204)
 
     def _find(self, request: web.Request) -> Transfer:
