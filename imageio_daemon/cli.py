@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__, daemon
+from .checks import run
+from .checks.finding import Verdict
 from .config import config, files
 from .errors import ConfigError, InvalidRequest
-from .net import tls_contexts, tls_socket
+from .net import tls_socket
 from .service import logs
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.check_config:
+        return _check(options)
     loaded = files.load(options.conf_dir)
     if options.show_config:
         json.dump(config.show(loaded.config), sys.stdout, indent=4)
@@ -44,17 +48,20 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     loaded.check()
     tickets = _read_tickets(options.ticket) if options.ticket is not None else []
-    if options.check_config:
-        if loaded.config.tls.enable:
-            tls_contexts.ServerTls(loaded.config.tls)
-        tls_contexts.client_context(loaded.config.backend_http.ca_file or loaded.config.tls.ca_file)
-        for warning in loaded.warnings:
-            print(warning, file=sys.stderr)
-        return 0
     with logs.setup(loaded.config.log.level, loaded.config.log.format):
         for warning in loaded.warnings:
             log.warning("%s", warning)
         return daemon.run(loaded.config, tickets)
+
+
+def _check(options: argparse.Namespace) -> int:
+    """Print what keeps the service from starting, or needs a look, and return the exit status."""
+    if options.ticket is not None:
+        _read_tickets(options.ticket)
+    findings = [finding for finding in run.check(options.conf_dir) if finding.verdict is not Verdict.OK]
+    for finding in findings:
+        print(f"imageio-daemon: {finding.verdict}: {finding.check}: {finding.text}", file=sys.stderr)
+    return BAD_CONFIGURATION if any(finding.verdict is Verdict.FAILED for finding in findings) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -73,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--show-config", action="store_true", help="print the configuration as JSON, and end")
     only.add_argument(
-        "--check-config", action="store_true", help="check configuration and certificate, and end: 0 good, 2 bad"
+        "--check-config",
+        action="store_true",
+        help="check configuration and host, as the service's user: 0 good, 2 bad",
     )
     only.add_argument("--version", action="version", version=f"%(prog)s {__version__} ({_libraries()})")
     return parser

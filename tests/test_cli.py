@@ -2,6 +2,7 @@
 import importlib.metadata
 import json
 import logging
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -145,19 +146,25 @@ def test_show_config_refuses_what_it_cannot_read(
     assert "hosts is not known" in refusal(capfd)
 
 
+@pytest.fixture
+def here(tmp_path: Path) -> str:
+    """Options with which the daemon could start here."""
+    return f"{GOOD}[daemon]\nrun_dir = {tmp_path}\ndrop_privileges = false\n[remote]\nhost = 127.0.0.1\nport = 0\n"
+
+
 def test_check_config_says_nothing_of_a_good_one(
-    fake: FakeDaemon, good: str, capfd: pytest.CaptureFixture[str]
+    fake: FakeDaemon, here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["-c", good, "--check-config"]) == 0
+    assert cli.main(["-c", conf_dir(tmp_path, here), "--check-config"]) == 0
     assert capfd.readouterr() == ("", "")
     assert fake.runs == []
 
 
 def test_check_config_tells_what_has_no_effect(
-    fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    fake: FakeDaemon, here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["-c", conf_dir(tmp_path, GOOD + "[profile]\n"), "--check-config"]) == 0
-    assert refusal(capfd).endswith("a.conf:3: [profile] has no effect: there is no profiler")
+    assert cli.main(["-c", conf_dir(tmp_path, here + "[profile]\n"), "--check-config"]) == 0
+    assert refusal(capfd).endswith("[profile] has no effect: there is no profiler")
 
 
 def test_check_config_refuses_a_bad_one(fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -166,11 +173,20 @@ def test_check_config_refuses_a_bad_one(fake: FakeDaemon, tmp_path: Path, capfd:
 
 
 def test_check_config_refuses_a_certificate_that_cannot_be_loaded(
-    fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    fake: FakeDaemon, here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    directory = conf_dir(tmp_path, "[tls]\nkey_file = /missing/key.pem\ncert_file = /missing/cert.pem\n")
-    assert cli.main(["-c", directory, "--check-config"]) == 2
+    tls = "[tls]\nkey_file = /missing/key.pem\ncert_file = /missing/cert.pem\n"
+    assert cli.main(["-c", conf_dir(tmp_path, here.replace(GOOD, tls)), "--check-config"]) == 2
     assert "[tls] cannot load cert_file /missing/cert.pem with key_file /missing/key.pem: " in refusal(capfd)
+
+
+def test_check_config_refuses_what_keeps_the_daemon_from_starting(
+    fake: FakeDaemon, here: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wrong = here.replace("port = 0", f"port = {taken.getsockname()[1]}")
+        assert cli.main(["-c", conf_dir(tmp_path, wrong), "--check-config"]) == 2
+    assert refusal(capfd).endswith("Address already in use: another program has it")
 
 
 def test_version_is_the_one_of_the_distribution() -> None:

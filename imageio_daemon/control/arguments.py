@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import events, tickets, transfers
+from . import check, events, tickets, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
 Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+DEFAULT_CONF_DIR = "/etc/imageio-daemon"
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
 
 
@@ -25,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     _add_ticket(commands)
     _add_transfers(commands)
     _add_events(commands)
+    _add_check(commands)
     return main
 
 
@@ -103,3 +105,10 @@ def _add_transfers(commands: _Commands) -> None:
 def _add_events(commands: _Commands) -> None:
     command = _command(commands, "events", events.show, "Print who has added, extended and removed tickets.")
     command.add_argument("--follow", action="store_true", help="go on with those that happen now")
+
+
+def _add_check(commands: _Commands) -> None:
+    command = _command(commands, "check", check.show, "Check what the service needs, as its user, and if it serves.")
+    command.add_argument("paths", nargs="*", metavar="PATH", help="an image, or a directory, that it should reach")
+    command.add_argument("--conf-dir", default=DEFAULT_CONF_DIR, metavar="DIR", help="default: %(default)s")
+    command.add_argument("--ready", action="store_true", help="a daemon that does not run is a failure")

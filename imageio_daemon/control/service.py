@@ -65,6 +65,11 @@ class ControlService:
         """Return the JSON document at a path."""
         return self._decoded(self._request("GET", path))
 
+    def ready(self) -> tuple[bool, str]:
+        """Return whether the daemon serves, and what it says about that."""
+        status, content = self._exchange("GET", "/readyz", None, TIMEOUT)
+        return status == 200, content.decode(errors="replace").strip()
+
     def put(self, path: str, document: Mapping[str, object]) -> Any:
         """Put a JSON document, and return the one that is the answer."""
         return self._decoded(self._request("PUT", path, document))
@@ -79,23 +84,26 @@ class ControlService:
         self, method: str, path: str, document: Mapping[str, object] | None = None, *, timeout: float = TIMEOUT
     ) -> bytes:
         body = None if document is None else json.dumps(document).encode()
+        status, content = self._exchange(method, path, body, timeout)
+        if status in (200, 204):
+            return content
+        if status == 404 and path.startswith("/tickets/"):
+            raise NoSuchTicket("there is no such ticket")
+        raise ControlError(f"the daemon refuses: {status} {content[:MAX_REASON].decode(errors='replace').strip()}")
+
+    def _exchange(self, method: str, path: str, body: bytes | None, timeout: float) -> tuple[int, bytes]:
+        """Return status and body of an answer. Raises Unreachable."""
         try:
             self._connection.prepare(timeout)
             self._connection.request(method, path, body)
             answer = self._connection.getresponse()
-            content = answer.read()
+            return answer.status, answer.read()
         except OSError as e:
             self._connection.close()
             raise Unreachable(f"{self._path}: {_why(e)}") from None
         except http.client.HTTPException:
             self._connection.close()
             raise Unreachable(f"{self._path} does not answer as the control socket of imageio-daemon") from None
-        if answer.status in (200, 204):
-            return content
-        reason = content[:MAX_REASON].decode(errors="replace").strip()
-        if answer.status == 404 and path.startswith("/tickets/"):
-            raise NoSuchTicket("there is no such ticket")
-        raise ControlError(f"the daemon refuses: {answer.status} {reason}")
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -4,6 +4,7 @@
 import grp
 import os
 import pwd
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import ConfigError
@@ -35,8 +36,20 @@ def give(path: str, identity: Identity) -> None:
     os.chown(path, identity.uid, identity.gid, follow_symlinks=False)
 
 
-def drop(identity: Identity) -> None:
-    """Set all user and group ids and the supplementary groups of the process (setresuid(2)). Raises OSError."""
+def drop(identity: Identity, groups: Sequence[str] = ()) -> None:
+    """Set all user and group ids and the supplementary groups of the process (setresuid(2)). Raises OSError.
+
+    groups: names or numbers of more groups; unknown names have no effect.
+    """
     os.initgroups(identity.user_name, identity.gid)
+    if groups:
+        os.setgroups([*os.getgroups(), *(gid for group in groups if (gid := _gid(group)) is not None)])
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of what the configuration names on this host. Each runs in the process of the user that is checked.
+
+They change nothing: no socket listens afterwards, no file is made.
+"""
+
+import os
+import pwd
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from ..config.config import Config
+from ..config.sections import Daemon as DaemonSection
+from ..errors import ConfigError
+from ..net import listening, tls_contexts
+from .finding import Finding, failed, ok, warning
+
+#: Days before the end of a certificate from which on it is a warning. Usual renewals come 30 days before.
+EXPIRES_SOON = 14
+DAY = 24 * 3600
+#: Directories that the unit hides from the service (ProtectHome=, PrivateTmp=).
+HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - nothing is made there
+
+
+def of_user(config: Config, paths: Sequence[str], *, prepared: bool) -> Iterator[Finding]:
+    """Check what the service's user needs. paths: images, and directories of images, that it should read and write.
+
+    prepared: run_dir and the directories of sockets are prepared by root before the daemon is this user.
+    """
+    yield ok("user", f"checked as {_user_name()}")
+    yield certificate(config)
+    yield authorities(config)
+    yield run_dir(config, prepared=prepared)
+    yield from sockets(config, prepared=prepared)
+    if config.daemon.state_dir:
+        yield state_dir(config.daemon.state_dir, prepared=prepared)
+    yield formats(config)
+    for path in paths:
+        yield image(path)
+
+
+def certificate(config: Config) -> Finding:
+    """Check that the server's certificate and key can be read and used, and how long."""
+    if not config.tls.enable:
+        return ok("certificate", "none, for [tls] enable is false: images and ids of tickets are sent in the clear")
+    try:
+        expires = tls_contexts.ServerTls(config.tls).context.expires
+    except ConfigError as e:
+        return failed("certificate", f"{e} (as user {_user_name()})")
+    days = int(expires - time.time()) // DAY
+    if days < 0:
+        return failed("certificate", f"{config.tls.cert_file} has expired")
+    text = f"{config.tls.cert_file}: {days} days left"
+    return warning("certificate", text) if days < EXPIRES_SOON else ok("certificate", text)
+
+
+def authorities(config: Config) -> Finding:
+    """Check the certificates of the CAs by which other servers are verified."""
+    ca_file = config.backend_http.ca_file or config.tls.ca_file
+    try:
+        tls_contexts.client_context(ca_file)
+    except ConfigError as e:
+        return failed("authorities", str(e))
+    return ok("authorities", ca_file or "those of the system")
+
+
+def run_dir(config: Config, *, prepared: bool) -> Finding:
+    """Check that the run directory can be made or written. systemd prepares the default one (RuntimeDirectory=)."""
+    path = config.daemon.run_dir
+    if prepared or path == DaemonSection().run_dir:
+        return ok("run_dir", f"{path}: it is prepared at the start")
+    reason = _why_unusable(path if os.path.lexists(path) else os.path.dirname(os.path.abspath(path)))
+    return failed("run_dir", f"[daemon] run_dir {path}: {reason}") if reason else ok("run_dir", path)
+
+
+def state_dir(path: str, *, prepared: bool) -> Finding:
+    """Check that the state directory can be made, or is the user's alone. Without it, the daemon keeps nothing."""
+    reason = _why_not_private(path) if os.path.lexists(path) else ""
+    if not os.path.lexists(path) and not prepared:
+        reason = _why_unusable(os.path.dirname(os.path.abspath(path)))
+    return warning("state_dir", f"{path}: {reason}: nothing is kept") if reason else ok("state_dir", path)
+
+
+def sockets(config: Config, *, prepared: bool) -> Iterator[Finding]:
+    """Check the paths of unix sockets."""
+    paths = {"local": config.local.socket if config.local.enable else ""}
+    paths["nbd-local"] = config.nbd.socket if config.nbd.enable else ""
+    if config.control.enable and config.control.transport == "unix":
+        paths["control"] = control_socket(config)
+    for service, path in paths.items():
+        if path:
+            yield _unix(service, path, made=_is_inside(path, config.daemon.run_dir) or prepared)
+
+
+def _unix(service: str, path: str, *, made: bool) -> Finding:
+    if len(os.fsencode(path)) > listening.MAX_UNIX_ADDRESS:
+        return failed(service, f"{path}: the path is longer than {listening.MAX_UNIX_ADDRESS} bytes")
+    if path.startswith("@") or made:
+        return ok(service, path)
+    reason = _why_unusable(os.path.dirname(os.path.abspath(path)))
+    return failed(service, f"{path}: {reason}") if reason else ok(service, path)
+
+
+def ports(config: Config, *, running: bool) -> Iterator[Finding]:
+    """Check that each service can listen on its port. running: a daemon with this configuration runs."""
+    wanted = [("remote", config.remote.host, config.remote.port)]
+    if config.nbd.enable and config.nbd.port >= 0:
+        wanted.append(("nbd", config.nbd.host, config.nbd.port))
+    if config.metrics.enable:
+        wanted.append(("metrics", config.metrics.host, config.metrics.port))
+    for service, host, port in wanted:
+        yield _listens(service, f"{host} port {port}", partial(_try, host, port), running=running)
+
+
+def _try(host: str, port: int) -> None:
+    listening.listen_tcp(host, port).close()
+
+
+def _listens(service: str, place: str, attempt: "partial[None]", *, running: bool) -> Finding:
+    try:
+        attempt()
+    except ConfigError as e:
+        busy = isinstance(e.__cause__, OSError) and "in use" in str(e)
+        if busy and running:
+            return ok(service, f"{place}: the running daemon has it")
+        return failed(service, f"[{service}] {e}{': another program has it' if busy else ''}")
+    return ok(service, place)
+
+
+def formats(config: Config) -> Finding:
+    """Check what tickets with a format need."""
+    if shutil.which("qemu-nbd") is None:
+        return ok("formats", "raw only: qemu-nbd is not installed (qemu-utils)")
+    wrong = [path for path in config.backend_nbd.allowed_paths if not os.access(path, os.R_OK | os.X_OK)]
+    if wrong:
+        return warning("formats", f"[backend_nbd] allowed_paths: {_user_name()} cannot read {', '.join(wrong)}")
+    return ok("formats", "raw, and those of qemu-nbd")
+
+
+def image(path: str) -> Finding:
+    """Check that an image can be read and written, or files of a directory looked up."""
+    try:
+        is_directory = stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as e:
+        return failed("image", f"{path}: {_user_name()} cannot reach it: {e.strerror}{_hidden(path)}")
+    if is_directory:
+        if not os.access(path, os.X_OK):
+            return failed("image", f"{path}: {_user_name()} cannot enter it")
+        return ok("image", f"{path}: a directory{_hidden(path)}")
+    if not os.access(path, os.R_OK):
+        return failed("image", f"{path}: {_user_name()} cannot read it")
+    if not os.access(path, os.W_OK):
+        return warning("image", f"{path}: {_user_name()} can read it, and not write it")
+    return ok("image", f"{path}: {_user_name()} can read and write it{_hidden(path)}")
+
+
+def _hidden(path: str) -> str:
+    """Return a note on a path that is in one of the HIDDEN directories."""
+    resolved = os.path.realpath(path)
+    return next((f"; the systemd unit hides {d} from the service" for d in HIDDEN if _is_inside(resolved, d)), "")
+
+
+def control_socket(config: Config) -> str:
+    """Return the path of the control socket."""
+    return config.control.socket or os.path.join(config.daemon.run_dir, "sock")
+
+
+def answers(path: str) -> bool:
+    """Tell whether a process listens on the control socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _why_unusable(directory: str) -> str:
+    """Return why files cannot be made in a directory; "" if they can."""
+    if not os.path.isdir(directory):
+        return f"{directory} is no directory"
+    return "" if os.access(directory, os.W_OK | os.X_OK) else f"{_user_name()} cannot write to {directory}"
+
+
+def _why_not_private(directory: str) -> str:
+    """Return why a directory is not this user's alone; "" if it is."""
+    try:
+        status = os.stat(directory)
+    except OSError as e:
+        return e.strerror or str(e)
+    if status.st_uid != os.geteuid():
+        return f"its owner is user {status.st_uid}, not {_user_name()}"
+    mode = stat.S_IMODE(status.st_mode)
+    return f"its mode is {mode:04o}, and must be 0700" if mode & 0o077 else ""
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return Path(directory) in Path(path).parents
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

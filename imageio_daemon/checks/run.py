@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All checks of a configuration, each as the user that it concerns."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ..config import files
+from ..errors import ConfigError
+from ..service import privileges
+from . import host
+from .finding import Finding, Verdict, failed, ok, warning
+
+#: There is systemd (sd_booted(3)). Then the service is started as its user.
+_SYSTEMD = Path("/run/systemd/system")
+UNIT = "imageio-daemon"
+#: Seconds for systemctl.
+SYSTEMCTL_TIMEOUT = 10.0
+
+
+def check(conf_dir: Path, paths: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yield all findings. paths: images and directories that the service's user should reach.
+
+    As root, a child process becomes that user. Others check as themselves.
+    """
+    try:
+        loaded = files.load(conf_dir)
+        loaded.check()
+    except ConfigError as e:
+        yield failed("configuration", str(e))
+        return
+    yield ok("configuration", str(conf_dir))
+    for text in loaded.warnings:
+        yield warning("configuration", text)
+    config = loaded.config
+    is_root = os.geteuid() == 0 and config.daemon.drop_privileges
+    prepared = is_root and not _SYSTEMD.is_dir()
+    running = host.answers(host.control_socket(config))
+    if prepared:
+        yield from host.ports(config, running=running)
+
+    def as_user() -> list[Finding]:
+        found = [] if prepared else list(host.ports(config, running=running))
+        return [*found, *host.of_user(config, paths, prepared=prepared)]
+
+    if not is_root:
+        yield from as_user()
+        return
+    try:
+        identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
+    except ConfigError as e:
+        yield failed("user", str(e))
+        return
+    yield from _in_child(identity, as_user)
+
+
+def _in_child(identity: privileges.Identity, checks: Callable[[], list[Finding]]) -> Iterator[Finding]:
+    """Run the checks in a child process that has become the user, with the groups that the unit adds."""
+    groups = _unit_groups()
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            privileges.drop(identity, groups)
+            with os.fdopen(theirs, "w") as answer:
+                json.dump(checks(), answer)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(theirs)
+    with os.fdopen(ours) as answer:
+        text = answer.read()
+    if os.waitpid(child, 0)[1]:
+        yield failed("user", f"the checks as {identity.user_name} have failed")
+        return
+    for name, verdict, found in json.loads(text):
+        yield Finding(name, Verdict(verdict), found)
+
+
+def _unit_groups() -> Sequence[str]:
+    """Return SupplementaryGroups= of the unit; none without systemd."""
+    if not _SYSTEMD.is_dir() or shutil.which("systemctl") is None:
+        return ()
+    command = ["systemctl", "show", "--property=SupplementaryGroups", "--value", UNIT]
+    done = subprocess.run(  # noqa: S603 - no shell
+        command, check=False, capture_output=True, text=True, timeout=SYSTEMCTL_TIMEOUT
+    )
+    return done.stdout.split() if done.returncode == 0 else ()
