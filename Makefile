@@ -7,7 +7,7 @@ C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/
 LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
 
 # What `make check` runs: each way to serve requests, files below them, and what needs no daemon.
-CHECKED = $(addprefix tests/,test_cli.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
+CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
 	storage transfers urls) \
 	$(addprefix tests/functional/test_,ways.py get.py put.py patch.py extents.py ticket_life.py) \
 	$(addprefix tests/frontends/nbd/test_,begin.py requests.py tls.py) \

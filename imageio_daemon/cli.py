@@ -8,12 +8,14 @@ import platform
 import ssl
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from . import __version__, daemon
 from .checks import run
 from .checks.finding import Verdict
 from .config import config, files
+from .config.config import Config
 from .errors import ConfigError, InvalidRequest
 from .net import tls_socket
 from .service import logs
@@ -51,7 +53,14 @@ def _run(options: argparse.Namespace) -> int:
     with logs.setup(loaded.config.log.level, loaded.config.log.format):
         for warning in loaded.warnings:
             log.warning("%s", warning)
-        return daemon.run(loaded.config, tickets)
+        return daemon.run(loaded.config, tickets, partial(_load, options.conf_dir))
+
+
+def _load(conf_dir: Path) -> Config:
+    """Read the configuration, for a reload. Raises ConfigError."""
+    loaded = files.load(conf_dir)
+    loaded.check()
+    return loaded.config
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -5,8 +5,9 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from typing import Any
 
 import uvloop
 
@@ -26,17 +27,19 @@ from .net.service_sockets import ServiceSockets
 from .opening import Opener
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
+from .reloading import Reloading
 from .service import logs, privileges, systemd
 from .service.events import Events
+from .service.log_level import LogLevel
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool, Buffers
 from .storage.file.engine import Engine
 from .storage.qemu.process import remove_leftovers
-from .storage.running import HANGING
 from .transfers.durable import DurableRecords
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
+from .watching import watch_host, watch_transfers
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +50,6 @@ CONNECTIONS_FACTOR = 4
 TRANSPORT_EIGHTHS = 1
 #: Eighths of buffer_memory for the lanes, if there are any: they move nearly all data. The rest is Python's buffers.
 LANE_EIGHTHS = 5
-#: Seconds between checks of the certificate and of storage operations.
-WATCH_INTERVAL = 30.0
-#: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
-#: connections. A check of 10,000 tickets with open images takes 10 ms, and a sample of each 14 ms.
-EXPIRY_INTERVAL = 2.0
 #: Seconds after shutdown_timeout for what it has interrupted: requests are answered, images flushed and closed.
 ENDING_TIMEOUT = 8.0
 #: Seconds of these after which the connections of requests that were interrupted are cut.
@@ -60,13 +58,13 @@ CUT_TIMEOUT = 3.0
 STATE_TIMEOUT = 1.0
 
 
-def run(config: Config, tickets: Sequence[object] = ()) -> int:
+def run(config: Config, tickets: Sequence[object], load: Callable[[], Config]) -> int:
     """Run the daemon until SIGTERM or SIGINT and return its exit status: 0, or 1 if operations did not end in time.
 
-    tickets: decoded JSON tickets to install at the start. Raises ConfigError, and InvalidRequest for a malformed
-    ticket, before anything is served.
+    tickets: decoded JSON tickets to install at the start. load: reads the configuration again, for a reload. Raises
+    ConfigError, and InvalidRequest for a malformed ticket, before anything is served.
     """
-    daemon = Daemon(config, [_ticket(data, config) for data in tickets])
+    daemon = Daemon(config, [_ticket(data, config) for data in tickets], load)
     return uvloop.run(daemon.main())
 
 
@@ -77,8 +75,12 @@ def _ticket(data: object, config: Config) -> Ticket:
 class Daemon:
     """One process: its sockets, its storage engine and its transfers."""
 
-    def __init__(self, config: Config, tickets: Sequence[Ticket]) -> None:
+    def __init__(self, config: Config, tickets: Sequence[Ticket], load: Callable[[], Config]) -> None:
         self._config = config
+        self._limit = ConnectionLimit(config.daemon.max_total_connections)
+        self._nbd_limit = ConnectionLimit(config.nbd.max_connections)
+        self._log_level = LogLevel(config.log.level)
+        self._reloading = Reloading(config, load, self._reloaded())
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
         self._opener = Opener(config)
@@ -117,7 +119,7 @@ class Daemon:
             self._health.serves(loops, [(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
             self._notify(f"READY=1\nSTATUS={self._sockets.describe()}")
             log.info("ready", extra=logs.fields(loops=len(loops)))
-            watches = [asyncio.create_task(self._watch()), asyncio.create_task(self._watch_transfers())]
+            watches = [asyncio.create_task(watch) for watch in self._watches()]
             telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
             await self._ends.wait()
             for watch in watches:
@@ -129,8 +131,6 @@ class Daemon:
             finally:
                 if telling is not None:
                     telling.cancel()
-
-    # Start
 
     def _drop_privileges(self) -> None:
         config = self._config
@@ -180,8 +180,7 @@ class Daemon:
         pool = BufferPool(memory - memory // 8 * TRANSPORT_EIGHTHS - lane_memory)
         buffers = Buffers(pool, config.backend_file.buffer_size)
         local = self._sockets.local_address
-        limit = ConnectionLimit(config.daemon.max_total_connections)
-        nbd_limit = ConnectionLimit(config.nbd.max_connections)
+        limit, nbd_limit = self._limit, self._nbd_limit
         context = None if secure is None else lambda: secure.context
         finalizer = Finalizer(self._store, buffers, self._hashing)
         made: list[dict[str, Server]] = []
@@ -205,7 +204,6 @@ class Daemon:
             services=sorted({listened.service for listened in self._sockets}),
             served=self._served,
             store=self._store,
-            most_tickets=config.daemon.max_tickets,
             engine=self._engine,
             pool=pool,
             lanes=self._lanes,
@@ -213,7 +211,9 @@ class Daemon:
             tls=secure,
         )
         exposition = Exposition(Metrics(watched))
-        made[0]["control"] = control_server(config, self._store, self._served, exposition, self._health, self._events)
+        made[0]["control"] = control_server(
+            config, self._store, self._served, exposition, self._health, self._events, self._log_level
+        )
         if config.metrics.enable:
             made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
         return made
@@ -225,52 +225,42 @@ class Daemon:
         used = config.remote.c_lane or config.nbd.enable
         return memory if used and memory >= MIN_LANE_MEMORY else 0
 
+    def _reloaded(self) -> dict[tuple[str, str], Callable[[Any], None]]:
+        """Return what changes the options of a running daemon."""
+        return {
+            ("log", "level"): self._log_level.configure,
+            ("daemon", "max_tickets"): lambda most: setattr(self._store, "most_tickets", most),
+            ("daemon", "max_total_connections"): lambda most: setattr(self._limit, "most", most),
+            ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
+            ("nbd", "max_connections"): lambda most: setattr(self._nbd_limit, "most", most),
+        }
+
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ends.set)
-        loop.add_signal_handler(signal.SIGHUP, self._renew_certificate)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR1, self._store.begin_drain)
 
-    # Periodic checks
-
-    def _renew_certificate(self) -> None:
+    def _reload(self) -> None:
+        """Load the certificate again, and the options that can change."""
         if self._tls is not None:
             self._tls.renew()
+        self._reloading.want()
 
-    async def _watch(self) -> None:
-        """Load a certificate whose files changed, and log storage operations that hang."""
-        while True:
-            await asyncio.sleep(WATCH_INTERVAL)
-            if self._tls is not None:
-                self._tls.renew_if_changed()
-            for operation in self._engine.running():
-                if operation.seconds > HANGING:
-                    log.warning("storage hangs: %s", operation)
+    def _watches(self) -> Sequence[Coroutine[None, None, None]]:
+        """Return what goes on until the end."""
+        transfers = watch_transfers(self._store, self._records, self._still_draining)
+        return watch_host(self._tls, self._engine), transfers, self._reloading.run()
 
-    async def _watch_transfers(self) -> None:
-        """Close the images of expired tickets, and take samples for the rates of the others."""
-        while True:
-            await asyncio.sleep(EXPIRY_INTERVAL)
-            self._store.release_expired()
-            self._store.sample()
-            self._store.keeping.renew()
-            self._records.watch()
-            self._watch_drain()
-
-    def _watch_drain(self) -> None:
+    def _still_draining(self, left: int) -> None:
         """Tell the service manager how many transfers are left, and end after the last one."""
-        if self._store.drain is None:
-            return
-        left = self._store.drain.left()
         self._notify(f"STATUS=draining: {left} transfers go on")
         if not left:
             self._ends.set()
 
-    # Stop
-
     async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
-        timeout = self._config.daemon.shutdown_timeout
+        timeout = self._reloading.config.daemon.shutdown_timeout
         deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT
         self._sockets.remove()
         for listener in listening:

@@ -5,7 +5,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ class FakeDaemon:
         self.status = 0
         self.error: Error | None = None
 
-    def run(self, config: Config, tickets: Sequence[object] = ()) -> int:
+    def run(self, config: Config, tickets: Sequence[object], load: Callable[[], Config]) -> int:
         self.runs.append((config, tickets))
         logging.getLogger(__name__).info("running")
         if self.error is not None:

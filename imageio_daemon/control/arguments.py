@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import check, events, tickets, transfers
+from . import check, events, log_level, tickets, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -15,6 +15,7 @@ Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEFAULT_CONF_DIR = "/etc/imageio-daemon"
+LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
 
 
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     _add_transfers(commands)
     _add_events(commands)
     _add_check(commands)
+    _add_log_level(commands)
     return main
 
 
@@ -112,3 +114,11 @@ def _add_check(commands: _Commands) -> None:
     command.add_argument("paths", nargs="*", metavar="PATH", help="an image, or a directory, that it should reach")
     command.add_argument("--conf-dir", default=DEFAULT_CONF_DIR, metavar="DIR", help="default: %(default)s")
     command.add_argument("--ready", action="store_true", help="a daemon that does not run is a failure")
+
+
+def _add_log_level(commands: _Commands) -> None:
+    command = _command(commands, "log-level", log_level.show, "Print or change the level of the daemon's log.")
+    command.add_argument("level", nargs="?", choices=LEVELS, help="change to this level")
+    command.add_argument(
+        "--for", dest="seconds", type=parse_seconds, metavar="TIME", help="then to the configured one again"
+    )

@@ -155,7 +155,7 @@ def _transfers(watched: Watched) -> Iterator[Metric]:
     for state in TICKETS:
         tickets.add_metric((state,), states[state])
     yield tickets
-    yield _single("tickets_limit", "Most tickets.", watched.most_tickets)
+    yield _single("tickets_limit", "Most tickets.", watched.store.most_tickets)
     added = _counter("tickets_added", "Tickets that were added or restored.", "storage")
     for storage in STORAGE:
         added.add_metric((storage,), watched.store.totals.begun()[storage])

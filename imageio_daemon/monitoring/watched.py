@@ -17,14 +17,13 @@ from ..transfers.store import TransferStore
 class Watched:
     """What is read at a scrape, in any thread.
 
-    services: the names of those that listen. limits: on connections, by name. most_tickets: the limit of tickets.
+    services: the names of those that listen. limits: on connections, by name.
     lanes, tls: None: there are none.
     """
 
     services: Sequence[str]
     served: Served
     store: TransferStore
-    most_tickets: int
     engine: Engine
     pool: BufferPool
     lanes: Lanes | None

@@ -109,6 +109,13 @@ class ConnectionLimit:
         """Return the most connections in the stages STRANGER and KNOWN together."""
         return self._most
 
+    @most.setter
+    def most(self, most: int) -> None:
+        """Change the limit. Connections beyond it stay."""
+        with self._lock:
+            self._most = most
+            self._strangers[Stage.STRANGER].resize(most)
+
     @property
     def dropped(self) -> int:
         """Return how many strangers were closed for new connections so far."""
@@ -202,12 +209,16 @@ class _Strangers:
     """The places of one stage, the oldest first. Used under the limit's lock."""
 
     def __init__(self, most: int) -> None:
-        self.most = most
-        self._share = most // ADDRESS_SHARE
-        self._local_share = most // LOCAL_SHARE
         self._elsewhere: OrderedDict[Place, None] = OrderedDict()
         self._of: dict[str, OrderedDict[Place, None]] = {LOCAL: OrderedDict()}
         self._greedy: set[str] = set()  # addresses that have more than their share
+        self.resize(most)
+
+    def resize(self, most: int) -> None:
+        self.most = most
+        self._share = most // ADDRESS_SHARE
+        self._local_share = most // LOCAL_SHARE
+        self._greedy = {address for address, own in self._of.items() if address != LOCAL and len(own) > self._share}
 
     def __len__(self) -> int:
         return len(self._elsewhere) + len(self._of[LOCAL])

@@ -62,7 +62,7 @@ class TransferStore:
         self._events = events or Events(None)
         self._open_backend = open_backend
         self._identify = identify
-        self._most_tickets = most_tickets
+        self.most_tickets = most_tickets
         self._most_connections = most_connections
         self._clock = clock
         self._lock = threading.Lock()
@@ -273,9 +273,9 @@ class TransferStore:
 
     def _require_room(self, replaced: Transfer | None) -> None:
         """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""
-        if replaced is None and len(self._transfers) >= self._most_tickets:
-            raise TooManyTickets(f"The limit of {self._most_tickets} tickets is reached")
-        most = ENDING_FACTOR * self._most_tickets
+        if replaced is None and len(self._transfers) >= self.most_tickets:
+            raise TooManyTickets(f"The limit of {self.most_tickets} tickets is reached")
+        most = ENDING_FACTOR * self.most_tickets
         if len(self._transfers) + len(self._ending) >= most:
             raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
 

@@ -39,6 +39,28 @@ def test_oldest_stranger_goes_for_a_new_one(world: World) -> None:
     assert world.limit.count == 8
 
 
+def test_limit_that_is_lowered_holds_for_new_connections(world: World) -> None:
+    for number in range(6):
+        world.enter(str(number))
+    world.limit.most = 4
+    assert (world.limit.most, world.limit.count, world.dropped) == (4, 6, [])
+    world.enter("new")
+    assert (world.limit.count, world.dropped) == (6, ["0"])
+
+
+def test_limit_that_is_raised_gives_each_address_more(world: World) -> None:
+    for number in range(4):  # more than a quarter of eight
+        world.enter(str(number), "greedy")
+    world.limit.most = 40
+    for number in range(4, 40):
+        world.enter(str(number))
+    world.enter("new", "other")
+    assert world.dropped == ["0"]
+    world.limit.most = 4
+    world.enter("more", "other")
+    assert world.dropped == ["0", "1"]
+
+
 def test_place_that_was_given_back_is_free(world: World) -> None:
     places = [world.enter(str(number)) for number in range(8)]
     places[3].leave()

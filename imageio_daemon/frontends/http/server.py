@@ -17,6 +17,7 @@ from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
 from ...service.events import Events
+from ...service.log_level import LogLevel
 from ...service.served import Served
 from ...storage.buffers import Buffers
 from ...transfers.store import TransferStore
@@ -35,6 +36,7 @@ from .resources.events import EventLog
 from .resources.extents import Extents
 from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
+from .resources.log import LogResource
 from .resources.monitoring import Monitoring
 from .resources.status import Status
 from .resources.tickets import Tickets
@@ -200,9 +202,15 @@ def images_server(
 
 
 def control_server(
-    config: Config, store: TransferStore, served: Served, exposition: Exposition, health: Health, events: Events
+    config: Config,
+    store: TransferStore,
+    served: Served,
+    exposition: Exposition,
+    health: Health,
+    events: Events,
+    log_level: LogLevel,
 ) -> HttpServer:
-    """Return the server of the control service: tickets, events, counters of served requests, metrics and health."""
+    """Return the server of the control service: tickets, events, the log, counters, metrics and health."""
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -215,6 +223,7 @@ def control_server(
             "/status": Status(served).resource(),
             "/drain": Draining(store).resource(),
             "/events": EventLog(events).resource(),
+            "/log": LogResource(log_level, events).resource(),
             **Monitoring(exposition, health, trusts=True).resources(),
         }
     )

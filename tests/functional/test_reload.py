@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that change while the daemon runs: by a reload, and the level of the log by the control service."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.images import MiB
+from tests.support.polling import eventually
+
+Reload = Callable[..., None]
+
+
+@pytest.fixture
+def own(make_daemon: MakeDaemon) -> Daemon:
+    return make_daemon()
+
+
+@pytest.fixture
+def reload(own: Daemon) -> Reload:
+    """Write options over the others, and have the daemon read them."""
+
+    def write(text: str) -> None:
+        (own.directory / "conf.d" / "z.conf").write_text(text)
+        own.send_signal(signal.SIGHUP)
+
+    return write
+
+
+def log_level(daemon: Daemon) -> dict[str, Any]:
+    told: dict[str, Any] = daemon.control("GET", "/log").json()
+    return told
+
+
+def set_level(daemon: Daemon, document: object) -> tuple[int, str]:
+    answer = daemon.control("PUT", "/log", json.dumps(document).encode())
+    return answer.status, answer.text
+
+
+def test_level_is_set_and_set_back(own: Daemon) -> None:
+    assert log_level(own) == {"level": "info", "configured": "info", "seconds": None}
+    assert set_level(own, {"level": "debug"})[0] == 200
+    own.control("GET", "/status")
+    own.log.wait_for("DEBUG .*request.*resource=/status")
+    assert set_level(own, {"level": "info", "seconds": 60})[0] == 200
+    start = own.log.end()
+    own.control("GET", "/status")
+    assert own.log.find("resource=/status", start=start) is None
+    assert 50 < log_level(own)["seconds"] <= 60
+
+
+def test_requests_that_c_serves_are_logged_when_wanted(own: Daemon, tmp_path: Any) -> None:
+    (tmp_path / "image").write_bytes(bytes(MiB))
+    ticket = own.add_ticket(tmp_path / "image", MiB)
+    assert set_level(own, {"level": "debug"})[0] == 200
+    with own.connect("unix") as client:
+
+        def told() -> bool:
+            assert client.get(f"/images/{ticket}").status == 200
+            return own.log.find("DEBUG .*request.*GET") is not None
+
+        eventually(told, "a request is in the log")
+
+
+def test_change_of_the_level_is_an_event(own: Daemon) -> None:
+    set_level(own, {"level": "warning", "seconds": 9})
+    event = own.control("GET", "/events").json()[-1]
+    wanted = {"event": "log level set", "level": "warning", "seconds": 9, "uid": os.getuid(), "pid": os.getpid()}
+    assert event.items() >= wanted.items()
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "expected a JSON object"),
+        ({}, "'level' must be one of debug, info, warning, error"),
+        ({"level": ["debug"]}, "'level' must be one of"),
+        ({"level": "trace"}, "'level' must be one of"),
+        *(({"level": "debug", "seconds": wrong}, "'seconds' must be") for wrong in (0, 2592001, True, 1.5, "1")),
+    ],
+    ids=str,
+)
+def test_level_of_another_form_is_refused(daemon: Daemon, document: object, reason: str) -> None:
+    status, text = set_level(daemon, document)
+    assert (status, reason in text) == (400, True), text
+
+
+def test_reload_changes_the_level(own: Daemon, reload: Reload) -> None:
+    reload("[log]\nlevel = debug\n")
+    own.log.wait_for(re.escape('option changed option="[log] level" value=debug'))
+    assert log_level(own) == {"level": "debug", "configured": "debug", "seconds": None}
+
+
+def test_reload_changes_limits(own: Daemon, reload: Reload) -> None:
+    own.add_ticket("/images/x", MiB)
+    reload("[daemon]\nmax_tickets = 1\nmax_total_connections = 1\nshutdown_timeout = 4\n[nbd]\nmax_connections = 2\n")
+    own.log.wait_for(re.escape('option="[nbd] max_connections" value=2'))
+    refused = own.control("PUT", "/tickets/a", b'{"uuid": "a", "url": "file:///x", "size": 1, "timeout": 1, "ops": []}')
+    assert refused.status == 503
+    metrics = own.control("GET", "/metrics").text
+    assert "imageio_tickets_limit 1.0" in metrics
+    assert 'imageio_connection_places_limit{limit="http"} 1.0' in metrics
+
+
+def test_reload_tells_what_needs_a_restart(own: Daemon, reload: Reload) -> None:
+    reload("[backend_file]\nio_threads = 3\n")
+    own.log.wait_for(re.escape("[backend_file] io_threads changes at the next start"))
+
+
+def test_reload_of_invalid_files_changes_nothing(own: Daemon, reload: Reload) -> None:
+    reload("[log]\nlevel = debug\n[daemon]\nmax_tickets = none\n")
+    own.log.wait_for("ERROR .*the configuration is not reloaded: .*z.conf:4: ")
+    assert log_level(own)["level"] == "info"
