@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import check, events, log_level, tickets, transfers
+from . import check, events, log_level, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ticket(commands)
     _add_transfers(commands)
+    _add_top(commands)
     _add_events(commands)
     _add_check(commands)
     _add_log_level(commands)
@@ -102,6 +103,10 @@ def _add_show_ids(command: argparse.ArgumentParser) -> None:
 def _add_transfers(commands: _Commands) -> None:
     command = _command(commands, "transfers", transfers.show, "Print a line for each transfer that is in use.")
     command.add_argument("--watch", action="store_true", help="again each second")
+
+
+def _add_top(commands: _Commands) -> None:
+    _command(commands, "top", top.show, "Show transfers and their clients on the whole terminal, until q is pressed.")
 
 
 def _add_events(commands: _Commands) -> None:

@@ -21,7 +21,7 @@ HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT"
 def show(options: argparse.Namespace, service: ControlService) -> None:
     """Print a line for each transfer that is in use, those first that wait for storage longest."""
     while True:
-        states = sorted(filter(in_use, service.tickets()), key=_order)
+        states = sorted(filter(in_use, service.tickets()), key=order)
         if options.json:
             for state in states:
                 output.json_line(shown(state, ids=False))
@@ -59,5 +59,6 @@ def row(state: State) -> Sequence[object]:
     )
 
 
-def _order(state: State) -> tuple[object, ...]:
+def order(state: State) -> tuple[object, ...]:
+    """Return the key to sort by: those that wait for storage longest come first, then the fastest."""
     return -state["storage_wait"], -state["bytes_per_second"], state["transfer"]

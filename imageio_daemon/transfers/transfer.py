@@ -69,7 +69,7 @@ class Transfer:
         self._lock = threading.Lock()
         self._traffic = Traffic()
         self.permission = Permission(ticket, self._lock, Seal(self._traffic, self._lock), clock)
-        self.connections = Connections(self.permission, self._lock, most_connections)
+        self.connections = Connections(self.permission, self._lock, most_connections, clock)
         self._clock = clock
         self._records = records
         self._rate = Rate(clock())
@@ -310,6 +310,7 @@ class Transfer:
                 "active": active,
                 "canceled": self.permission.canceled,
                 "connections": len(self.connections),
+                "clients": self.connections.clients(),
                 "idle_time": 0 if active else int(self.permission.idle),
                 "storage_wait": int(max(self._traffic.storage_waits(), default=0)),
                 "bytes_per_second": self._rate.per_second(self._clock(), totals.moved),

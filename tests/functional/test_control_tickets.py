@@ -286,6 +286,19 @@ def test_get_tells_the_rate_of_now(daemon: Daemon, client: Connection, new_image
     eventually(lambda: daemon.status(image.ticket)["bytes_per_second"] == 0, "the upload is long ago", timeout=60)
 
 
+def test_get_tells_who_is_connected(daemon: Daemon, new_image: MakeImage) -> None:
+    image = new_image(size=MiB)
+    with daemon.connect("tls") as far, daemon.connect("unix") as near:
+        for connection in (far, near):
+            assert connection.request("OPTIONS", image.url).status == 200
+        clients = daemon.status(image.ticket)["clients"]
+    assert [(told["service"], told["client"].rpartition(":")[2].isdecimal()) for told in clients] == [
+        ("remote", True),
+        ("local", False),
+    ]
+    assert clients[1]["client"] == "unix"
+
+
 def test_get_of_an_unknown_ticket_is_not_found(daemon: Daemon) -> None:
     answer = daemon.control("GET", "/tickets/unknown")
     assert answer.status == 404

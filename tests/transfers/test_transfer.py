@@ -532,6 +532,7 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "active": False,
         "canceled": False,
         "connections": 0,
+        "clients": [],
         "idle_time": 0,
         "storage_wait": 0,
         "bytes_per_second": 0,
@@ -549,6 +550,17 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
 @pytest.fixture
 def transfer_status(transfer: Transfer) -> dict[str, object]:
     return transfer.status()
+
+
+async def test_status_tells_clients_oldest_first(transfer: Transfer, clock: Clock) -> None:
+    transfer.connections.add("a", service="remote", client="[::1]:1")
+    clock.now += 5
+    transfer.connections.add("b", service="local", client="unix")
+    transfer.connections.add("a", service="remote", client="[::1]:1")
+    assert transfer.status()["clients"] == [
+        {"service": "remote", "client": "[::1]:1", "seconds": 5},
+        {"service": "local", "client": "unix", "seconds": 0},
+    ]
 
 
 async def test_idle_time_is_since_the_last_request(transfer: Transfer, clock: Clock) -> None:

@@ -52,7 +52,7 @@ class Exchange:
 
         Raises TooManyConnections, Forbidden.
         """
-        self._usage.use(transfer)
+        self._usage.use(transfer, self.service, self.peer)
         usage = self._usage
         self._place.know(lambda: usage.has_ticket)
         self._watchdog.timeout = transfer.ticket.inactivity_timeout

@@ -21,14 +21,14 @@ class Usage:
         self._opened = loop.time()
         self._transfers: list[Transfer] = []
 
-    def use(self, transfer: Transfer) -> None:
+    def use(self, transfer: Transfer, service: str, client: str) -> None:
         """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
 
-        Raises TooManyConnections, Forbidden.
+        service, client: of the connection, for the status. Raises TooManyConnections, Forbidden.
         """
         if transfer in self._transfers:
             return
-        transfer.connections.add(self)
+        transfer.connections.add(self, service=service, client=client)
         for old in [old for old in self._transfers if old.permission.canceled]:
             old.connections.remove(self)
             self._transfers.remove(old)

@@ -17,15 +17,15 @@ from ...transfers.transfer import Transfer
 class Attachment:
     """Count a connection as one of its transfer's, and call it back when the transfer is cancelled.
 
-    Used on one loop. Raises TooManyConnections, Forbidden.
+    service, client: of the connection, for the status. Used on one loop. Raises TooManyConnections, Forbidden.
     """
 
-    def __init__(self, transfer: Transfer) -> None:
+    def __init__(self, transfer: Transfer, service: str, client: str) -> None:
         self.transfer = transfer
         self._loop = asyncio.get_running_loop()
         self._canceled = False
         self._callback: Callable[[], None] | None = None
-        transfer.connections.add(self, lambda: _call(self._loop, self._cancel))
+        transfer.connections.add(self, lambda: _call(self._loop, self._cancel), service=service, client=client)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Set the callback. It is called on this loop when the transfer is cancelled; now, if it was cancelled before.

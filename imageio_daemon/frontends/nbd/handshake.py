@@ -179,7 +179,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
     def _enter(self, transfer: Transfer) -> None:
         """Attach the connection to a transfer, and keep its place. Raises TooManyConnections, Forbidden."""
         self._options.lanes.require_room(NbdLane)
-        self._attachment = Attachment(transfer)
+        self._attachment = Attachment(transfer, self._options.name, self._peer)
         try:
             if self._place is not None:
                 self._place.know(lambda: transfer.in_force)
