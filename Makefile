@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c)
 
-LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd))
+LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd packages))
 
 # What `make check` runs: each way to serve requests, files below them, and what needs no daemon.
 CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-beside clean
+.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -106,6 +106,9 @@ bench-verify: setup ## Measure checksums beside ovirt-imageio's, and verified up
 bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=its work tree; ONLY=regex: some cases), 25 minutes
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.beside $(if $(ONLY),--only "$(ONLY)") $(ARGS) $(BEFORE)
+
+packages: ## Build wheel, sdist, .deb and SBOM of this version into dist/ (ONLY=deb: some of them; docs/releases.md)
+	@scripts/packages $(ONLY)
 
 clean: ## Remove everything that was built
 	rm -rf .venv .venv-oldest .cache build dist *.egg-info ioutil_ext/_ioutil.c ioutil_ext/_ioutil.*.so

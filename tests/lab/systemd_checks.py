@@ -19,8 +19,8 @@ from tests.support.polling import eventually
 from tests.support.processes import thread_names
 
 UNIT = "imageio-daemon"
-CLIENT = "/opt/imageio-daemon/bin/imageio-client"
-CTL = "/opt/imageio-daemon/bin/imageioctl"
+CLIENT = "/usr/bin/imageio-client"
+CTL = "/usr/bin/imageioctl"
 ETC = Path("/etc/imageio-daemon")
 CONTROL = Path("/run/imageio-daemon/sock")
 NBD = Path("/run/imageio-daemon/nbd")

@@ -70,3 +70,31 @@ inside() {
     # /tmp on the disk, as on any Debian 12.
     SYSTEMD_NSPAWN_TMPFS_TMP=0 systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --resolv-conf=copy-host "${tell[@]}" -D "$lab/$1" "${@:2}"
 }
+
+# check_booted TREE CHECKS ARGUMENTS NSPAWN-OPTION...: boot a tree as a container without a network, run this file of
+# tests/lab in it with pytest (ARGUMENTS: one word list), and show what it says. Its results are left in TREE/results.
+check_booted() {
+    local tree=$lab/$1 name=${2%_checks.py}
+    mkdir -p "$tree/checks" "$tree/results"
+    cp -r tests "$tree/checks/" # without the package beside them, which has to be the installed one
+    cat >"$tree/etc/systemd/system/lab.service" <<END
+[Unit]
+SuccessAction=poweroff
+FailureAction=poweroff
+[Service]
+Type=oneshot
+TimeoutStartSec=900
+WorkingDirectory=/checks
+Environment=PYTHONPATH=/checks
+ExecStart=/bin/sh -c 'python3 -m pytest -c /dev/null --rootdir /checks --noconftest -p no:cacheprovider -v -rA --color=no \\
+    --junit-xml=/results/$name.xml tests/lab/$2 $3 >/results/$name.log 2>&1; echo \$\$? >/results/status'
+ExecStopPost=/bin/sh -c 'journalctl -o short-precise --no-pager >/results/journal'
+[Install]
+WantedBy=multi-user.target
+END
+    ln -sf ../lab.service "$tree/etc/systemd/system/multi-user.target.wants/lab.service"
+    systemd-nspawn --quiet --boot --register=no --keep-unit --private-network "${@:4}" -D "$tree" \
+        </dev/null >"$tree/results/console" 2>&1 || true
+    cat "$tree/results/$name.log"
+    [ "$(cat "$tree/results/status")" = 0 ]
+}
