@@ -38,7 +38,7 @@ class World:
     def __init__(self, path: Path) -> None:
         self.engine = Engine(8)
         self.opened: list[Ticket] = []
-        self.store = TransferStore(self._open, most_tickets=9, most_connections=9)
+        self.store = TransferStore(self._open, most_tickets=99, most_connections=9)
         self.ticket = Ticket(
             ticket_id="secret",
             url=f"file://{path}",
