@@ -37,9 +37,9 @@ class ControlService:
 
     # Tickets
 
-    def tickets(self) -> list[dict[str, Any]]:
-        """Return the states of all tickets."""
-        told: list[dict[str, Any]] = self.get("/tickets/")
+    def tickets(self, **only: str) -> list[dict[str, Any]]:
+        """Return the states of all tickets. only: those of a `transfer` by its name, those `in_use="y"`."""
+        told: list[dict[str, Any]] = self.get(f"/tickets/?{urllib.parse.urlencode(only)}" if only else "/tickets/")
         return told
 
     def add(self, ticket: Mapping[str, object]) -> None:

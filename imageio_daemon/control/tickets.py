@@ -100,12 +100,11 @@ def _selected(options: argparse.Namespace, service: ControlService) -> list[dict
         ids += _read_ids()
     if not names and not ids:
         raise Usage("which ticket? Name it as `imageioctl ticket list` does")
-    states = service.tickets() if names else []
-    return [_named(name, states) for name in names] + [service.ticket(ticket_id) for ticket_id in ids]
+    return [_named(name, service) for name in names] + [service.ticket(ticket_id) for ticket_id in ids]
 
 
-def _named(name: str, states: list[dict[str, Any]]) -> dict[str, Any]:
-    found = [state for state in states if state["transfer"] == name]
+def _named(name: str, service: ControlService) -> dict[str, Any]:
+    found = service.tickets(transfer=name)
     if len(found) != 1:
         count = f"{len(found)} tickets have" if found else "no ticket has"
         raise NoSuchTicket(f"{count} the name {output.printable(name)}{': use --id' if found else ''}")

@@ -59,7 +59,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
     rates = Rates()
     with _full_screen():
         while True:
-            states = service.tickets()
+            states = service.tickets(in_use="y")
             size = shutil.get_terminal_size()
             lines = screen(states, rates.of(states, time.monotonic()), size.columns, size.lines)
             sys.stdout.write(HOME + "".join(f"{line}{CLEAR_LINE}\r\n" for line in lines[:-1]))
@@ -70,13 +70,13 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
 
 
 def screen(states: Sequence[State], rates: Mapping[str, int], width: int, height: int) -> list[str]:
-    """Return the lines of the screen: a summary, and those transfers in use that have room."""
-    told = [{**state, "bytes_per_second": rates[state["uuid"]]} for state in states]
-    used = sorted(filter(transfers.in_use, told), key=transfers.order)
+    """Return the lines of the screen: a summary, and those transfers that have room."""
+    used = [{**state, "bytes_per_second": rates[state["uuid"]]} for state in states]
+    used.sort(key=transfers.order)
     connections = sum(state["connections"] for state in used)
     wait = max((state["storage_wait"] for state in used), default=0)
     summary = (
-        f"{time.strftime('%H:%M:%S')}  {len(used)} of {len(states)} transfers in use, {connections} connections, "
+        f"{time.strftime('%H:%M:%S')}  {len(used)} transfers in use, {connections} connections, "
         f"{human(sum(state['bytes_per_second'] for state in used))}/s, longest wait for storage {wait} s"
     )
     table = output.table(HEAD, (_row(state) for state in used), left=3)

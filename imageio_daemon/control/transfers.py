@@ -21,7 +21,7 @@ HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT"
 def show(options: argparse.Namespace, service: ControlService) -> None:
     """Print a line for each transfer that is in use, those first that wait for storage longest."""
     while True:
-        states = sorted(filter(in_use, service.tickets()), key=order)
+        states = sorted(service.tickets(in_use="y"), key=order)
         if options.json:
             for state in states:
                 output.json_line(shown(state, ids=False))
@@ -32,11 +32,6 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
         if not options.watch:
             return
         time.sleep(INTERVAL)
-
-
-def in_use(state: State) -> bool:
-    """Tell whether a ticket has connections or requests."""
-    return bool(state["active"] or state["connections"])
 
 
 def row(state: State) -> Sequence[object]:

@@ -31,6 +31,4 @@ class Drain:
 
 
 def _in_use(transfer: Transfer) -> bool:
-    if transfer.running or len(transfer.connections):
-        return True
-    return transfer.permission.valid and transfer.permission.idle < PAUSE
+    return transfer.in_use or (transfer.permission.valid and transfer.permission.idle < PAUSE)

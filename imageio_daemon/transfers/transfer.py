@@ -162,6 +162,11 @@ class Transfer:
         return self._traffic.running
 
     @property
+    def in_use(self) -> bool:
+        """Tell whether a request runs or a connection is there. May be called in any thread."""
+        return self.running > 0 or len(self.connections) > 0
+
+    @property
     def in_force(self) -> bool:
         """Tell whether the ticket is valid, or was when the requests that run began. May be called in any thread."""
         return self.permission.valid or self.running > 0

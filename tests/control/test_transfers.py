@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imageio_daemon.control.states import done
-from imageio_daemon.control.transfers import in_use, row
+from imageio_daemon.control.transfers import row
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl
 from tests.support.daemon import Daemon
 from tests.support.images import MiB, pattern
@@ -43,12 +43,6 @@ def test_line_of_a_transfer_that_has_done_nothing() -> None:
 def test_progress_of_a_ticket_with_both_operations_is_what_was_moved() -> None:
     both = {name: value for name, value in STATE.items() if name != "transferred"}
     assert done({**both, "read": 1, "written": 10}) == 11 + MiB + 4096
-
-
-def test_only_transfers_in_use_are_shown() -> None:
-    assert in_use(STATE)
-    assert in_use({"active": False, "connections": 1})
-    assert not in_use({"active": False, "connections": 0})
 
 
 def test_running_upload_is_shown(daemon: Daemon, ctl: Ctl, image: Path) -> None:

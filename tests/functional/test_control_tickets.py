@@ -286,6 +286,25 @@ def test_get_tells_the_rate_of_now(daemon: Daemon, client: Connection, new_image
     eventually(lambda: daemon.status(image.ticket)["bytes_per_second"] == 0, "the upload is long ago", timeout=60)
 
 
+def test_list_can_be_of_one_name_or_of_those_in_use(daemon: Daemon, new_image: MakeImage) -> None:
+    used, unused = (new_image(size=MiB, transfer_id=name) for name in ("list&used", "list unused"))
+
+    def listed(query: str) -> list[str]:
+        answer = daemon.control("GET", f"/tickets/?{query}")
+        assert answer.status == 200
+        return [status["uuid"] for status in answer.json()]
+
+    assert listed("transfer=list%26used") == [used.ticket]
+    assert listed("transfer=list+unused&in_use=n") == [unused.ticket]
+    assert listed("transfer=nobody") == []
+    with daemon.connect("unix") as client:
+        assert client.request("OPTIONS", used.url).status == 200
+        found = listed("in_use=y")
+    assert used.ticket in found
+    assert unused.ticket not in found
+    assert daemon.control("GET", "/tickets/?in_use=perhaps").status == 400
+
+
 def test_get_tells_who_is_connected(daemon: Daemon, new_image: MakeImage) -> None:
     image = new_image(size=MiB)
     with daemon.connect("tls") as far, daemon.connect("unix") as near:

@@ -7,8 +7,9 @@ from ....errors import InvalidRequest, NotFound
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Ticket, timeout_from_json
 from ....transfers.transfer import Transfer
+from ..headers import parse_choice
 from ..messages import json_response
-from ..request import caller_of, name_of, read_json
+from ..request import caller_of, name_of, query_of, read_json
 from ..routes import Resource
 
 
@@ -69,9 +70,18 @@ class Tickets:
         await self._store.remove(name_of(request), self._remove_timeout, caller_of(request))
         return web.Response(status=204)
 
-    async def list_all(self, _: web.Request) -> web.Response:
-        """Answer GET with all tickets and their state."""
-        return json_response([transfer.status() for transfer in self._store.all()])
+    async def list_all(self, request: web.Request) -> web.Response:
+        """Answer GET with tickets and their state: all, with ?transfer= those of a name, with ?in_use=y those in use.
+
+        Raises InvalidRequest.
+        """
+        query = query_of(request)
+        found = self._store.all()
+        if "transfer" in query:
+            found = [transfer for transfer in found if transfer.ticket.log_name == query["transfer"]]
+        if parse_choice(query, "in_use", ("n", "y")) == "y":
+            found = [transfer for transfer in found if transfer.in_use]
+        return json_response([transfer.status() for transfer in found])
 
     async def clear(self, request: web.Request) -> web.Response:
         """Cancel and remove all tickets, without waiting for requests. Raises StorageError, Unavailable."""
