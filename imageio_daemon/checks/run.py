@@ -43,18 +43,38 @@ def check(conf_dir: Path, paths: Sequence[str] = ()) -> Iterator[Finding]:
         yield from host.ports(config, running=running)
 
     def as_user() -> list[Finding]:
-        found = [] if prepared else list(host.ports(config, running=running))
+        found = [] if prepared else [*_readable(conf_dir), *host.ports(config, running=running)]
         return [*found, *host.of_user(config, paths, prepared=prepared)]
 
     if not is_root:
         yield from as_user()
         return
+    as_root = host.certificate(config)
     try:
         identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
     except ConfigError as e:
         yield failed("user", str(e))
         return
-    yield from _in_child(identity, as_user)
+    for finding in _in_child(identity, as_user):
+        if prepared and finding.check == as_root.check and as_root.verdict is not Verdict.FAILED:
+            yield _renewable(finding)
+        else:
+            yield finding
+
+
+def _readable(conf_dir: Path) -> Iterator[Finding]:
+    """Check that the user can read the configuration, which root has read."""
+    try:
+        files.load(conf_dir)
+    except ConfigError as e:
+        yield failed("configuration", f"as the user of the service: {e}")
+
+
+def _renewable(certificate: Finding) -> Finding:
+    """Return what it means that the user cannot load a certificate that root loads at the start."""
+    if certificate.verdict is not Verdict.FAILED:
+        return certificate
+    return warning(certificate.check, f"after a renewal it cannot be loaded without a restart: {certificate.text}")
 
 
 def _in_child(identity: privileges.Identity, checks: Callable[[], list[Finding]]) -> Iterator[Finding]:

@@ -51,13 +51,27 @@ def test_root_checks_as_the_user_of_the_service(
     monkeypatch.setattr(run, "_SYSTEMD", Path(systemd))
     found = verdicts(tmp_path, "/etc/shadow")
     assert found["user"] == (Verdict.OK, f"checked as {USER}")
-    assert found["certificate"][0] is Verdict.FAILED
+    # Without systemd, the daemon is started as root, which loads the certificate and prepares the run directory.
+    assert found["certificate"][0] is (Verdict.FAILED if systemd == "/" else Verdict.WARNING)
     assert f"as user {USER}" in found["certificate"][1]
     assert found["image"] == (Verdict.FAILED, f"/etc/shadow: {USER} cannot read it")
-    # Without systemd, the daemon is started as root and prepares its directory.
     assert found["run_dir"][0] is (Verdict.FAILED if systemd == "/" else Verdict.OK)
     assert found["remote"][0] is Verdict.OK
     assert os.geteuid() == 0
+
+
+@pytest.mark.root
+@ROOT
+def test_configuration_has_to_be_readable_for_the_user_of_the_service(
+    tmp_path: Path, config: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config["daemon"]["drop_privileges"] = "true"
+    write_config(tmp_path / "conf.d" / "a.conf", config)
+    (tmp_path / "conf.d").chmod(0o700)
+    monkeypatch.setattr(run, "_SYSTEMD", Path("/"))
+    verdict, text = verdicts(tmp_path)["configuration"]
+    assert verdict is Verdict.FAILED
+    assert text.startswith(f"as the user of the service: {tmp_path}")
 
 
 @pytest.mark.root
