@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.config import files
+from imageio_daemon.config import files, manual
 from imageio_daemon.config.config import SECTIONS, Config, conflicts, show
 from imageio_daemon.config.files import Loaded
 from imageio_daemon.config.sections import BackendFile, Control, Daemon, Tls
@@ -477,6 +477,12 @@ def test_shown_values_are_numbers_flags_and_text() -> None:
 def test_sample_file_is_the_one_of_the_generator() -> None:
     assert (PROJECT / "conf" / "daemon.conf").read_text() == files.sample(), (
         "python -m imageio_daemon.config.files > conf/daemon.conf"
+    )
+
+
+def test_manual_page_is_the_one_of_the_generator() -> None:
+    assert (PROJECT / "docs" / "imageio-daemon.conf.5").read_text() == manual.page(), (
+        "python -m imageio_daemon.config.manual > docs/imageio-daemon.conf.5"
     )
 
 

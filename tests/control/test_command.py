@@ -141,17 +141,6 @@ def test_man_page_has_all_commands() -> None:
     assert set(re.findall(r"^\.B imageioctl (.+)$", synopsis, re.MULTILINE)) == COMMANDS.keys()
 
 
-def test_man_page_is_well_formed() -> None:
-    done = subprocess.run(
-        ["man", "--warnings", "-E", "UTF-8", "-l", MAN_PAGE],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={"MANWIDTH": "80", "PATH": os.environ["PATH"]},
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_pages_have_all_statuses() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ControlError)]
     wanted = {0, 130} | {kind.status for kind in kinds}

@@ -131,6 +131,7 @@ def running(installed: None) -> None:
     """Start each test with a service that runs and has no tickets."""
     run("systemctl", "reset-failed", UNIT)
     run("systemctl", "restart", UNIT)
+    run(CTL, "ticket", "remove", "--all", "--yes")  # those that outlive the restart
 
 
 @pytest.fixture
@@ -295,6 +296,25 @@ def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: P
     run(CTL, "ticket", "remove", "--id", ticket)
     run("qemu-img", "check", "-f", "qcow2", qcow2)
     run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, qcow2)
+
+
+# The checks of the host
+
+
+def test_check_as_the_user_of_the_service_finds_nothing_wrong(image: Path) -> None:
+    told = run(CTL, "check", "--ready", image, DISK)  # the device is for a group that the unit adds
+    assert "checked as imageio" in told
+    assert {line.split()[0] for line in told.splitlines()} == {"VERDICT", "ok"}, told
+
+
+def test_check_finds_a_key_that_the_service_cannot_read() -> None:
+    key = ETC / "key.pem"
+    key.chmod(0o600)
+    try:
+        assert re.search("^failed +certificate", run(CTL, "check", ok=False), re.MULTILINE)
+        assert "failed: certificate: " in run("imageio-daemon", "--check-config", ok=False)
+    finally:
+        key.chmod(0o640)
 
 
 # The log
