@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c)
 
-LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd packages))
+LAB = $(addprefix lab-,$(or $(ONLY),storage bare newer_peers systemd packages container))
 
 # What `make check` runs: each way to serve requests, files below them, and what needs no daemon.
 CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
@@ -107,7 +107,7 @@ bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=i
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.beside $(if $(ONLY),--only "$(ONLY)") $(ARGS) $(BEFORE)
 
-packages: ## Build wheel, sdist, .deb and SBOM of this version into dist/ (ONLY=deb: some of them; docs/releases.md)
+packages: ## Build wheel, sdist, .deb and SBOM of this version into dist/ (ONLY=deb: one; ONLY="rpm container": these)
 	@scripts/packages $(ONLY)
 
 clean: ## Remove everything that was built

@@ -33,7 +33,7 @@ def _openssl(version: str) -> dict[str, object]:
         "bom-ref": "openssl",
         "name": "openssl",
         "version": version,
-        "description": f"linked into {_EXTENSION} of the wheel; .deb uses the system's",
+        "description": f"linked into {_EXTENSION} of the wheel; .deb and .rpm use the system's",
         "licenses": [{"license": {"id": "Apache-2.0"}}],
         "purl": f"pkg:generic/openssl@{version}",
         "cpe": f"cpe:2.3:a:openssl:openssl:{version}:*:*:*:*:*:*:*",
