@@ -41,6 +41,7 @@ LEFT = re.compile(
 DOCUMENTS = (
     "man/man1/imageio-client.1.gz",
     "man/man1/imageioctl.1.gz",
+    "man/man5/imageio-daemon.conf.5.gz",
     "man/man8/imageio-daemon.8.gz",
     "doc/imageio-daemon/README.Debian",
     "doc/imageio-daemon/operations.md",

@@ -70,6 +70,7 @@ def test_files_for_the_service_are_in_the_environment() -> None:
     share = PREFIX / "share"
     for name in ("imageio-daemon.service", "daemon.conf", "sysusers.d/imageio-daemon.conf"):
         assert (share / "imageio-daemon" / name).is_file()
+    assert (share / "man/man5/imageio-daemon.conf.5").is_file()
     assert (share / "man/man8/imageio-daemon.8").is_file()
 
 
