@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """imageioctl check."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from imageio_daemon.control import cli
 from tests.control.conftest import run
 from tests.support.daemon import Certificates, Daemon
 
@@ -40,6 +42,14 @@ def test_daemon_that_does_not_run_is_a_failure_if_wanted(own: Daemon) -> None:
     own.stop()
     assert run(*check(own)).status == 0
     run(*check(own, "--ready")).failed_with("failed: daemon", 1)
+
+
+def test_checks_that_do_not_run_are_told(
+    own: Daemon, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert cli.main([str(argument) for argument in check(own)]) == 1
+    assert capfd.readouterr().err == "imageioctl: the checks of the daemon do not run\n"
 
 
 def test_daemon_that_is_not_ready_is_a_failure(own: Daemon) -> None:
