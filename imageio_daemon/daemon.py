@@ -37,6 +37,7 @@ from .storage.buffers import BufferPool, Buffers
 from .storage.file.engine import Engine
 from .storage.qemu.process import remove_leftovers
 from .transfers.durable import DurableRecords
+from .transfers.limits import Limits
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
 from .watching import watch_host, watch_transfers
@@ -80,6 +81,7 @@ class Daemon:
         self._limit = ConnectionLimit(config.daemon.max_total_connections)
         self._nbd_limit = ConnectionLimit(config.nbd.max_connections)
         self._log_level = LogLevel(config.log.level)
+        self._limits = Limits(config.limits.rate, config.limits.tenant_rate)
         self._reloading = Reloading(config, load, self._reloaded())
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
@@ -105,6 +107,7 @@ class Daemon:
             state=self._state,
             keep_tickets=self._config.daemon.keep_tickets,
             records=self._records,
+            limits=self._limits,
             events=self._events,
         )
         self._health = Health(self._store, self._tls)
@@ -232,6 +235,8 @@ class Daemon:
             ("daemon", "max_tickets"): lambda most: setattr(self._store, "most_tickets", most),
             ("daemon", "max_total_connections"): lambda most: setattr(self._limit, "most", most),
             ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
+            ("limits", "rate"): self._limits.set_rate,
+            ("limits", "tenant_rate"): self._limits.set_tenant_rate,
             ("nbd", "max_connections"): lambda most: setattr(self._nbd_limit, "most", most),
         }
 

@@ -6,5 +6,10 @@ MiB = 1024 * KiB
 GiB = 1024 * MiB
 TiB = 1024 * GiB
 
+#: Least and largest limit of a rate, in bytes per second. With less than the least, programs would give up while a
+#: piece of data waits; more than the largest is more than memory can be copied.
+MIN_RATE = 64 * KiB
+MAX_RATE = 16 * GiB
+
 #: Largest end of a range: loff_t is signed (lseek(2)), and so are sizes in the protocols.
 MAX_OFFSET = 2**63 - 1

@@ -12,7 +12,9 @@ SOURCES = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.c
 HEADERS = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.h"))
 
 # What Python sees, each behind those that it includes.
-INTERFACE = [f"api/{name}.h" for name in ("ioutil", "hash", "durable", "external", "tls", "lane", "head", "nbd")]
+INTERFACE = [
+    f"api/{name}.h" for name in ("ioutil", "hash", "durable", "external", "tls", "bucket", "lane", "head", "nbd")
+]
 
 # The code that cffi generates has parameters that it does not use.
 PREAMBLE = """

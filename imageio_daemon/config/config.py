@@ -8,7 +8,20 @@ from typing import Any, NamedTuple
 
 from ..units import MiB
 from .options import describe
-from .sections import BackendFile, BackendHttp, BackendNbd, Control, Daemon, Local, Log, Metrics, Nbd, Remote, Tls
+from .sections import (
+    BackendFile,
+    BackendHttp,
+    BackendNbd,
+    Control,
+    Daemon,
+    Limits,
+    Local,
+    Log,
+    Metrics,
+    Nbd,
+    Remote,
+    Tls,
+)
 
 #: Least buffer_memory with NBD, in bytes. The lanes' share of less is below their minimum.
 NBD_MEMORY = 28 * MiB
@@ -27,6 +40,7 @@ class Config:
     nbd: Nbd = field(default_factory=Nbd)
     control: Control = field(default_factory=Control)
     metrics: Metrics = field(default_factory=Metrics)
+    limits: Limits = field(default_factory=Limits)
     backend_file: BackendFile = field(default_factory=BackendFile)
     backend_nbd: BackendNbd = field(default_factory=BackendNbd)
     backend_http: BackendHttp = field(default_factory=BackendHttp)

@@ -27,8 +27,8 @@ are named in a warning.
 .B imageio\-daemon \-\-check\-config
 tells what is wrong.
 .PP
-A reload of the service changes [log] level, [daemon] max_tickets, max_total_connections and shutdown_timeout, and [nbd]
-max_connections. All other options change at the next start.
+A reload of the service changes [log] level, [daemon] max_tickets, max_total_connections and shutdown_timeout, [nbd]
+max_connections, and [limits]. All other options change at the next start.
 """
 _TAIL = r""".SH FILES
 .TP

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ..units import GiB, KiB, MiB
+from ..units import MAX_RATE, MIN_RATE, GiB, KiB, MiB
 
 _T = TypeVar("_T")
 
@@ -60,10 +60,7 @@ def size(default: int, reason: str, least: int, most: int, multiple: int = 1) ->
     """Make an option that is a size in bytes; K, M and G are binary."""
 
     def parse(text: str) -> int:
-        unit = text[-1:].upper()
-        if unit.isdigit():
-            unit = ""
-        value = _within(_digits(text[: len(text) - len(unit)]) * _lookup(_SIZE_UNITS, unit), least, most)
+        value = _size(text, least, most)
         if value % multiple:
             raise ValueError(text)
         return value
@@ -71,6 +68,16 @@ def size(default: int, reason: str, least: int, most: int, multiple: int = 1) ->
     multiples = f", a multiple of {_write_size(multiple)}" if multiple > 1 else ""
     expected = f"bytes or with K, M, G, {_write_size(least)} to {_write_size(most)}{multiples}"
     return _field(default, Option(parse, expected, reason, _write_size))
+
+
+def byte_rate(default: int, reason: str) -> int:
+    """Make an option that is a limit in bytes per second; 0: none."""
+
+    def parse(text: str) -> int:
+        return 0 if text == "0" else _size(text, MIN_RATE, MAX_RATE)
+
+    expected = f"bytes per second or with K, M, G, {_write_size(MIN_RATE)} to {_write_size(MAX_RATE)}; 0: no limit"
+    return _field(default, Option(parse, expected, reason, _write_rate))
 
 
 def mode(default: int, reason: str) -> int:
@@ -140,6 +147,13 @@ def _digits(text: str) -> int:
     return int(text)
 
 
+def _size(text: str, least: int, most: int) -> int:
+    unit = text[-1:].upper()
+    if unit.isdigit():
+        unit = ""
+    return _within(_digits(text[: len(text) - len(unit)]) * _lookup(_SIZE_UNITS, unit), least, most)
+
+
 def _within(value: int, least: int, most: int) -> int:
     if not least <= value <= most:
         raise ValueError(value)
@@ -150,6 +164,10 @@ def _lookup(values: dict[str, _T], key: str) -> _T:
     if key not in values:
         raise ValueError(key)
     return values[key]
+
+
+def _write_rate(value: int) -> str:
+    return _write_size(value) if value else "0"
 
 
 def _write_size(value: int) -> str:

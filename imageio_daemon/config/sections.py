@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..units import GiB, KiB, MiB
-from .options import choice, directories, flag, mode, number, size, text, unix_address
+from .options import byte_rate, choice, directories, flag, mode, number, size, text, unix_address
 
 _DAY = 24 * 3600  # seconds
 
@@ -282,6 +282,20 @@ class Metrics:
         "the network of the monitoring should reach the port.",
     )
     port: int = number(54324, "Port to listen on. 0 takes a free port, which the log shows.", "port", 0, 65535)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on what transfers take from the network and from storage."""
+
+    rate: int = byte_rate(
+        0,
+        "Most bytes that a ticket moves in a second, reads and writes of all of its connections together. The rate of "
+        "a ticket replaces it.",
+    )
+    tenant_rate: int = byte_rate(
+        0, "Most bytes that all tickets of one tenant move in a second. Tickets without a tenant have no such limit."
+    )
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ def _add_ticket_add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
     command.add_argument("--bitmap", metavar="NAME", help="the bitmap of a qcow2 that tells it")
     command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
+    command.add_argument("--rate", type=parse_size, metavar="BYTES", help="per second, 0: no limit; K, M, G may follow")
+    command.add_argument("--tenant", metavar="NAME", help="whose tickets share a limit")
     command.add_argument("--transfer-id", metavar="NAME", help="the name in logs and lists (default: made of the id)")
 
 

@@ -37,7 +37,7 @@ def add(options: argparse.Namespace, service: ControlService) -> None:
         "format": options.format,
         "backing_chain": not options.no_backing_chain,
     }
-    for name in ("inactivity_timeout", "filename", "transfer_id", "bitmap"):
+    for name in ("inactivity_timeout", "filename", "transfer_id", "bitmap", "rate", "tenant"):
         if (value := getattr(options, name)) is not None:
             ticket[name] = value
     service.add(ticket)

@@ -19,6 +19,7 @@ from ..errors import StorageError, TooManyConnections
 from ..net.tls_socket import TlsSocket
 from ..service.served import By, Count, Served
 from ..storage.backend import Backend, Operation, ZeroMethod
+from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
 from ..storage.file.engine import Engine
 from ..storage.lease import Lease
@@ -67,9 +68,12 @@ class Lanes:
         #: The places of HTTP connections.
         self.places = Places(HTTP_LANES, self._recall)
 
-    def make(self, lease: Lease, kind: "type[AnyLane]", service: str, **names: object) -> "AnyLane":
-        """Return a lane that has not started. service: name for the counts; names: fields of its log lines."""
-        return kind(self, lease, service, names)
+    def make(self, lease: Lease, bucket: Bucket, kind: "type[AnyLane]", service: str, **names: object) -> "AnyLane":
+        """Return a lane that has not started. bucket: limits its rate. service: name for the counts.
+
+        names: fields of its log lines.
+        """
+        return kind(self, lease, bucket, service, names)
 
     def require_room(self, kind: "type[Lane]") -> None:
         """Raise TooManyConnections if there are MAX_LANES lanes of this kind."""
@@ -101,9 +105,10 @@ class Lanes:
 class Lane:
     """A connection that C serves. Its callbacks run on one loop; the other methods may be called in any thread."""
 
-    def __init__(self, lanes: Lanes, lease: Lease, service: str, names: Mapping[str, object]) -> None:
+    def __init__(self, lanes: Lanes, lease: Lease, bucket: Bucket, service: str, names: Mapping[str, object]) -> None:
         self._lanes = lanes
-        self._lease = lease
+        self._lease = lease  # kept alive, as the bucket, while C uses it
+        self._bucket = bucket
         self._service = service
         self._names = names
         self._number = 0  # of this lane, in records
@@ -154,6 +159,7 @@ class Lane:
             "rest_length": len(rest),
             "control": self._operation.control,
             "lease": self._lease.shared,
+            "bucket": self._bucket.shared,
         }
         result = ffi.new("iou_lane **")
         with backend.lane_handle() as handle:

@@ -156,6 +156,11 @@ def _transfers(watched: Watched) -> Iterator[Metric]:
         tickets.add_metric((state,), states[state])
     yield tickets
     yield _single("tickets_limit", "Most tickets.", watched.store.most_tickets)
+    limited = _counter("limited_seconds", "Time in which transfers have waited for limits on their rate.", "storage")
+    totals = watched.store.totals.sums()
+    for storage in STORAGE:
+        limited.add_metric((storage,), totals.get(storage, Totals()).limited)
+    yield limited
     added = _counter("tickets_added", "Tickets that were added or restored.", "storage")
     for storage in STORAGE:
         added.add_metric((storage,), watched.store.totals.begun()[storage])

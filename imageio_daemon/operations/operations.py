@@ -12,13 +12,14 @@ from contextlib import aclosing, asynccontextmanager
 from ..errors import DENIED, Canceled, NotFound, StorageError
 from ..image.extents import Extent, ExtentList, merged
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
+from ..storage.bucket import SMALL
 from ..storage.buffers import MAX_BUFFER, Buffers
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 from .bounds import readable_size, require_room
-from .streaming import ByteSink, ByteSource, Peer, Writer, send
+from .streaming import ByteSink, ByteSource, Limited, Peer, Writer, send
 
 #: Extents that are told at a time.
 DURABLE_BATCH = 4096
@@ -75,6 +76,7 @@ async def write(
         writes, piece = 1, MAX_BUFFER
         if transfer.running == 1:  # several requests overlap without it, and longer pieces cost less
             writes, piece = backend.info.writes, backend.info.write_piece
+        piece = transfer.bucket.piece(piece)
         async with buffers.lease(transfer, length, 1 + writes, piece) as held:
             await Writer(transfer, backend, op, held, piece).run(offset, length, source)
         if flush:
@@ -87,8 +89,12 @@ async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, s
     Raises OutOfRange, Forbidden, Canceled, Unavailable, PeerGone, StorageError.
     """
     transfer.ticket.require_range(offset, length)
-    async with running(transfer, Access.READ, offset, length) as (op, backend), buffers.lease(transfer, length) as held:
-        await send(backend, op, held, offset, length, sink)
+    piece = transfer.bucket.piece(MAX_BUFFER)
+    async with (
+        running(transfer, Access.READ, offset, length) as (op, backend),
+        buffers.lease(transfer, length, piece=piece) as held,
+    ):
+        await send(backend, op, held, offset, length, Limited(sink, transfer.bucket))
 
 
 async def zero(
@@ -111,6 +117,7 @@ async def zero(
     transfer.ticket.require_range(offset, length)
     async with running(transfer, Access.WRITE, offset, length, kind=Kind.ZERO) as (op, backend):
         require_room(transfer, backend, offset, length)
+        await transfer.bucket.take(SMALL)
         method = ZeroMethod.NONE
         if length:
             keep = allocate or not transfer.ticket.sparse
@@ -169,6 +176,7 @@ async def extents(transfer: Transfer, context: Context, consume: Callable[[Exten
     """
     size = transfer.ticket.size
     async with running(transfer, None, kind=Kind.EXTENTS) as (op, backend):
+        await transfer.bucket.take(SMALL)
         lists = merged(backend.extents(op, 0, size, context))
         async with aclosing(lists):
             async for found in lists:
@@ -184,6 +192,7 @@ async def durable(transfer: Transfer, consume: Callable[[ExtentList], Awaitable[
         record = transfer.record
         if record is None:
             raise NotFound("There is no record of what is durable")
+        await transfer.bucket.take(SMALL)
         await backend.refresh(op)
         await _tell_durable(record, readable_size(transfer, backend), consume)
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from ..errors import Truncated
 from ..storage.backend import Backend, Operation
+from ..storage.bucket import Bucket
 from ..storage.buffers import PAGE, Buffer
 from ..transfers.transfer import Transfer
 from .bounds import require_room
@@ -34,6 +35,19 @@ class ByteSink(Protocol):
     async def write(self, view: memoryview) -> None:
         """Send the bytes. The caller may use the memory again when this returns. Raises PeerGone."""
         ...
+
+
+class Limited:
+    """A sink that waits for the limit on the rate before it sends."""
+
+    def __init__(self, sink: ByteSink, bucket: Bucket) -> None:
+        self._sink = sink
+        self._bucket = bucket
+
+    async def write(self, view: memoryview) -> None:
+        """Send the bytes when the limit allows it. Raises PeerGone."""
+        await self._bucket.take(len(view))
+        await self._sink.write(view)
 
 
 class Writer:
@@ -64,7 +78,9 @@ class Writer:
                     room = min(room, end - position)
                 if len(self._buffers) == 1:
                     await self._settle(0)
+                await self._transfer.bucket.take(room)
                 filled = await _fill(source, buffer.view[start : start + room], exact=end is not None)
+                self._transfer.bucket.give_back(room - filled)
                 await self._settle(others - 1)
                 if not filled:
                     break

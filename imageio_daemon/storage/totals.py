@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What storage has done for a lane, a transfer or all of them."""
+"""What was done for a lane, a transfer or all of them."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -14,13 +14,15 @@ _NO_FAILURES: Counter[str] = Counter()
 class Totals(NamedTuple):
     """Bytes that were read, written, and zeroed by each method; operations that storage has failed, by kind.
 
-    Bytes count each time. Those that are read for a checksum count, too. The counters are not changed.
+    Bytes count each time. Those that are read for a checksum count, too. The counters are not changed. limited: seconds
+    in which transfers have waited for limits on their rate.
     """
 
     read: int = 0
     written: int = 0
     zeroed: Counter[ZeroMethod] = _NO_BYTES
     failed: Counter[str] = _NO_FAILURES
+    limited: float = 0.0
 
     def plus(self, other: "Totals") -> "Totals":
         """Return the sum."""
@@ -29,6 +31,7 @@ class Totals(NamedTuple):
             self.written + other.written,
             self.zeroed + other.zeroed if other.zeroed else self.zeroed,
             self.failed + other.failed if other.failed else self.failed,
+            self.limited + other.limited,
         )
 
     @property

@@ -19,8 +19,9 @@ from .image import Identify, OpenBackend
 from .keeping import Keeping, until_forgotten
 from .kept import open_kept
 from .kept_record import Record
+from .limits import Limits
 from .permission import Clock
-from .ticket import Access, Ticket
+from .ticket import Access, Changes, Ticket
 from .transfer import Transfer
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,8 @@ class TransferStore:
 
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
     store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
-    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. events:
-    are told what is done to tickets. clock: in seconds.
+    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. limits: of
+    rates; None: there are none but those of tickets. events: are told what is done to tickets. clock: in seconds.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class TransferStore:
         state: StateDirectory | None = None,
         keep_tickets: bool = True,
         records: DurableRecords | None = None,
+        limits: Limits | None = None,
         events: Events | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._records = records or DurableRecords(None)
+        #: Of rates.
+        self.limits = limits or Limits()
         self._events = events or Events(None)
         self._open_backend = open_backend
         self._identify = identify
@@ -113,13 +117,18 @@ class TransferStore:
         if dropped:
             log.warning("kept tickets are dropped: there are too many", extra=logs.fields(count=dropped))
 
-    async def extend(self, transfer: Transfer, timeout: int, by: Caller = DAEMON) -> None:
-        """Let a ticket expire timeout seconds from now, and keep that. 0: now; see Permission.extend().
+    async def change(self, transfer: Transfer, changes: Changes, by: Caller = DAEMON) -> None:
+        """Let a ticket expire timeout seconds from now, see Permission.extend(), limit it to a rate, and keep that.
 
         Raises StorageError, Unavailable as keep() does.
         """
-        transfer.permission.extend(timeout)
-        self._events.tell("ticket extended", by, transfer=transfer.ticket.log_name, timeout=timeout)
+        name = transfer.ticket.log_name
+        if changes.rate is not None:
+            transfer.limit(changes.rate)
+            self._events.tell("ticket limited", by, transfer=name, rate=changes.rate)
+        if changes.timeout is not None:
+            transfer.permission.extend(changes.timeout)
+            self._events.tell("ticket extended", by, transfer=name, timeout=changes.timeout)
         await self.keep(transfer)
 
     async def keep(self, transfer: Transfer) -> bool:
@@ -146,6 +155,7 @@ class TransferStore:
                 self._identify,
                 self._ending,
                 records=self._records,
+                limits=self.limits,
                 most_connections=self._most_connections,
                 clock=self._clock,
             )

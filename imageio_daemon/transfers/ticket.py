@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import InvalidRequest, OutOfRange
-from ..units import MAX_OFFSET
+from ..units import MAX_OFFSET, MAX_RATE, MIN_RATE
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
 
@@ -23,6 +23,8 @@ MAX_ID = 255
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
+#: The longest name of a tenant, in bytes of UTF-8.
+MAX_TENANT = 255
 #: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
 MAX_SIZE = 10**39 - 1
 #: The longest name of a bitmap, in bytes: the limit of qcow2.
@@ -53,7 +55,8 @@ class Ticket:
     an image can have; then only the image limits requests. timeout: seconds for which the ticket is valid without use.
     inactivity_timeout: seconds for which a connection that has used it may be idle. sparse: zeroing may deallocate.
     format: of a file. backing_chain: serve the file with its backing files, not its top layer alone. bitmap: name of
-    the bitmap of the file that holds the dirty extents.
+    the bitmap of the file that holds the dirty extents. rate: most bytes per second, both directions together; 0: no
+    limit; None: the default. tenant: whose tickets share a limit.
     """
 
     ticket_id: str = field(repr=False)  # the secret: a client that knows it has the access
@@ -69,6 +72,8 @@ class Ticket:
     format: str = "raw"
     backing_chain: bool = True
     bitmap: str | None = None
+    rate: int | None = None
+    tenant: str | None = None
     declared_size: int | None = None
 
     @classmethod
@@ -91,13 +96,15 @@ class Ticket:
             inactivity_timeout=_number(
                 _optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
             ),
-            transfer_id=_transfer_id(_optional(data, "transfer_id", str, None)),
+            transfer_id=_given_text(data, "transfer_id", MAX_TRANSFER_ID),
             filename=_filename(_optional(data, "filename", str, None)),
             sparse=_optional(data, "sparse", bool, False),
             dirty=_optional(data, "dirty", bool, False),
             format=_format(_optional(data, "format", str, "raw"), url),
             backing_chain=_optional(data, "backing_chain", bool, True),
             bitmap=_bitmap(_optional(data, "bitmap", str, None)),
+            rate=_rate(data),
+            tenant=_given_text(data, "tenant", MAX_TENANT, empty=False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -123,8 +130,9 @@ class Ticket:
             data["backing_chain"] = self.backing_chain
         if self.bitmap is not None:
             data["bitmap"] = self.bitmap
-        if self.filename is not None:
-            data["filename"] = self.filename
+        for key in ("filename", "rate", "tenant"):
+            if (value := getattr(self, key)) is not None:
+                data[key] = value
         return data
 
     @property
@@ -181,11 +189,20 @@ class Ticket:
             raise OutOfRange(f"Requested range {offset}..{end} is outside of the ticket's {self.size} bytes", self.size)
 
 
-def timeout_from_json(data: object) -> int:
-    """Return the timeout, in seconds, of a request to extend a ticket. Raises InvalidRequest."""
-    if not isinstance(data, dict):
-        raise InvalidRequest("Invalid request: expected a JSON object")
-    return _number(_required(data, "timeout", int), "timeout", 0)
+class Changes(NamedTuple):
+    """What a request changes of a ticket; None: not this. timeout: seconds from now. rate: as Ticket.rate."""
+
+    timeout: int | None
+    rate: int | None
+
+    @classmethod
+    def from_json(cls, data: object) -> "Changes":
+        """Return the changes, at least one, of a decoded JSON document. Raises InvalidRequest."""
+        if not isinstance(data, dict):
+            raise InvalidRequest("Invalid request: expected a JSON object")
+        if "rate" in data and "timeout" not in data:
+            return cls(None, _rate(data))
+        return cls(_number(_required(data, "timeout", int), "timeout", 0), _rate(data))
 
 
 def _required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
@@ -252,8 +269,17 @@ def _bitmap(value: str | None) -> str | None:
     return None if value is None else _text(value, "bitmap", MAX_BITMAP)
 
 
-def _transfer_id(value: str | None) -> str | None:
-    return None if value is None else _text(value, "transfer_id", MAX_TRANSFER_ID)
+def _rate(data: Mapping[str, Any]) -> int | None:
+    if "rate" not in data:
+        return None
+    value = _typed(data["rate"], "rate", int)
+    if value and not MIN_RATE <= value <= MAX_RATE:
+        raise InvalidRequest(f"Invalid ticket: 'rate' must be 0, for no limit, or between {MIN_RATE} and {MAX_RATE}")
+    return value
+
+
+def _given_text(data: Mapping[str, Any], key: str, limit: int, *, empty: bool = True) -> str | None:
+    return _text(_typed(data[key], key, str), key, limit, empty=empty) if key in data else None
 
 
 def _filename(value: str | None) -> str | None:

@@ -17,6 +17,7 @@ backends, the engine, buffers, limits, hashing):
   passes the backend to it. Other code calls begin() first, and backend() then.
 """
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ from .durable import DurableRecords
 from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
+from .limits import Limits
 from .permission import Clock, Permission
 from .rate import Rate
 from .seal import Seal
@@ -51,7 +53,7 @@ class Transfer:
 
     open_backend: opens the image. identify: returns its identity without keeping it open. ending: the cancelled
     transfers; the open of the image and the end of this transfer wait for those on the same image. records: of what is
-    durable. most_connections: at a time. clock: in seconds.
+    durable. limits: of rates. most_connections: at a time. clock: in seconds.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Transfer:
         ending: EndingTransfers,
         *,
         records: DurableRecords,
+        limits: Limits,
         most_connections: int,
         clock: Clock,
     ) -> None:
@@ -73,6 +76,9 @@ class Transfer:
         self._clock = clock
         self._records = records
         self._rate = Rate(clock())
+        #: The limit on the rate. All that moves bytes of the image for a client takes from it before.
+        self.bucket = limits.bucket(ticket)
+        self._limits = limits
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
         self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
@@ -93,6 +99,12 @@ class Transfer:
         self.kept_state = state
         if FINALIZED in state:
             self.permission.seal.close()
+
+    def limit(self, rate: int) -> None:
+        """Set the ticket's limit on the rate, bytes per second, also of what runs; 0: none. Raises InvalidRequest."""
+        with self._lock:
+            self._limits.limit(self.bucket, rate)
+            self.ticket = dataclasses.replace(self.ticket, rate=rate)
 
     # Operations
 
@@ -294,9 +306,9 @@ class Transfer:
             self._rate.sample(self._clock(), self._traffic.totals().moved)
 
     def totals(self) -> Totals:
-        """Return what storage has done for this transfer so far. May be called in any thread."""
+        """Return what was done for this transfer so far. May be called in any thread."""
         with self._lock:
-            return self._traffic.totals()
+            return self._traffic.totals()._replace(limited=self.bucket.limited)
 
     def storage_waits(self) -> list[float]:
         """Return the seconds for which requests and lanes have waited for storage. May be called in any thread."""
@@ -319,10 +331,13 @@ class Transfer:
                 "idle_time": 0 if active else int(self.permission.idle),
                 "storage_wait": int(max(self._traffic.storage_waits(), default=0)),
                 "bytes_per_second": self._rate.per_second(self._clock(), totals.moved),
+                "limited": round(self.bucket.limited, 1),
                 "read": totals.read,
                 "written": totals.written,
                 "zeroed": dict(totals.zeroed),
             }
+            if self.bucket.rate:
+                status["rate"] = self.bucket.rate
             if slowest := self._traffic.slowest:
                 status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
             if (record := self.record) is not None and self._image.opened is not None:

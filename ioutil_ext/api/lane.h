@@ -10,6 +10,7 @@
 
 #include <stdint.h>
 
+#include "api/bucket.h"
 #include "api/ioutil.h"
 #include "api/tls.h"
 
@@ -56,7 +57,8 @@ typedef struct {
     const void *rest;     /* bytes that were received already; copied */
     uint64_t rest_length; /* bytes, at most IOU_LANE_MAX_STAGED */
     iou_control *control; /* canceled ends requests; C sets it when the connection breaks */
-    iou_lease *lease;     /* control and lease live until the lane is freed */
+    iou_lease *lease;
+    iou_bucket *bucket; /* the limit on the rate; NULL: none. control, lease and bucket live until the lane is freed */
 } iou_lane_options;
 
 typedef struct {

@@ -18,6 +18,7 @@
 #include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
+#include "lane/rate.h"
 #include "lane/records.h"
 
 /*

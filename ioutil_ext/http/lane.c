@@ -37,18 +37,21 @@ static bool await_work(struct iou_lane *lane) {
     return !lane->state.leaving;
 }
 
-/* Choose the size of pieces: for external images, their owner's. A piece that is read is in one piece of memory. */
+/* Choose the size of pieces: for external images, their owner's. A piece that is read is in one piece of memory. With a
+   limit on the rate they are shorter, so that all connections of a ticket move something in a second. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
     struct http *http = http_of(lane);
     http->piece = HTTP_PIECE;
     http->ahead = HTTP_AHEAD;
-    if (!pieces->piece)
-        return;
-    http->piece = lanes_is_alone(lane) ? pieces->piece : pieces->other_piece;
-    http->ahead = pieces->ahead;
-    if (http->request.kind == IOU_READ)
-        http->piece = min_u64(http->piece, LANE_PIECE);
+    if (pieces->piece) {
+        http->piece = lanes_is_alone(lane) ? pieces->piece : pieces->other_piece;
+        http->ahead = pieces->ahead;
+        if (http->request.kind == IOU_READ)
+            http->piece = min_u64(http->piece, LANE_PIECE);
+    }
+    for (uint64_t most = max_u64(rate_piece(lane), HTTP_FIRST_PIECE); http->piece > most;)
+        http->piece = max_u64(http->piece / 2, HTTP_FIRST_PIECE);
 }
 
 static void begin(struct iou_lane *lane) {

@@ -81,7 +81,10 @@ static void fail_to_receive(struct iou_lane *lane, int error) {
 /* Receive the next piece. After a slow body, pieces are small again. False: the request ends. */
 static bool receive(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
-    int error = body_receive(lane, &http->body, most_of_piece(http));
+    uint64_t most = min_u64(http->body.left, most_of_piece(http));
+    int error = rate_take(lane, most);
+    if (!error && (error = body_receive(lane, &http->body, most)) == 0)
+        rate_give_back(lane, most - http->body.length);
     if (error) {
         fail_to_receive(lane, error);
         return false;
@@ -95,7 +98,13 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
 static bool prepare(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     struct body *body = &http->body;
-    body->length = min_u64(body->left, most_of_piece(http));
+    uint64_t length = min_u64(body->left, most_of_piece(http));
+    int error = rate_take(lane, length);
+    if (error) {
+        http_fail_outside(http, -error);
+        return false;
+    }
+    body->length = length;
     if (!get_memory(lane, body->next, body->length, &body->memory))
         return false;
     take_piece(http, piece);
@@ -258,6 +267,12 @@ static bool serve_alone(struct lane_thread *thread) {
         .offset = request->offset,
         .length = request->length,
     };
+    int error = op.kind == IOU_FLUSH ? 0 : rate_take(lane, IOU_BUCKET_SMALL);
+    if (error) {
+        http_fail_outside(http_of(lane), -error);
+        http_fail(lane);
+        return false;
+    }
     if (op.kind == IOU_FLUSH)
         op.flags = 0;
     operation_begin(lane, &op);

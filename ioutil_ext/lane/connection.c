@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <sys/socket.h>
 
+#include "base/bucket.h"
 #include "base/clock.h"
 #include "lane/connection.h"
 #include "lane/lane.h"
@@ -20,6 +21,8 @@ void lane_wake(struct iou_lane *lane) {
     socket_wake(lane);
     counts_wake(lane);
     memory_wake(lane->lanes);
+    if (lane->bucket)
+        bucket_wake(lane->bucket);
     lane->handle->ops->wake(lane->handle);
 }
 

@@ -48,6 +48,7 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     lane->engine = lanes->engine;
     lane->control = options->control;
     lane->lease = options->lease;
+    lane->bucket = options->bucket;
     lane->number = options->number;
     lane->size = options->size;
     lane->flags = options->flags;

@@ -24,6 +24,7 @@ struct iou_lane {
     iou_handle *handle; /* holds a reference */
     iou_control *control;
     iou_lease *lease;
+    iou_bucket *bucket; /* NULL: there is no limit on the rate */
     const struct lane_kind *kind;
     void *own;       /* the state of the kind */
     uint64_t number; /* of the lane, in records */

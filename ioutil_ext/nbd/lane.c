@@ -37,6 +37,15 @@ static void record(const struct iou_lane *lane, const struct request *request) {
                });
 }
 
+/* Wait for the limit on the rate. A WRITE has waited for its payload. A READ waits for what was read before it, and
+   then sends all of its data. If the wait ends because the transfer does, request_begin() refuses the request. */
+static void await_rate(struct iou_lane *lane, const struct request *request) {
+    uint16_t command = request->command;
+    if (request->error || request->length == 0 || command == CMD_WRITE || command == CMD_FLUSH || command == CMD_CACHE)
+        return;
+    rate_take(lane, command == CMD_READ ? request->length : IOU_BUCKET_SMALL);
+}
+
 /* Do a request; returns whether this thread still leads. */
 static bool take_turn(struct lane_thread *thread, struct request *request, struct payload *payload) {
     struct iou_lane *lane = thread->lane;
@@ -64,6 +73,7 @@ static bool lead(struct lane_thread *thread) {
     do {
         if (!receive_request(thread, &request, &payload))
             return false;
+        await_rate(lane, &request);
     } while (take_turn(thread, &request, &payload));
     return true;
 }

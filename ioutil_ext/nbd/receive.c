@@ -95,12 +95,24 @@ static void write_out(struct lane_thread *thread, struct payload *payload) {
     payload->memory = NULL;
 }
 
+/* Receive the next piece, within the limit on the rate. */
+static int receive_piece(struct iou_lane *lane) {
+    struct body *body = &incoming_of(lane)->body;
+    uint64_t most = min_u64(body->left, most_of_piece(body));
+    if (body->memory) /* received ahead, when there was no limit */
+        return body_receive(lane, body, most);
+    int error = rate_take(lane, most);
+    if (!error && (error = body_receive(lane, body, most)) == 0)
+        rate_give_back(lane, most - body->length);
+    return error;
+}
+
 /* Receive all pieces, and write all but the last one. */
 static bool receive_pieces(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     struct incoming *incoming = incoming_of(lane);
     int error;
-    while (!(error = body_receive(lane, &incoming->body, most_of_piece(&incoming->body)))) {
+    while (!(error = receive_piece(lane))) {
         if (take_piece(incoming))
             return true;
         write_out(thread, &incoming->payload);
@@ -163,6 +175,8 @@ static bool begin_ahead(struct iou_lane *lane) {
 void receive_ahead(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     if (lane->socket.tls) /* receiving may have to send, and would wait for room: receive_tls() */
+        return;
+    if (rate_piece(lane) != UINT64_MAX) /* the next request waits for the limit, without memory */
         return;
     if (incoming->error || (!incoming->begun && !begin_ahead(lane)))
         return;

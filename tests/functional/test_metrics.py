@@ -123,6 +123,18 @@ def test_write_that_storage_fails_is_counted(own: Daemon, full_filesystem: Path)
     assert metrics.sum("request_errors_total", service="local", fault="server") == 1
 
 
+def test_waits_for_limits_are_counted_and_stay(own: Daemon, image: Image) -> None:
+    assert Metrics(own).sum("limited_seconds_total", storage="file") == 0
+    assert own.control("PATCH", f"/tickets/{image.ticket}", b'{"rate": 65536}').status == 200
+    with own.connect("unix") as connection:
+        for last in (65535, 9):
+            assert connection.get(image.url, {"Range": f"bytes=0-{last}"}).status == 206
+    limited = Metrics(own).sum("limited_seconds_total", storage="file")
+    assert limited > 0.5
+    own.remove(image.ticket)
+    assert Metrics(own).sum("limited_seconds_total", storage="file") == limited
+
+
 def test_connections_and_tickets_are_told_by_state(own: Daemon, image: Image, tmp_path: Path) -> None:
     expired = own.add_ticket(tmp_path / "other", MiB)
     own.extend(expired, 0)

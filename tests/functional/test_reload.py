@@ -108,6 +108,16 @@ def test_reload_changes_limits(own: Daemon, reload: Reload) -> None:
     assert 'imageio_connection_places_limit{limit="http"} 1.0' in metrics
 
 
+def test_reload_changes_the_rates_of_tickets_that_tell_none(own: Daemon, reload: Reload) -> None:
+    tickets = [own.add_ticket("/images/x", MiB, **fields) for fields in ({}, {"rate": 0}, {"rate": 2 * MiB})]
+    changed = own.add_ticket("/images/x", MiB)
+    assert own.control("PATCH", f"/tickets/{changed}", b'{"rate": 3145728}').status == 200
+    reload("[limits]\nrate = 1M\ntenant_rate = 5M\n")
+    own.log.wait_for(re.escape('option="[limits] tenant_rate" value=5242880'))
+    rates = [own.status(ticket)["rate"] for ticket in (*tickets, changed)]
+    assert rates == [MiB, 0, 2 * MiB, 3 * MiB]
+
+
 def test_reload_tells_what_needs_a_restart(own: Daemon, reload: Reload) -> None:
     reload("[backend_file]\nio_threads = 3\n")
     own.log.wait_for(re.escape("[backend_file] io_threads changes at the next start"))

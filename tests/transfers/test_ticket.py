@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import InvalidRequest
-from imageio_daemon.transfers.ticket import MAX_FILENAME, MAX_ID, MAX_SIZE, MAX_URL, Access, Ticket, timeout_from_json
-from imageio_daemon.units import MAX_OFFSET
+from imageio_daemon.transfers.ticket import (
+    MAX_FILENAME,
+    MAX_ID,
+    MAX_SIZE,
+    MAX_TENANT,
+    MAX_URL,
+    Access,
+    Changes,
+    Ticket,
+)
+from imageio_daemon.units import MAX_OFFSET, MAX_RATE, MIN_RATE
 
 VALID: dict[str, Any] = {
     "uuid": "c0ffee-secret",
@@ -38,6 +47,9 @@ def test_unknown_keys_are_ignored() -> None:
         {},
         {"transfer_id": "t1", "filename": "disk.img", "sparse": True, "dirty": True, "inactivity_timeout": 5},
         {"format": "qcow2", "backing_chain": False, "bitmap": "b1"},
+        {"rate": 0, "tenant": "blue"},
+        {"rate": MIN_RATE},
+        {"rate": MAX_RATE},
     ],
 )
 def test_ticket_is_told_as_it_was_given(changes: dict[str, object]) -> None:
@@ -75,6 +87,12 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         ("format", None),
         ("backing_chain", 1),
         ("bitmap", None),
+        ("rate", None),
+        ("rate", True),
+        ("rate", 1e6),
+        ("rate", "1000000"),
+        ("tenant", None),
+        ("tenant", 1),
     ],
 )
 def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
@@ -182,13 +200,36 @@ def test_log_name_without_transfer_id_is_no_part_of_the_ticket_id() -> None:
 @pytest.mark.parametrize("value", [-1, True, "5", None])
 def test_bad_extension_is_refused(value: object) -> None:
     with pytest.raises(InvalidRequest):
-        timeout_from_json({"timeout": value})
+        Changes.from_json({"timeout": value})
 
 
-@pytest.mark.parametrize("data", [{}, [], None])
-def test_extension_without_timeout_is_refused(data: object) -> None:
+@pytest.mark.parametrize("data", [{}, [], None, {"tenant": "blue"}])
+def test_change_of_nothing_is_refused(data: object) -> None:
     with pytest.raises(InvalidRequest):
-        timeout_from_json(data)
+        Changes.from_json(data)
+
+
+@pytest.mark.parametrize("value", [-1, 1, MIN_RATE - 1, MAX_RATE + 1, 10**40, True, 1e6, "5", None])
+def test_bad_rate_is_refused(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="rate"):
+        ticket(rate=value)
+    with pytest.raises(InvalidRequest, match="rate"):
+        Changes.from_json({"rate": value})
+    with pytest.raises(InvalidRequest, match="rate"):
+        Changes.from_json({"timeout": 1, "rate": value})
+
+
+@pytest.mark.parametrize("rate", [0, MIN_RATE, MAX_RATE])
+def test_rate_is_changed_with_and_without_the_timeout(rate: int) -> None:
+    assert Changes.from_json({"rate": rate}) == Changes(None, rate)
+    assert Changes.from_json({"rate": rate, "timeout": 7}) == Changes(7, rate)
+
+
+@pytest.mark.parametrize("value", ["", "x" * (MAX_TENANT + 1), "\ud800"])
+def test_bad_tenant_is_refused(value: str) -> None:
+    assert ticket(tenant="x" * MAX_TENANT).tenant
+    with pytest.raises(InvalidRequest, match="tenant"):
+        ticket(tenant=value)
 
 
 JSON = st.recursive(
@@ -197,7 +238,9 @@ JSON = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from([*VALID, "filename", "sparse", "transfer_id", "x"]), JSON) | JSON)
+@given(
+    st.dictionaries(st.sampled_from([*VALID, "filename", "sparse", "transfer_id", "rate", "tenant", "x"]), JSON) | JSON
+)
 def test_any_json_makes_a_ticket_or_is_refused(data: object) -> None:
     with contextlib.suppress(InvalidRequest):
         Ticket.from_json(data, inactivity_timeout=60)

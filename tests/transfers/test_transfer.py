@@ -536,6 +536,7 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "idle_time": 0,
         "storage_wait": 0,
         "bytes_per_second": 0,
+        "limited": 0.0,
         "read": 0,
         "written": 0,
         "zeroed": {},

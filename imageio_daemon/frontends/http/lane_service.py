@@ -56,7 +56,8 @@ class LaneService:
         # A lane gives back each GET of an image smaller than the ticket, because the size it knows may be outdated.
         if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
             return None
-        lane = self._lanes.make(transfer.permission.lease, HttpLane, exchange.service, client=exchange.peer)
+        lease, bucket = transfer.permission.lease, transfer.bucket
+        lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer)
         writable = transfer.permission.writable
         transfer.add_lane(
             lane, backend, changes=writable

@@ -46,7 +46,8 @@ class LaneSession:
         self._transfer = attachment.transfer
         self._backend = backend
         name = self._transfer.ticket.log_name
-        self._lane = lanes.make(self._transfer.permission.lease, NbdLane, service, client=client, transfer=name)
+        lease, bucket = self._transfer.permission.lease, self._transfer.bucket
+        self._lane = lanes.make(lease, bucket, NbdLane, service, client=client, transfer=name)
         self._transmission = transmission
         self._socket, self._tls = connection
         self._poller = poller

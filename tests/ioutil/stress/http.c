@@ -36,6 +36,7 @@ struct http_session {
     iou_lane *lane;
     iou_control control;
     iou_lease lease;
+    iou_bucket *bucket; /* NULL: no limit on the rate */
     unsigned served, failed;
 };
 
@@ -59,6 +60,7 @@ static bool has_ended(struct http_session *session) {
     iou_lane_stats stats = {0};
     CHECK(iou_lane_reports(session->lane, reports, IOU_LANE_REPORTS) >= 0);
     iou_lane_get_stats(session->lane, &stats);
+    change_rate(session->bucket, &session->random);
     return stats.ended;
 }
 
@@ -295,7 +297,8 @@ static void start(struct http_session *session, enum ending ending) {
                  .size = SIZE,
                  .timeout_ms = waits ? TIMEOUT_MS : DEADLINE_MS,
                  .control = &session->control,
-                 .lease = &session->lease},
+                 .lease = &session->lease,
+                 .bucket = session->bucket = some_bucket(&session->random)},
         .target = TARGET,
         .target_length = strlen(TARGET),
         .done = DONE,
@@ -392,6 +395,7 @@ static void run_session(struct http_session *session) {
         check_end(session, ending);
     close(session->fd);
     CHECK(iou_lane_free(session->lane) == 0);
+    end_bucket(session->bucket);
     for (unsigned i = 0; i < 2; i++)
         if (session->ends[i])
             iou_tls_free(session->ends[i]);

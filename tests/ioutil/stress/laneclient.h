@@ -136,6 +136,7 @@ struct session {
     iou_handle *handle;   /* NULL: it was closed, and is the lane's only; or external */
     iou_control control;
     iou_lease lease;
+    iou_bucket *bucket;          /* NULL: no limit on the rate */
     uint64_t started, act_after; /* so many requests, and the owner ends it */
     bool acted;
     const char *path;

@@ -25,6 +25,7 @@ static void start_lane(struct session *session, iou_lanes *lanes, int fd) {
                 .rest_length = length > 0 ? (uint64_t)length : 0,
                 .control = &session->control,
                 .lease = &session->lease,
+                .bucket = session->bucket = some_bucket(&session->random),
             },
         .context = 7,
         .errors_count = sizeof(ERRORS) / sizeof(*ERRORS),
@@ -86,6 +87,7 @@ static void fetch(struct session *session) {
     for (int i = 0; i < count; i++)
         CHECK(reports[i].kind > 0 && reports[i].kind <= IOU_EXTENTS);
     session->reports += (uint64_t)count;
+    change_rate(session->bucket, &session->random);
     while ((count = iou_lane_counted(session->lane, ranges, 100)) > 0) {
         for (int i = 0; i < count; i++)
             client_told(&session->client, ranges[i].start, ranges[i].end);
@@ -111,6 +113,7 @@ static void end_session(struct session *session) {
     iou_lane_get_stats(session->lane, &stats);
     check_end(session, &stats);
     CHECK(iou_lane_free(session->lane) == 0);
+    end_bucket(session->bucket);
     client_join(&session->client);
     if (session->handle) /* the engine may have been stopped */
         CHECK(iou_execute(session->handle, IOU_CLOSE, 0, 0, 0, NULL, 0, NULL, &completion) == 0);

@@ -113,4 +113,34 @@ void owner_stop(void);
 /* connections: to be served, of several images. */
 void test_external(unsigned connections, uint64_t seed);
 
+/* A bucket with a parent for every fourth session, else NULL. Rates that hold a session up, and do not stop it. */
+static inline iou_bucket *some_bucket(uint64_t *random) {
+    static iou_bucket *parent; /* of all; never freed */
+    iou_bucket *none = NULL, *made = below(random, 2) ? iou_bucket_new(NULL) : NULL;
+    if (made && __atomic_compare_exchange_n(&parent, &none, made, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        CHECK(iou_bucket_set(made, 500 * MIB) == 0);
+    else if (made)
+        iou_bucket_free(made);
+    iou_bucket *shared = __atomic_load_n(&parent, __ATOMIC_SEQ_CST);
+    iou_bucket *bucket = below(random, 4) == 0 ? iou_bucket_new(shared) : NULL;
+    if (bucket)
+        CHECK(iou_bucket_set(bucket, below(random, 2) ? 0 : 20 * MIB + below(random, 200 * MIB)) == 0);
+    return bucket;
+}
+
+/* Another rate for a session that runs, now and then. */
+static inline void change_rate(iou_bucket *bucket, uint64_t *random) {
+    if (bucket && below(random, 4) == 0)
+        CHECK(iou_bucket_set(bucket, below(random, 3) ? 10 * MIB + below(random, 100 * MIB) : 0) == 0);
+}
+
+static inline void end_bucket(iou_bucket *bucket) {
+    iou_bucket_stats stats;
+    if (!bucket)
+        return;
+    iou_bucket_get_stats(bucket, &stats);
+    CHECK(stats.waiting == 0);
+    iou_bucket_free(bucket);
+}
+
 #endif

@@ -5,7 +5,7 @@ from aiohttp import web
 
 from ....errors import InvalidRequest, NotFound
 from ....transfers.store import TransferStore
-from ....transfers.ticket import Ticket, timeout_from_json
+from ....transfers.ticket import Changes, Ticket
 from ....transfers.transfer import Transfer
 from ..headers import parse_choice
 from ..messages import json_response
@@ -51,14 +51,14 @@ class Tickets:
         return web.Response()
 
     async def patch(self, request: web.Request) -> web.Response:
-        """Let a ticket expire after the timeout in the body, in seconds from now; 0: now.
+        """Change what the body names: let the ticket expire `timeout` seconds from now, 0: now; limit it to `rate`.
 
         Raises InvalidRequest, TooLarge, NotFound, PeerGone; StorageError or Unavailable if a later process might have
-        the ticket with its former expiry.
+        the ticket as it was.
         """
-        timeout = timeout_from_json(await read_json(request))
+        changes = Changes.from_json(await read_json(request))
         transfer = self._find(request)
-        await self._store.extend(transfer, timeout, caller_of(request))
+        await self._store.change(transfer, changes, caller_of(request))
         return web.Response()
 
     async def delete(self, request: web.Request) -> web.Response:
