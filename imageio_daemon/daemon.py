@@ -110,6 +110,7 @@ class Daemon:
             limits=self._limits,
             events=self._events,
         )
+        self._store.at_work.most = self._config.limits.transfers
         self._health = Health(self._store, self._tls)
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
@@ -235,6 +236,7 @@ class Daemon:
             ("daemon", "max_tickets"): lambda most: setattr(self._store, "most_tickets", most),
             ("daemon", "max_total_connections"): lambda most: setattr(self._limit, "most", most),
             ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
+            ("limits", "transfers"): lambda most: setattr(self._store.at_work, "most", most),
             ("limits", "rate"): self._limits.set_rate,
             ("limits", "tenant_rate"): self._limits.set_tenant_rate,
             ("nbd", "max_connections"): lambda most: setattr(self._nbd_limit, "most", most),

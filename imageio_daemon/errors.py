@@ -145,3 +145,7 @@ class CannotFlush(StorageError):
 
 class Unavailable(Error):
     """The server is shutting down, or has no memory for the request now."""
+
+
+class TooManyTransfers(Unavailable):
+    """As many transfers as may be are at work. The peer may try again when one has ended."""

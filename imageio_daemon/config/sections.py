@@ -288,6 +288,15 @@ class Metrics:
 class Limits:
     """Limits on what transfers take from the network and from storage."""
 
+    transfers: int = number(
+        0,
+        "Most transfers at work at a time. One is at work from its first request until it has no connection and has "
+        "been idle for 10 seconds. The daemon answers requests of others with 503 and Retry-After. 0: no limit.",
+        "transfers",
+        0,
+        65536,
+    )
+
     rate: int = byte_rate(
         0,
         "Most bytes that a ticket moves in a second, reads and writes of all of its connections together. The rate of "

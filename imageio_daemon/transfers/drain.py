@@ -16,7 +16,7 @@ class Drain:
 
     def __init__(self, transfers: Iterable[Transfer]) -> None:
         self._lock = threading.Lock()
-        self._going = {transfer for transfer in transfers if _in_use(transfer)}
+        self._going = {transfer for transfer in transfers if in_use(transfer)}
 
     def require(self, transfer: Transfer) -> None:
         """Raise Unavailable if a transfer does not go on in this process."""
@@ -26,9 +26,10 @@ class Drain:
     def left(self) -> int:
         """Return how many transfers go on, without those that have paused or ended since the last call."""
         with self._lock:
-            self._going = {transfer for transfer in self._going if _in_use(transfer)}
+            self._going = {transfer for transfer in self._going if in_use(transfer)}
             return len(self._going)
 
 
-def _in_use(transfer: Transfer) -> bool:
+def in_use(transfer: Transfer) -> bool:
+    """Tell whether a transfer has a request or a connection, or had a request in the last PAUSE seconds."""
     return transfer.in_use or (transfer.permission.valid and transfer.permission.idle < PAUSE)

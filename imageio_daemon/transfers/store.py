@@ -11,6 +11,7 @@ from ..service.events import DAEMON, Caller, Events
 from ..service.state import StateDirectory
 from ..service.sums import Sums
 from ..storage.totals import Totals
+from .at_work import AtWork
 from .drain import Drain
 from .durable import DurableRecords
 from .end import TransferEnd
@@ -76,6 +77,8 @@ class TransferStore:
         self.keeping = Keeping(open_kept(state, clock, wanted=keep_tickets), self._lock, self._transfers)
         #: Set while the store drains: which transfers go on.
         self.drain: Drain | None = None
+        #: Which transfers may work.
+        self.at_work = AtWork()
         #: What storage has done for all transfers, by the kind of their images.
         self.totals: Sums[str, Transfer, Totals] = Sums(Totals(), Transfer.totals)
 
@@ -191,7 +194,8 @@ class TransferStore:
     def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
         """Return the transfer if the ticket allows the access now; None: any access. Raises Forbidden.
 
-        While the store drains, raises Unavailable for transfers that were not in use when that began.
+        Raises TooManyTransfers if it may not work now, and Unavailable while the store drains, unless it was in use
+        when that began.
         """
         transfer = self._transfers.get(ticket_id)
         if transfer is None:
@@ -200,6 +204,7 @@ class TransferStore:
         drain = self.drain
         if drain is not None:
             drain.require(transfer)
+        self.at_work.require(transfer)
         return transfer
 
     def begin_drain(self, by: Caller = DAEMON) -> None:

@@ -25,6 +25,9 @@ class _Answer(NamedTuple):
 #: Seconds after which a client may try again that finds the server ending, or without memory. A restart takes one.
 RETRY_AFTER = 1
 
+#: The same for a client whose transfer has to wait until another one has ended.
+RETRY_TRANSFER_AFTER = 10
+
 #: NBD has its own table in frontends/nbd/errors.py. _refusal() in storage/http/client.py is the inverse of this one.
 _TABLE: dict[type[BaseException], _Answer] = {
     errors.InvalidRequest: _Answer(400),
@@ -67,7 +70,8 @@ def answer(exception: Exception, client: str) -> web.Response:
     if isinstance(exception, errors.OutOfRange) and exception.size is not None:
         headers["Content-Range"] = f"bytes */{exception.size}"
     if isinstance(exception, errors.Unavailable):
-        headers["Retry-After"] = str(RETRY_AFTER)
+        busy = isinstance(exception, errors.TooManyTransfers)
+        headers["Retry-After"] = str(RETRY_TRANSFER_AFTER if busy else RETRY_AFTER)
     return text_response(entry.status, text(exception), headers, close=entry.close)
 
 

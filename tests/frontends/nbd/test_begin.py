@@ -7,7 +7,7 @@ from imageio_daemon.frontends.nbd.handshake import PREFERRED_BLOCK
 from imageio_daemon.nbdproto.constants import Command, Info, Option, Reply
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader
 from imageio_daemon.nbdproto.options import BlockSizes, InfoRequest, OptionHeader, OptionReply
-from tests.frontends.nbd.client import Client
+from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.conftest import MakeWorld
 
 
@@ -44,3 +44,13 @@ async def preferred_size(client: Client) -> int:
 async def test_client_is_told_to_send_what_stays_in_the_caches(make_world: MakeWorld) -> None:
     async with make_world() as world:
         assert await preferred_size(await world.connect()) == PREFERRED_BLOCK
+
+
+async def test_transfer_beyond_the_limit_is_refused_with_the_reason(make_world: MakeWorld) -> None:
+    async with make_world() as world:
+        world.add("other")
+        world.store.at_work.most = 1
+        await world.go()
+        with pytest.raises(Refused, match="Too many transfers") as error:
+            await world.go("other")
+        assert error.value.reply == Reply.ERR_POLICY
