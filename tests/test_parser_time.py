@@ -749,7 +749,7 @@ _USER = "of the user or the administrator, who may wait"
 PATTERNS = {
     "client/server/address.py:parse": "a url of the client",
     "client/arguments.py:_format": _USER,
-    "client/arguments.py:duration": _USER,
+    "amounts.py:parse_seconds": _USER,
     "client/server/connection.py:retry_after": "a time to try again, as the client reads it",
     "client/server/image.py:size": "a size, as the client reads it",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",

@@ -4,7 +4,7 @@
 import asyncio
 import sys
 
-from imageio_daemon import cli, daemon
+from imageio_daemon import cli, daemon, watching
 from imageio_daemon.net.loops import ServingLoop
 
 
@@ -14,6 +14,6 @@ async def finish(self: ServingLoop, timeout: float) -> None:
 
 if __name__ == "__main__":
     daemon.ENDING_TIMEOUT = 0.2
-    daemon.EXPIRY_INTERVAL = 1000.0
+    watching.EXPIRY_INTERVAL = 1000.0
     ServingLoop.finish = finish  # type: ignore[method-assign]
     sys.exit(cli.main())
