@@ -25,6 +25,7 @@ def test_rate_that_c_does_not_take_is_refused(rate: int) -> None:
         Bucket(rate)
 
 
+@pytest.mark.alone
 async def test_first_taker_goes_at_once_and_the_next_when_it_is_paid() -> None:
     bucket = Bucket(MB)
     began = time.monotonic()
@@ -35,6 +36,7 @@ async def test_first_taker_goes_at_once_and_the_next_when_it_is_paid() -> None:
     assert 0.4 < bucket.limited < 2
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rate", [MIN_RATE, 3_333_333, MAX_RATE])
 async def test_rate_holds_for_small_takes(rate: int) -> None:
     bucket = Bucket(rate)
@@ -57,6 +59,7 @@ async def test_takers_go_in_the_order_of_their_calls() -> None:
     assert order == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.alone
 async def test_limit_of_the_parent_is_that_of_its_children_together() -> None:
     parent = Bucket(MB)
     children = [Bucket(0, parent), Bucket(5 * MB, parent)]
