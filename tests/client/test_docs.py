@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import errors
-from tests.docs.test_images_api import as_pattern, sections
+from tests.docs.examples import check, sections
 from tests.support.commands import install
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import MakeImage, MiB, pattern
@@ -33,32 +33,14 @@ def work(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("heading", SECTIONS)
 def test_examples(daemon: Daemon, work: Path, heading: str) -> None:
     examples = SECTIONS[heading] if heading == "Upload" else [*UPLOAD[:3], *SECTIONS[heading]]
-    script = "".join(f"{example.command}\nprintf '<end of %s>' {example.line}\n" for example in examples)
-    environment = os.environ | {
+    environment = {
         "CONTROL": daemon.control_socket,
         "IMAGES": f"https://localhost:{daemon.port}/images",
         "CA": str(daemon.cafile),
         "PATH": f"{work}/bin:{os.environ['PATH']}",
         "PYTHONPATH": str(PROJECT),
     }
-    result = subprocess.run(
-        ["bash", "-u"],
-        input=script,
-        text=True,
-        cwd=work,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=100,
-        check=True,
-    )
-    printed = result.stdout
-    for example in examples:
-        output, end, printed = printed.partition(f"<end of {example.line}>")
-        assert end, f"{PAGE.name}:{example.line} did not run"
-        assert re.fullmatch(as_pattern(example.output), output, re.DOTALL), (
-            f"{PAGE.name}:{example.line}: {example.command}\nprinted\n{output}\nand not\n{example.output}"
-        )
+    check(PAGE, examples, work, environment, timeout=100)
 
 
 def test_program_of_the_page(daemon: Daemon, work: Path, new_image: MakeImage) -> None:
