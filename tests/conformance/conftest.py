@@ -13,6 +13,7 @@ import pytest
 from imageio_daemon.net.tls_contexts import client_context
 from imageio_daemon.storage.backend import Backend, Operation
 from imageio_daemon.storage.buffers import BufferPool
+from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.http.backend import HttpBackend
@@ -51,6 +52,16 @@ def pool() -> Iterator[BufferPool]:
     pool = BufferPool(16 * MiB)
     yield pool
     assert pool.in_use == 0
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[DurableRecord]:
+    """A record of which 0..4096 is durable."""
+    directory = os.open(tmp_path, os.O_RDONLY)
+    made = DurableRecord.new(directory, "journal", "image ticket", [(0, 4096)])
+    yield made
+    made.end()
+    os.close(directory)
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@
 import asyncio
 import errno
 import json
-import os
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -867,16 +865,6 @@ async def test_flush_whose_client_is_gone_is_answered_and_fails_later_ones(
 
 
 # The record of what is durable
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Iterator[DurableRecord]:
-    """A record of which 0..4096 is durable."""
-    directory = os.open(tmp_path, os.O_RDONLY)
-    made = DurableRecord.new(directory, "journal", "image ticket", [(0, 4096)])
-    yield made
-    made.end()
-    os.close(directory)
 
 
 async def test_change_is_asked_for_after_its_removal_from_the_record(

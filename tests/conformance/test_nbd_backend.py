@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -1039,16 +1039,6 @@ async def test_flush_that_failed_on_one_connection_fails_for_ever_although_it_wa
 
 
 # The record of what is durable
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Iterator[DurableRecord]:
-    """A record of which 0..4096 is durable."""
-    directory = os.open(tmp_path, os.O_RDONLY)
-    made = DurableRecord.new(directory, "journal", "image ticket", [(0, 4096)])
-    yield made
-    made.end()
-    os.close(directory)
 
 
 async def test_change_is_asked_for_after_its_removal_from_the_record(
