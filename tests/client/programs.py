@@ -4,28 +4,14 @@
 import contextlib
 import os
 import pty
-import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.commands import Result
 
 TIMEOUT = 60.0
 PROGRAM = (sys.executable, "-m", "imageio_daemon.client.cli")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How the command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-    def failed_with(self, pattern: str, status: int) -> None:
-        """Check that the command failed with one line that matches, and nothing else."""
-        assert self.status == status, self
-        assert re.fullmatch(f"imageio-client: [^\n]*(?:{pattern})[^\n]*\n", self.err), self
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -50,7 +36,7 @@ def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
             timeout=TIMEOUT,
             env=environment(),
         )
-    return Result(done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
+    return Result("imageio-client", done.returncode, done.stdout.decode(errors="surrogateescape"), done.stderr.decode())
 
 
 def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False) -> subprocess.Popen[str]:
@@ -68,7 +54,7 @@ def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: b
 def ended(process: subprocess.Popen[str], *, timeout: float = TIMEOUT) -> Result:
     """Wait for what was started."""
     out, err = process.communicate(timeout=timeout)
-    return Result(process.returncode, out, err)
+    return Result("imageio-client", process.returncode, out, err)
 
 
 def run_on_terminal(*arguments: str | Path) -> Result:
@@ -82,4 +68,4 @@ def run_on_terminal(*arguments: str | Path) -> Result:
         with contextlib.suppress(OSError):
             while piece := terminal.read(4096):
                 shown += piece
-        return Result(process.wait(TIMEOUT), "", shown.decode())
+        return Result("imageio-client", process.wait(TIMEOUT), "", shown.decode())

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command imageio-client."""
 
-import argparse
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from tests.client.conftest import SIZE
 from tests.client.programs import TIMEOUT, command, run, run_on_terminal
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
+from tests.support.commands import commands, man_page
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import Image, MakeImage, MiB
 
@@ -207,34 +206,9 @@ def test_ticket_is_no_part_of_messages(daemon: Daemon, source: Path) -> None:
 # The man page
 
 
-def commands(start: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Yield all commands below one, by their whole names."""
-    for action in start._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for word, command in action.choices.items():
-                yield from commands(command, f"{name} {word}".strip())
-            return
-    yield name, start
-
-
-def man_page() -> dict[str, set[str]]:
-    """Return the options that the page has for each command."""
-    found: dict[str, set[str]] = {}
-    name = ""
-    for line in MAN_PAGE.read_text().splitlines():
-        plain = re.sub(r"\\f.", "", line).replace("\\-", "-")
-        if line.startswith(".SS "):
-            name = line[4:].strip().strip('"')
-        elif line.startswith(".SH "):
-            name = ""
-        elif plain.startswith("-"):
-            found.setdefault(name, set()).update(re.findall(r"--[a-z-]+", plain))
-    return found
-
-
 @pytest.mark.parametrize("name", dict(commands(parser())))
 def test_man_page_and_help_agree(name: str) -> None:
-    page, options = man_page(), dict(commands(parser()))[name]
+    page, options = man_page(MAN_PAGE), dict(commands(parser()))[name]
     told = page.get(name, set()) | page["Output"] | page["Server"]
     there = {option for action in options._actions for option in action.option_strings if option.startswith("--")}
     assert told == there - {"--help"}

@@ -1,42 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests of imageioctl."""
 
-import json
 import os
 import pty
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.commands import Result
 from tests.support.daemon import Certificates, Daemon
 
 TIMEOUT = 60.0
 PROGRAM = (sys.executable, "-m", "imageio_daemon.control.cli")
-
-
-@dataclass(frozen=True)
-class Result:
-    """How the command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-    def failed_with(self, pattern: str, status: int) -> None:
-        """Check that the command failed with one line that matches, and nothing else."""
-        assert self.status == status, self
-        assert re.fullmatch(f"imageioctl: [^\n]*(?:{pattern})[^\n]*\n", self.err), self
-
-    def json(self) -> list[dict[str, Any]]:
-        """Return the objects that were printed."""
-        assert self.status == 0, self
-        return [json.loads(line) for line in self.out.splitlines()]
 
 
 def run(*arguments: str | Path, stdin: str = "") -> Result:
@@ -44,7 +22,7 @@ def run(*arguments: str | Path, stdin: str = "") -> Result:
     done = subprocess.run(
         [*PROGRAM, *map(str, arguments)], check=False, input=stdin, capture_output=True, text=True, timeout=TIMEOUT
     )
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result("imageioctl", done.returncode, done.stdout, done.stderr)
 
 
 def run_on_terminal(*arguments: str | Path, answer: str) -> Result:
@@ -60,7 +38,7 @@ def run_on_terminal(*arguments: str | Path, answer: str) -> Result:
             text=True,
             timeout=TIMEOUT,
         )
-    return Result(done.returncode, done.stdout, done.stderr)
+    return Result("imageioctl", done.returncode, done.stdout, done.stderr)
 
 
 #: Runs `imageioctl WORDS… ARGUMENTS…` on the socket of the daemon under test.

@@ -16,8 +16,8 @@ import pytest
 from imageio_daemon.control import errors
 from imageio_daemon.control.arguments import FORMATS, parser
 from imageio_daemon.transfers import ticket
-from tests.client.test_command import commands
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl, run
+from tests.support.commands import commands, man_page
 from tests.support.daemon import PROJECT, Daemon
 
 MAN_PAGE = PROJECT / "docs" / "imageioctl.1"
@@ -112,31 +112,17 @@ def test_formats_are_those_of_tickets() -> None:
     assert ticket.FORMATS == FORMATS
 
 
-def man_page() -> dict[str, set[str]]:
-    """Return the options that the page has for each command."""
-    found: dict[str, set[str]] = {}
-    name = ""
-    for line in MAN_PAGE.read_text().splitlines():
-        plain = re.sub(r"\\f.", "", line).replace("\\-", "-")
-        if line.startswith(".SS "):
-            name = line[4:].strip()
-            found[name] = set()
-        elif line.startswith(".SH "):
-            name = ""
-        elif plain.startswith("-"):
-            found[name].update(re.findall(r"--[a-z-]+", plain))
-    return found
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_man_page_and_help_agree(name: str) -> None:
     options: argparse.ArgumentParser = COMMANDS[name]
     there = {option for action in options._actions for option in action.option_strings if option.startswith("--")}
-    assert man_page()[name] | man_page()["Common"] == there - {"--help"}
+    page = man_page(MAN_PAGE)
+    assert "" not in page  # all options are below a command
+    assert page[name] | page["Common"] == there - {"--help"}
 
 
 def test_man_page_has_all_commands() -> None:
-    assert man_page().keys() - {"Common"} == COMMANDS.keys()
+    assert man_page(MAN_PAGE).keys() - {"Common"} == COMMANDS.keys()
     synopsis = MAN_PAGE.read_text().partition(".SH SYNOPSIS")[2].partition(".SH")[0]
     assert set(re.findall(r"^\.B imageioctl (.+)$", synopsis, re.MULTILINE)) == COMMANDS.keys()
 
