@@ -11,7 +11,6 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from benchmarks import machine, report
 from benchmarks.cases import GiB, KiB, MiB
+from benchmarks.client import timed
 from benchmarks.command import add_places, run_program
 from benchmarks.errors import BenchmarkError
 from benchmarks.measure import table, turned
@@ -105,17 +105,8 @@ def measure_uploads(server: Server, cafile: Path, directory: Path, rounds: int) 
             make_image(target, CASES[0]._replace(piece=0))
             url = f"https://localhost:{server.port(server.program.port)}/images/{server.add_ticket(target, 2 * GiB)}"
             program = [sys.executable, "-m", "imageio_daemon.client.cli", "upload", "--quiet", "--no-state"]
-            started = time.perf_counter()
-            done = subprocess.run(
-                [*program, *options[way], "--cafile", str(cafile), str(source), url],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-            )
-            seconds[way].append(time.perf_counter() - started)
-            if done.returncode != 0:
-                raise BenchmarkError(f"imageio-client failed: {done.stderr.strip()}")
+            command = [*program, *options[way], "--cafile", str(cafile), str(source), url]
+            seconds[way].append(timed(command, server).wall)
     return seconds
 
 
