@@ -11,5 +11,8 @@ TiB = 1024 * GiB
 MIN_RATE = 64 * KiB
 MAX_RATE = 16 * GiB
 
+#: Most transfers that a limit on them may allow.
+MAX_TRANSFERS = 65536
+
 #: Largest end of a range: loff_t is signed (lseek(2)), and so are sizes in the protocols.
 MAX_OFFSET = 2**63 - 1

@@ -7,21 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..units import MiB
+from .backends import BackendFile, BackendHttp, BackendNbd
 from .options import describe
-from .sections import (
-    BackendFile,
-    BackendHttp,
-    BackendNbd,
-    Control,
-    Daemon,
-    Limits,
-    Local,
-    Log,
-    Metrics,
-    Nbd,
-    Remote,
-    Tls,
-)
+from .sections import Control, Daemon, Limits, Log
+from .services import Local, Metrics, Nbd, Remote, Tls
 
 #: Least buffer_memory with NBD, in bytes. The lanes' share of less is below their minimum.
 NBD_MEMORY = 28 * MiB

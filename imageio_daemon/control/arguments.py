@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import check, events, log_level, tickets, top, transfers
+from . import check, events, limits, log_level, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -16,6 +16,7 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEFAULT_CONF_DIR = "/etc/imageio-daemon"
 LEVELS = ("debug", "info", "warning", "error")
+RATE = "per second, 0: no limit; K, M, G may follow"
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
 
 
@@ -30,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     _add_events(commands)
     _add_check(commands)
     _add_log_level(commands)
+    _add_limits(commands)
     return main
 
 
@@ -45,7 +47,7 @@ def _command(commands: _Commands, name: str, run: Command, text: str) -> argpars
 
 
 def _add_ticket(commands: _Commands) -> None:
-    text = "Add, show, extend and remove tickets."
+    text = "Add, show, extend, limit and remove tickets."
     actions = commands.add_parser("ticket", help=text[0].lower() + text[1:-1], description=text).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
@@ -59,6 +61,9 @@ def _add_ticket(commands: _Commands) -> None:
     command.add_argument(
         "--timeout", type=parse_seconds, default=300, metavar="TIME", help="from now, 0: now (default: 5m)"
     )
+    _add_selection(command)
+    command = _command(actions, "limit", tickets.limit, "Limit tickets to a rate, also while they are used.")
+    command.add_argument("--rate", type=parse_size, metavar="BYTES", required=True, help=RATE)
     _add_selection(command)
     command = _command(actions, "remove", tickets.remove, "Remove tickets, and wait until their transfers have ended.")
     command.add_argument("--all", action="store_true", help="all tickets")
@@ -86,7 +91,7 @@ def _add_ticket_add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
     command.add_argument("--bitmap", metavar="NAME", help="the bitmap of a qcow2 that tells it")
     command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
-    command.add_argument("--rate", type=parse_size, metavar="BYTES", help="per second, 0: no limit; K, M, G may follow")
+    command.add_argument("--rate", type=parse_size, metavar="BYTES", help=RATE)
     command.add_argument("--tenant", metavar="NAME", help="whose tickets share a limit")
     command.add_argument("--transfer-id", metavar="NAME", help="the name in logs and lists (default: made of the id)")
 
@@ -129,3 +134,17 @@ def _add_log_level(commands: _Commands) -> None:
     command.add_argument(
         "--for", dest="seconds", type=parse_seconds, metavar="TIME", help="then to the configured one again"
     )
+
+
+def _add_limits(commands: _Commands) -> None:
+    text = "Print or change the limits on what transfers take."
+    actions = commands.add_parser("limits", help=text[0].lower() + text[1:-1], description=text).add_subparsers(
+        dest="action", required=True, metavar="ACTION"
+    )
+    _command(actions, "show", limits.show, "Print the limits in force.")
+    command = _command(actions, "set", limits.change, "Change limits, also for transfers that run.")
+    command.add_argument("--rate", type=parse_size, metavar="BYTES", help=f"of each ticket that tells none, {RATE}")
+    command.add_argument(
+        "--tenant-rate", type=parse_size, metavar="BYTES", help=f"of all tickets of a tenant together, {RATE}"
+    )
+    command.add_argument("--transfers", type=int, metavar="COUNT", help="most at work at a time, 0: no limit")

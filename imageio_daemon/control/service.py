@@ -53,11 +53,15 @@ class ControlService:
 
     def extend(self, ticket_id: str, timeout: int) -> None:
         """Let a ticket expire timeout seconds from now."""
-        self._request("PATCH", _ticket_path(ticket_id), {"timeout": timeout})
+        self.patch(_ticket_path(ticket_id), {"timeout": timeout})
 
     def remove(self, ticket_id: str) -> None:
         """Remove a ticket; return when no operation uses its image any more. One that does not exist is no error."""
         self._request("DELETE", _ticket_path(ticket_id), timeout=REMOVE_TIMEOUT)
+
+    def limit(self, ticket_id: str, rate: int) -> None:
+        """Limit a ticket to so many bytes per second; 0: no limit."""
+        self.patch(_ticket_path(ticket_id), {"rate": rate})
 
     # Any resource
 
@@ -73,6 +77,11 @@ class ControlService:
     def put(self, path: str, document: Mapping[str, object]) -> Any:
         """Put a JSON document, and return the one that is the answer."""
         return self._decoded(self._request("PUT", path, document))
+
+    def patch(self, path: str, changes: Mapping[str, object]) -> Any:
+        """Change what a JSON document names, and return the one that is the answer; None: there is none."""
+        body = self._request("PATCH", path, changes)
+        return self._decoded(body) if body else None
 
     def _decoded(self, body: bytes) -> Any:
         try:

@@ -77,6 +77,14 @@ def extend(options: argparse.Namespace, service: ControlService) -> None:
             output.json_line({"transfer": state["transfer"], "timeout": options.timeout})
 
 
+def limit(options: argparse.Namespace, service: ControlService) -> None:
+    """Limit tickets to a rate, also what runs."""
+    for state in _selected(options, service):
+        service.limit(state["uuid"], options.rate)
+        if options.json:
+            output.json_line({"transfer": state["transfer"], "rate": options.rate})
+
+
 def remove(options: argparse.Namespace, service: ControlService) -> None:
     """Remove tickets, one after the other, and wait until each has ended."""
     if options.all and (options.transfers or options.id):

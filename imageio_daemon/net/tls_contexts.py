@@ -5,7 +5,7 @@ import logging
 import os
 import ssl
 
-from ..config.sections import Tls
+from ..config.services import Tls
 from ..errors import ConfigError
 from .tls_socket import TlsContext
 

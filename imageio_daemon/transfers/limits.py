@@ -1,11 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits on the rates of tickets and tenants."""
+"""The limits on the rates of tickets and tenants, and how they change."""
 
 import threading
 import weakref
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from ..errors import InvalidRequest
 from ..storage.bucket import Bucket
+from ..units import MAX_RATE, MAX_TRANSFERS, MIN_RATE
 from .ticket import Ticket
+
+
+class LimitChanges(NamedTuple):
+    """What a request changes of the limits of all transfers; None: not this.
+
+    rate, tenant_rate: see Limits. transfers: how many may be at work at a time. 0: no limit.
+    """
+
+    rate: int | None
+    tenant_rate: int | None
+    transfers: int | None
+
+    @classmethod
+    def from_json(cls, data: object) -> "LimitChanges":
+        """Check decoded JSON. Raises InvalidRequest."""
+        if not isinstance(data, dict):
+            raise InvalidRequest("Invalid request: expected a JSON object")
+        if data.keys() - set(cls._fields) or not data:
+            raise InvalidRequest(f"Invalid request: expected some of {', '.join(cls._fields)}")
+        return cls(
+            _number(data, "rate", MIN_RATE, MAX_RATE),
+            _number(data, "tenant_rate", MIN_RATE, MAX_RATE),
+            _number(data, "transfers", 1, MAX_TRANSFERS),
+        )
+
+    def as_json(self) -> dict[str, int]:
+        """Return those that are told."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def _number(data: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    if name not in data:
+        return None
+    value = data[name]
+    if type(value) is not int or (value != 0 and not least <= value <= most):
+        raise InvalidRequest(f"Invalid request: '{name}' must be 0, for no limit, or between {least} and {most}")
+    return value
 
 
 class Limits:
@@ -37,6 +78,16 @@ class Limits:
         with self._lock:
             bucket.rate = rate
             self._default.discard(bucket)
+
+    @property
+    def rate(self) -> int:
+        """Return the rate of tickets that tell none."""
+        return self._rate
+
+    @property
+    def tenant_rate(self) -> int:
+        """Return the rate of each tenant."""
+        return self._tenant_rate
 
     def set_rate(self, rate: int) -> None:
         """Change the rate of tickets that tell none. Raises InvalidRequest."""

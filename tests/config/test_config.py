@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.config import files, manual
+from imageio_daemon.config.backends import BackendFile
 from imageio_daemon.config.config import SECTIONS, Config, conflicts, show
 from imageio_daemon.config.files import Loaded
-from imageio_daemon.config.sections import BackendFile, Control, Daemon, Tls
+from imageio_daemon.config.sections import Control, Daemon
+from imageio_daemon.config.services import Tls
 from imageio_daemon.errors import ConfigError
 
 PROJECT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,8 @@
 import pytest
 
 from imageio_daemon.config.config import NBD_MEMORY, Config, conflicts
-from imageio_daemon.config.sections import Daemon, Nbd, Tls
+from imageio_daemon.config.sections import Daemon
+from imageio_daemon.config.services import Nbd, Tls
 
 TLS = Tls(cert_file="cert.pem", key_file="key.pem")
 

@@ -127,3 +127,48 @@ def test_reload_of_invalid_files_changes_nothing(own: Daemon, reload: Reload) ->
     reload("[log]\nlevel = debug\n[daemon]\nmax_tickets = none\n")
     own.log.wait_for("ERROR .*the configuration is not reloaded: .*z.conf:4: ")
     assert log_level(own)["level"] == "info"
+
+
+def patch_limits(daemon: Daemon, document: object) -> tuple[int, str]:
+    answer = daemon.control("PATCH", "/limits", json.dumps(document).encode())
+    return answer.status, answer.text
+
+
+def test_change_of_limits_holds_for_tickets_that_are_there(own: Daemon) -> None:
+    tickets = [own.add_ticket("/images/x", MiB, **fields) for fields in ({}, {"rate": 2 * MiB})]
+    limits = {"rate": MiB, "tenant_rate": 5 * MiB, "transfers": 3}
+    assert json.loads(patch_limits(own, limits)[1]) == limits
+    assert own.control("GET", "/limits").json() == limits
+    assert [own.status(ticket)["rate"] for ticket in tickets] == [MiB, 2 * MiB]
+
+
+def test_change_of_limits_is_an_event(own: Daemon) -> None:
+    patch_limits(own, {"transfers": 3})
+    event = own.control("GET", "/events").json()[-1]
+    wanted = {"event": "limits set", "transfers": 3, "uid": os.getuid(), "pid": os.getpid()}
+    assert event.items() >= wanted.items()
+    assert "rate" not in event
+
+
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        ([], "expected a JSON object"),
+        ({}, "expected some of rate, tenant_rate, transfers"),
+        ({"rate": MiB, "speed": 1}, "expected some of rate, tenant_rate, transfers"),
+        *(({"rate": wrong}, "'rate' must be 0, for no limit, or between") for wrong in (-1, 65535, True, 1.5, "1M")),
+        ({"tenant_rate": 17179869185}, "'tenant_rate' must be 0"),
+        ({"transfers": 65537}, "'transfers' must be 0, for no limit, or between 1 and 65536"),
+    ],
+    ids=str,
+)
+def test_limits_of_another_form_are_refused(daemon: Daemon, document: object, reason: str) -> None:
+    status, text = patch_limits(daemon, document)
+    assert (status, reason in text) == (400, True), text
+
+
+def test_reload_of_the_same_files_keeps_changed_limits(own: Daemon, reload: Reload) -> None:
+    patch_limits(own, {"rate": MiB})
+    reload("[log]\nlevel = debug\n")
+    own.log.wait_for(re.escape('option changed option="[log] level" value=debug'))
+    assert own.control("GET", "/limits").json()["rate"] == MiB

@@ -6,8 +6,8 @@ from enum import IntEnum
 
 import pytest
 
+from imageio_daemon.config.backends import BackendFile
 from imageio_daemon.config.options import describe
-from imageio_daemon.config.sections import BackendFile
 from imageio_daemon.nbdproto import constants
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, ErrorNumber
 from ioutil_ext import lib

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from imageio_daemon.client.server.secure_socket import SecureSocket
-from imageio_daemon.config.sections import Tls
+from imageio_daemon.config.services import Tls
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.net.tls_contexts import ServerTls, client_context
 from tests.support.tls import issue_to_itself

@@ -13,7 +13,8 @@ import pytest
 
 from imageio_daemon.config.config import SECTIONS
 from imageio_daemon.config.options import describe
-from imageio_daemon.config.sections import Daemon, Remote
+from imageio_daemon.config.sections import Daemon
+from imageio_daemon.config.services import Remote
 
 PROJECT = Path(__file__).resolve().parents[2]
 UNIT = PROJECT / "conf" / "imageio-daemon.service"

@@ -36,6 +36,7 @@ from .resources.events import EventLog
 from .resources.extents import Extents
 from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
+from .resources.limits import LimitsResource
 from .resources.log import LogResource
 from .resources.monitoring import Monitoring
 from .resources.status import Status
@@ -210,7 +211,7 @@ def control_server(
     events: Events,
     log_level: LogLevel,
 ) -> HttpServer:
-    """Return the server of the control service: tickets, events, the log, counters, metrics and health."""
+    """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health."""
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -224,6 +225,7 @@ def control_server(
             "/drain": Draining(store).resource(),
             "/events": EventLog(events).resource(),
             "/log": LogResource(log_level, events).resource(),
+            "/limits": LimitsResource(store, events).resource(),
             **Monitoring(exposition, health, trusts=True).resources(),
         }
     )

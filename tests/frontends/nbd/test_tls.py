@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from imageio_daemon.config.sections import Tls as TlsConfig
+from imageio_daemon.config.services import Tls as TlsConfig
 from imageio_daemon.nbdproto.constants import Command, Option, Reply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.negotiation import Tls

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of storage. Every option has its default, limits and reason."""
+
+from dataclasses import dataclass
+
+from ..units import KiB, MiB
+from .options import directories, number, size, text
+
+
+@dataclass(frozen=True)
+class BackendFile:
+    """Images in files and block devices."""
+
+    buffer_size: int = size(
+        4 * MiB,
+        "Bytes that one read or write moves. With direct I/O, writes of 1M take up to twice the processor time of "
+        "writes of 4M; larger ones gain little.",
+        4 * KiB,
+        64 * MiB,
+        4 * KiB,
+    )
+    io_threads: int = number(
+        32,
+        "Most storage calls that run at the same time. The daemon starts threads when it needs them. At most a quarter "
+        "of them work for one file system or device, so that one that hangs does not stop the others.",
+        "threads",
+        1,
+        1024,
+    )
+
+
+@dataclass(frozen=True)
+class BackendNbd:
+    """Images on an NBD server, for instance qemu-nbd."""
+
+    connections: int = number(
+        4,
+        "Connections to the server for one transfer. Each segment of 128 MiB of the image belongs to one connection, "
+        "which is safe with every server. A server that accepts fewer delays the first request by 2 seconds.",
+        "connections",
+        1,
+        16,
+    )
+    timeout: int = number(
+        10, "Time for connecting to the server and negotiating with it, for each connection.", "seconds", 1, 3600
+    )
+    ca_file: str = text(
+        "",
+        "the path of a PEM file",
+        "CA certificates that verify the servers of nbds: urls. If it is empty, the daemon uses ca_file of [tls]; if "
+        "that is empty too, the CA certificates of the system.",
+    )
+    cert_file: str = text(
+        "",
+        "the path of a PEM file",
+        "Certificate that the daemon presents to these servers, followed by the intermediate certificates.",
+    )
+    key_file: str = text(
+        "", "the path of a PEM file", "Private key of cert_file. If it is empty, cert_file has the key."
+    )
+    allowed_paths: tuple[str, ...] = directories(
+        (),
+        "For tickets with a format: directories of the files that the header of an image may name, for instance its "
+        "backing file. By default there is none, and the daemon refuses an image that names another file.",
+    )
+
+
+@dataclass(frozen=True)
+class BackendHttp:
+    """Images on another server of the images API."""
+
+    ca_file: str = text(
+        "",
+        "the path of a PEM file",
+        "CA certificates that verify the other server. If it is empty, the daemon uses ca_file of [tls]; if that is "
+        "empty too, the CA certificates of the system.",
+    )
