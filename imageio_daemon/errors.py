@@ -5,6 +5,7 @@ Each frontend has one table from classes to answers. An exception that is not a 
 is logged with its traceback, and the client learns only that the server failed.
 """
 
+import enum
 import errno as _errno
 import os
 
@@ -109,10 +110,35 @@ class PeerGone(Error):
     """The peer closed the connection or timed out in the middle of a request."""
 
 
+class Fault(enum.Enum):
+    """The meaning of an error number of storage: what has to be put right, and for most not by trying again."""
+
+    FULL = "no room: the storage or a quota is full, or the file may not be that large"
+    PERMISSION = "the daemon or the storage does not permit it"
+    GONE = "the file, the device or the share is not there"
+    IO = "anything else"
+
+
+#: What error numbers mean, as errno(3) has them. Each frontend has a table from the meaning to its answer.
+FAULTS = {
+    _errno.ENOSPC: Fault.FULL,
+    _errno.EDQUOT: Fault.FULL,
+    _errno.EFBIG: Fault.FULL,
+    _errno.EACCES: Fault.PERMISSION,
+    _errno.EPERM: Fault.PERMISSION,
+    _errno.EROFS: Fault.PERMISSION,
+    _errno.ENODEV: Fault.GONE,
+    _errno.ENXIO: Fault.GONE,
+    _errno.ESTALE: Fault.GONE,
+    _errno.ENOENT: Fault.GONE,
+}
+
+
 class StorageError(Error):
     """A system call on the image, or the server that has the image, failed. The message is for the log only.
 
-    `errno`: the positive error number. operation: what was asked for. syscall: what failed. detail: the image or range.
+    `errno`: the positive error number. `fault`: what it means. operation: what was asked for. syscall: what failed.
+    detail: the image or range.
     """
 
     def __init__(self, errno: int, operation: str, syscall: str, detail: str = "") -> None:
@@ -120,6 +146,7 @@ class StorageError(Error):
         where = f" {detail}" if detail else ""
         super().__init__(f"{operation}{where}: {syscall}: {os.strerror(errno)} ({name})")
         self.errno = errno
+        self.fault = FAULTS.get(errno, Fault.IO)
 
 
 class Unanswered(StorageError):

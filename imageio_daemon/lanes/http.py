@@ -62,16 +62,32 @@ class HttpTerms(Terms):
 _new_memory = ffi.new_allocator(should_clear_after_alloc=False)
 
 
+class Asks(NamedTuple):
+    """What a request asks of its answer.
+
+    origin: a page of another origin has to be allowed to read it. json: an error as a document, not as a line of text.
+    """
+
+    origin: bool = False
+    json: bool = False
+
+    @classmethod
+    def of(cls, said: Any) -> "Asks":
+        """Return what C has read in the head of a request."""
+        return cls(said.asks & lib.IOU_ASKS_ORIGIN != 0, said.asks & lib.IOU_ASKS_JSON != 0)
+
+
 class HttpEnd(NamedTuple):
     """The reason why a lane gave its connection back.
 
-    other: the next request is not for a lane. error: the error of a request that failed. unread: bytes of its body that
-    the lane did not take. cut: its answer had begun. broken: the errno of a connection that broke; a request may have
-    failed, too. rest: the bytes that the lane received and did not take.
+    other: the next request is not for a lane. error: the error of a request that failed. asks: what it asks of its
+    answer. unread: bytes of its body that the lane did not take. cut: its answer had begun. broken: the errno of a
+    connection that broke; a request may have failed, too. rest: the bytes that the lane received and did not take.
     """
 
     other: bool
     error: Error | None
+    asks: Asks
     unread: int
     cut: bool
     broken: int | None
@@ -111,6 +127,7 @@ class HttpLane(Lane):
         return HttpEnd(
             other=end.reason == lib.IOU_HTTP_OTHER,
             error=error,
+            asks=Asks.of(end),
             unread=end.unread,
             cut=end.reason == lib.IOU_HTTP_CUT,
             broken=int(self.stats.error) if broken else None,

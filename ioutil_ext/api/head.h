@@ -39,13 +39,19 @@ typedef enum {
     IOU_HEAD_PLAIN = 4       /* plain: a lane for the image of the target serves it, if image and ticket allow that */
 } iou_head_flag;
 
+/* What a request asks of its answer, whoever gives it. */
+typedef enum {
+    IOU_ASKS_ORIGIN = 1, /* a page of another origin has to be allowed to read it: the request has an Origin field */
+    IOU_ASKS_JSON = 2    /* an error as a JSON document: an Accept field names application/json */
+} iou_asks;
+
 typedef struct {
     uint32_t size;          /* bytes of the head */
     uint32_t method_length; /* the method begins the head; after it come one blank and the target */
     uint32_t target_length;
-    uint32_t minor; /* HTTP/1.minor */
-    uint32_t flags; /* iou_head_flag */
-    uint32_t reserved;
+    uint32_t minor;    /* HTTP/1.minor */
+    uint32_t flags;    /* iou_head_flag */
+    uint32_t asks;     /* iou_asks */
     uint64_t length;   /* bytes of the body, unless it is chunked; below 10^18 */
     const char *field; /* IOU_HEAD_TWICE: the name of the field, in lower case; static text */
 } iou_head;

@@ -227,7 +227,7 @@ typedef struct {
     int32_t syscall;
     uint32_t kind;  /* iou_kind */
     uint32_t flags; /* iou_flag */
-    uint32_t reserved;
+    uint32_t asks;  /* iou_asks */
     uint64_t offset;
     uint64_t length;
     uint64_t size;   /* of the image, as in iou_completion */

@@ -27,7 +27,7 @@ static const char *date(struct http *http) {
 }
 
 static size_t put_origin(const struct http *http, char *place) {
-    if (!http->request.has_origin)
+    if (!(http->request.asks & IOU_ASKS_ORIGIN))
         return 0;
     memcpy(place, http->origin.text, http->origin.length);
     return http->origin.length;

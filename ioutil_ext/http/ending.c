@@ -11,7 +11,7 @@
 void http_note_failure(struct http *http, iou_http_reason reason, const struct op *op) {
     pthread_mutex_lock(&http->lock);
     if (!http->failed) {
-        http->end = (iou_http_end){.reason = (uint32_t)reason};
+        http->end = (iou_http_end){.reason = (uint32_t)reason, .asks = http->request.asks};
         if (op) {
             http->end.error = op->result.error;
             http->end.syscall = op->result.syscall;

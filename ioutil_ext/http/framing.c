@@ -26,6 +26,7 @@ int iou_head_read(const void *data, uint64_t length, uint64_t searched, iou_head
     said->method_length = (uint32_t)(head.method.end - head.method.at);
     said->target_length = (uint32_t)(head.target.end - head.target.at);
     said->minor = head.minor;
+    said->asks = head.asks;
     said->length = head.length;
     said->flags = (head.chunked ? IOU_HEAD_CHUNKED : 0u) | (keeps_alive(&head) ? IOU_HEAD_KEEP_ALIVE : 0u) |
                   (http_read_plain(&head, &plain) ? IOU_HEAD_PLAIN : 0u);

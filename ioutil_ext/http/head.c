@@ -112,6 +112,7 @@ static const struct {
     [HTTP_EXPECT] = SINGLE("expect"),
     [HTTP_UPGRADE] = OTHER("upgrade"),
     [HTTP_ORIGIN] = OTHER("origin"),
+    [HTTP_ACCEPT] = OTHER("accept"),
     [HTTP_IF_MATCH] = OTHER("if-match"),
     [HTTP_IF_RANGE] = OTHER("if-range"),
     [HTTP_CONTENT_ENCODING] = OTHER("content-encoding"),
@@ -126,13 +127,28 @@ static unsigned find_field(struct http_text name) {
     return i;
 }
 
+/* Move past the text before the next separator, and the separator; return that text without blanks at its ends. */
+static struct http_text take_until(struct http_text *text, char separator) {
+    const char *found = memchr(text->at, separator, (size_t)(text->end - text->at));
+    struct http_text taken = {text->at, found ? found : text->end};
+    text->at = found ? found + 1 : text->end;
+    trim(&taken);
+    return taken;
+}
+
+/* Note whether an Accept field (RFC 9110 12.5.1) names JSON. Its parameters have no effect. */
+static void take_accept(struct http_text value, struct http_head *head) {
+    while (value.at < value.end) {
+        struct http_text range = take_until(&value, ',');
+        if (http_is_word(take_until(&range, ';'), "application/json"))
+            head->asks |= IOU_ASKS_JSON;
+    }
+}
+
 /* Add the options of a Connection field (RFC 9110 7.6.1), of which there may be several. */
 static void take_options(struct http_text value, struct http_head *head) {
     while (value.at < value.end) {
-        const char *comma = memchr(value.at, ',', (size_t)(value.end - value.at));
-        struct http_text option = {value.at, comma ? comma : value.end};
-        value.at = comma ? comma + 1 : value.end;
-        trim(&option);
+        struct http_text option = take_until(&value, ',');
         if (http_is_word(option, "close"))
             head->options |= HTTP_CLOSE;
         else if (http_is_word(option, "keep-alive"))
@@ -172,6 +188,10 @@ static iou_head_result take_field(struct http_text line, struct http_head *head)
     head->values[field] = value;
     if (field == HTTP_CONNECTION)
         take_options(value, head);
+    if (field == HTTP_ACCEPT)
+        take_accept(value, head);
+    if (field == HTTP_ORIGIN)
+        head->asks |= IOU_ASKS_ORIGIN;
     return IOU_HEAD_WHOLE;
 }
 

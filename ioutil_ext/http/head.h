@@ -46,6 +46,7 @@ enum http_field {
     HTTP_EXPECT,
     HTTP_UPGRADE,
     HTTP_ORIGIN,
+    HTTP_ACCEPT,
     HTTP_IF_MATCH,
     HTTP_IF_RANGE,
     HTTP_CONTENT_ENCODING,
@@ -63,6 +64,7 @@ struct http_head {
     uint32_t size;                        /* bytes of the head */
     uint32_t seen;                        /* fields, by their bits */
     uint32_t options;                     /* of Connection */
+    uint32_t asks;                        /* iou_asks */
     struct http_text values[HTTP_FIELDS]; /* the last one, if a field occurs more than once */
     uint64_t length;                      /* of the body, unless it is chunked */
     bool chunked;

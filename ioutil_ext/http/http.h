@@ -52,9 +52,9 @@
 struct http_request {
     uint32_t kind; /* iou_kind */
     bool flush, fast;
-    bool whole;   /* GET: the whole image */
-    bool expects; /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
-    bool has_origin;
+    bool whole;    /* GET: the whole image */
+    bool expects;  /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
+    uint32_t asks; /* iou_asks */
     uint64_t offset, length;
 };
 

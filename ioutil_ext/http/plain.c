@@ -12,7 +12,7 @@
 /* The fields of enum http_field that a plain request may have. Python serves requests with others of them. */
 #define PLAIN_FIELDS                                                                                                   \
     (1u << HTTP_CONTENT_LENGTH | 1u << HTTP_CONTENT_RANGE | 1u << HTTP_RANGE | 1u << HTTP_HOST |                       \
-     1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN)
+     1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN | 1u << HTTP_ACCEPT)
 
 #define IMAGES "/images/"
 
@@ -83,7 +83,7 @@ static bool is_sound(const struct http_head *head, const struct http_plain *plai
 bool http_read_plain(const struct http_head *head, struct http_plain *plain) {
     *plain = (struct http_plain){
         .expects = http_has(head, HTTP_EXPECT),
-        .has_origin = http_has(head, HTTP_ORIGIN),
+        .asks = head->asks,
         .size = head->size,
         .length = head->length,
     };

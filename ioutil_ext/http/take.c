@@ -29,7 +29,7 @@ static bool may_write(const struct iou_lane *lane, uint64_t offset, uint64_t len
 }
 
 static enum http_found take_get(struct iou_lane *lane, const struct http_plain *plain) {
-    struct http_request request = {.kind = IOU_READ, .has_origin = plain->has_origin};
+    struct http_request request = {.kind = IOU_READ, .asks = plain->asks};
     if (!resolve(lane, plain, &request))
         return HTTP_OTHER;
     http_of(lane)->request = request;
@@ -43,7 +43,7 @@ static enum http_found take_put(struct iou_lane *lane, const struct http_plain *
         .kind = IOU_WRITE,
         .flush = plain->flush,
         .expects = plain->expects,
-        .has_origin = plain->has_origin,
+        .asks = plain->asks,
         .offset = plain->first,
         .length = plain->length,
     };
@@ -64,7 +64,7 @@ static enum http_found take_patch(struct iou_lane *lane, struct http_text data, 
         .kind = patch.is_flush ? IOU_FLUSH : IOU_ZERO,
         .flush = patch.flush,
         .fast = patch.fast,
-        .has_origin = plain->has_origin,
+        .asks = plain->asks,
         .offset = patch.offset,
         .length = patch.size,
     };

@@ -15,6 +15,7 @@ import pytest
 from imageio_daemon.errors import (
     Canceled,
     CannotFlush,
+    Fault,
     Forbidden,
     NotFast,
     NotFound,
@@ -267,6 +268,24 @@ async def test_opening_fails_after_a_bad_answer(
     with pytest.raises(StorageError) as failure:
         await open_scripted(bad, hang_up)  # OPTIONS is asked again when the connection was lost
     assert SECRET not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "fault"),
+    [
+        (507, "storage_full", Fault.FULL),
+        (500, "storage_permission", Fault.PERMISSION),
+        (500, "storage_gone", Fault.GONE),
+        (500, "storage_io", Fault.IO),
+        (500, "unheard_of", Fault.IO),
+    ],
+)
+async def test_code_of_the_other_side_is_passed_on(
+    open_scripted: OpenScripted, status: int, code: str, fault: Fault
+) -> None:
+    with pytest.raises(StorageError) as failure:
+        await open_scripted(answer(status, X_Error_Code=code))
+    assert failure.value.fault is fault
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Daemon
-from tests.support.http_client import Connection, DisconnectedError
+from tests.support.http_client import Answer, Connection, DisconnectedError
 from tests.support.images import Image, MakeImage, MiB, pattern
 
 
-def check_failed(answer_status: int, daemon: Daemon, start: int, errno: str) -> None:
-    assert answer_status == 500
-    daemon.log.wait_for(errno, start=start)
+def check_full(answer: Answer, daemon: Daemon, start: int) -> None:
+    assert (answer.status, answer.code) == (507, "storage_full")
+    daemon.log.wait_for("ENOSPC", start=start)
 
 
 def check_others_work(daemon: Daemon, new_image: MakeImage) -> None:
@@ -35,15 +35,14 @@ def test_a_write_to_a_full_file_system(
 ) -> None:
     start = daemon.log.end()
     answer = client.put(full_image.url, pattern(MiB))
-    check_failed(answer.status, daemon, start, "ENOSPC")
-    assert "ENOSPC" not in answer.text
-    assert "space" not in answer.text
+    check_full(answer, daemon, start)
+    assert answer.text == "The storage of the image has no room left\n"
     check_others_work(daemon, new_image)
 
 
 def test_a_write_of_an_edge_to_a_full_file_system(client: Connection, full_image: Image, daemon: Daemon) -> None:
     start = daemon.log.end()
-    check_failed(client.put_at(full_image.url, 1001, b"hello").status, daemon, start, "ENOSPC")
+    check_full(client.put_at(full_image.url, 1001, b"hello"), daemon, start)
 
 
 def test_a_file_that_could_not_grow_holds_zeros_up_to_the_end_of_the_request(
@@ -51,14 +50,14 @@ def test_a_file_that_could_not_grow_holds_zeros_up_to_the_end_of_the_request(
 ) -> None:
     """It is not made shorter again: another connection may have written there meanwhile."""
     image, start = new_image(path=full_filesystem, ticket_size=8 * MiB), daemon.log.end()
-    check_failed(client.put_at(image.url, MiB, pattern(MiB)).status, daemon, start, "ENOSPC")
+    check_full(client.put_at(image.url, MiB, pattern(MiB)), daemon, start)
     content = image.content()
     assert len(content) <= 2 * MiB
     assert not any(content)
 
 
 def test_the_connection_stays_usable_after_a_failed_write(client: Connection, full_image: Image) -> None:
-    assert client.put(full_image.url, pattern(4096)).status == 500
+    assert client.put(full_image.url, pattern(4096)).status == 507
     answer = client.get(full_image.url)
     assert (answer.status, answer.body) == (200, bytes(MiB))
 
@@ -71,12 +70,12 @@ def test_zeroing_a_hole_of_a_full_file_system(client: Connection, new_image: Mak
 def test_allocating_on_a_full_file_system(client: Connection, full_image: Image, daemon: Daemon) -> None:
     start = daemon.log.end()
     answer = client.patch(full_image.url, {"op": "zero", "size": MiB})
-    check_failed(answer.status, daemon, start, "ENOSPC")
+    check_full(answer, daemon, start)
     assert client.get(full_image.url).body == bytes(MiB), "the connection stays usable"
 
 
 def test_a_failed_transfer_can_be_ended(client: Connection, full_image: Image, daemon: Daemon) -> None:
-    assert client.put(full_image.url, pattern(MiB)).status == 500
+    assert client.put(full_image.url, pattern(MiB)).status == 507
     daemon.remove(full_image.ticket)
     assert not daemon.has_open(full_image.path)
 
@@ -87,7 +86,8 @@ def test_a_write_to_a_broken_device(
     image, start = new_image(path=unwritable_device), daemon.log.end()
     # Depending on the page cache below, the write itself or the flush after it fails.
     answer = client.put(image.url, pattern(4 * MiB))
-    check_failed(answer.status, daemon, start, "EIO|ENOSPC")
+    assert (answer.status, answer.code) in ((500, "storage_io"), (507, "storage_full"))
+    daemon.log.wait_for("EIO|ENOSPC", start=start)
     check_others_work(daemon, new_image)
 
 
@@ -130,7 +130,9 @@ def test_the_checksum_of_a_broken_device_is_an_error(
     client: Connection, new_image: MakeImage, unreadable_device: Path, daemon: Daemon
 ) -> None:
     image, start = new_image(path=unreadable_device, ops=["read"]), daemon.log.end()
-    check_failed(client.get(f"{image.url}/checksum").status, daemon, start, "EIO")
+    answer = client.get(f"{image.url}/checksum")
+    assert (answer.status, answer.code) == (500, "storage_io")
+    daemon.log.wait_for("EIO", start=start)
 
 
 @pytest.mark.unopened
@@ -141,7 +143,9 @@ def test_a_file_that_is_immutable_is_an_error(client: Connection, new_image: Mak
         pytest.skip("cannot make a file immutable here")
     try:
         before, start = image.content(), daemon.log.end()
-        check_failed(client.put(image.url, b"hello").status, daemon, start, "EPERM|EACCES")
+        answer = client.put(image.url, b"hello")
+        assert (answer.status, answer.code) == (500, "storage_permission")
+        daemon.log.wait_for("EPERM|EACCES", start=start)
         assert image.content() == before
         readable = daemon.add_ticket(image.path, MiB, ops=["read"])
         with daemon.connect("unix") as connection:
@@ -163,7 +167,9 @@ def test_what_is_no_image_is_an_error(
     elif kind == "link to nowhere":
         path.symlink_to("/does/not/exist")
     ticket_id = daemon.add_ticket(path, MiB)
+    gone = kind in ("missing", "link to nowhere")
     for method, body in (("GET", None), ("PATCH", b'{"op": "flush"}'), ("OPTIONS", None)):
-        assert client.request(method, f"/images/{ticket_id}", None, body).status == 500
+        answer = client.request(method, f"/images/{ticket_id}", None, body)
+        assert (answer.status, answer.code) == (500, "storage_gone" if gone else "storage_io")
     daemon.remove(ticket_id)
     check_others_work(daemon, new_image)

@@ -36,7 +36,7 @@ def test_transfer_beyond_the_limit_is_told_when_to_come_again(own: Daemon, new: 
     third = new()
     with own.connect("unix") as connection:
         answer = connection.get(third.url, RANGE)
-        assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "too_many_transfers", "10")
     for one in working:
         one.close()
 

@@ -192,7 +192,7 @@ def test_a_ticket_has_four_times_as_many_connections_as_it_tells(
         for connection in connections[:8]:
             assert connection.get(image.url).status == 200
         answer = connections[8].get(image.url)
-        assert (answer.status, answer.closes) == (503, True)
+        assert (answer.status, answer.code, answer.closes) == (503, "too_many_connections", True)
         assert answer.headers["Content-Type"] == "text/plain; charset=UTF-8"
         assert connections[8].is_closed()
         # Those that are in are not disturbed, and one that leaves makes room.

@@ -192,7 +192,8 @@ def test_tickets_are_limited_in_number(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon(daemon={"max_tickets": 2})
     first = daemon.add_ticket("/images/disk", 1)
     daemon.add_ticket("/images/disk", 1)
-    assert put(daemon, ticket("/images/disk", 1)).status in (400, 503)
+    answer = put(daemon, ticket("/images/disk", 1))
+    assert (answer.status, answer.code) == (503, "too_many_tickets")
     assert put(daemon, ticket("/images/disk", 2) | {"uuid": first}).status == 200
     daemon.remove(first)
     assert put(daemon, ticket("/images/disk", 1)).status == 200

@@ -16,7 +16,8 @@ PREFLIGHT = ORIGIN | {
 ALLOWED = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": (
-        "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag"
+        "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag, "
+        "Retry-After, X-Error-Code"
     ),
     "access-control-max-age": "86400",
 }

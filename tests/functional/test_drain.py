@@ -77,7 +77,7 @@ def test_transfer_that_is_not_in_use_is_told_to_come_again(
     own.extend(other, 300)
     with own.connect(service_name) as connection:
         answer = connection.get(f"/images/{other}")
-    assert (answer.status, answer.body) == (503, b"The server takes no more transfers\n")
+    assert (answer.status, answer.code, answer.body) == (503, "unavailable", b"The server takes no more transfers\n")
     assert "retry-after" in answer.headers
 
 

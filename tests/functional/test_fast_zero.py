@@ -40,7 +40,7 @@ def test_fast_zero_is_done_or_refused_with_nothing_changed(
         assert before, "it was fast, and OPTIONS said it would not be"
         expected[4096 : 4096 + MiB // 2] = bytes(MiB // 2)
     else:
-        assert (answer.status, answer.closes) == (422, False)
+        assert (answer.status, answer.code, answer.closes) == (422, "not_fast", False)
         assert not options(client, image)[0], "the storage refused, and OPTIONS does not know"
     assert client.get(image.url).body == expected
     assert client.patch(image.url, {"op": "zero", "size": MiB, "flush": True}).status == 200
@@ -61,7 +61,7 @@ def test_a_fast_zero_that_is_refused_leaves_every_byte_as_it_was(
         assert fast, "it was fast, and OPTIONS said it would not be"
         expected[offset : offset + size] = bytes(size)
     else:
-        assert (answer.status, answer.closes) == (422, False)
+        assert (answer.status, answer.code, answer.closes) == (422, "not_fast", False)
     assert client.get(image.url).body == expected
 
 

@@ -96,7 +96,7 @@ def test_connection_that_waits_in_vain_is_told_so(few: Daemon, image: Image, hel
     try:
         with few.connect("unix") as connection:
             answer = connection.put_at(image.url, 0, bytes(4096))
-            assert (answer.status, answer.closes) == (503, True)
+            assert (answer.status, answer.code, answer.closes) == (503, "unavailable", True)
     finally:
         ends.set()
         trickling.join()

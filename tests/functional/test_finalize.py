@@ -76,6 +76,7 @@ def test_blocks_that_differ_are_named_and_the_image_stays_writable(client: Conne
     wrong[-1] ^= 1
     answer = finalize(client, image.url, checksum_of(bytes(wrong), blocks=True))
     assert (answer.status, answer.json()) == (409, {**checksum_of(CONTENT), "mismatch": [0, 2]})
+    assert answer.code == "mismatch"
     assert state(client, image.url) == {"state": "mismatch", **answer.json()}
     assert client.put(image.url, bytes(wrong)).status == 200
     assert finalize(client, image.url, checksum_of(bytes(wrong), blocks=True)).status == 200
@@ -276,6 +277,7 @@ def test_changes_are_refused_while_it_runs_and_allowed_after_a_mismatch(slow: Da
             client.patch(slow_image.url, {"op": "zero", "size": 4096}),
         ):
             assert (refused.status, refused.text) == (409, "The image is being verified\n")
+            assert refused.code == "in_use"
         assert client.get(slow_image.url).body == CONTENT
         held.unlink()
         eventually(lambda: state(client, slow_image.url)["state"] == "mismatch", "it is compared")

@@ -341,7 +341,7 @@ def test_the_disk_is_full(daemon: Daemon, small_filesystem: Path) -> None:
     ticket = daemon.add_ticket(image, 64 * MiB, format="qcow2")
     with daemon.connect("tls") as client:
         assert client.put(f"/images/{ticket}", pattern(MiB)).status == 200
-        assert client.put_at(f"/images/{ticket}", MiB, pattern(16 * MiB)).status == 500
+        assert client.put_at(f"/images/{ticket}", MiB, pattern(16 * MiB)).status == 507
     with daemon.connect("tls") as client:
         assert client.get(f"/images/{ticket}", {"Range": f"bytes=0-{MiB - 1}"}).body == pattern(MiB)
     daemon.log.wait_for("ENOSPC")

@@ -393,9 +393,26 @@ def test_failed_write_is_answered_and_the_connection_lives(
     with own.connect(service_name) as connection:
         hand_over(connection, image)
         assert served_by_lane(own)
-        assert connection.put(image.url, pattern(MiB)).status == 500
+        answer = connection.put(image.url, pattern(MiB))
+        assert (answer.status, answer.code) == (507, "storage_full")
         own.log.wait_for(r"storage failed: .*\(ENOSPC\)", start=start)
         assert connection.get(image.url, FIRST).status == 206
+
+
+def test_failed_write_is_answered_as_it_asks(
+    own: Daemon, new: MakeImage, full_filesystem: Path, service_name: str
+) -> None:
+    image = new(path=full_filesystem)
+    with own.connect(service_name) as connection:
+        hand_over(connection, image)
+        assert served_by_lane(own)
+        asks = {"Accept": "text/html, Application/JSON;q=0.9", "Origin": "https://ui"}
+        answer = connection.put(image.url, pattern(MiB), asks)
+        assert (answer.status, answer.json()["code"]) == (507, "storage_full")
+        assert answer.headers["Access-Control-Allow-Origin"] == "*"
+        answer = connection.put(image.url, pattern(MiB))
+        assert answer.text == "The storage of the image has no room left\n"
+        assert "Access-Control-Allow-Origin" not in answer.headers
 
 
 def test_failed_write_of_a_long_body_ends_the_connection(
@@ -403,14 +420,14 @@ def test_failed_write_of_a_long_body_ends_the_connection(
 ) -> None:
     image = new(path=full_filesystem, ticket_size=64 * MiB)
     with own.connect(service_name) as connection:
-        assert connection.put(image.url, b"x").status in (200, 500)
+        assert connection.put(image.url, b"x").status in (200, 507)
         connection.send_while_accepted(
             encode_request("PATCH", image.url, None, b'{"op": "flush"}')
             + encode_request("PUT", image.url, None, bytes(40 * MiB))
         )
         assert connection.receive(to="PATCH").status == 200
         answer = connection.receive(to="PUT")
-        assert (answer.status, answer.closes) == (500, True)
+        assert (answer.status, answer.closes) == (507, True)
 
 
 def test_flush_that_failed_once_fails_for_ever(
@@ -457,7 +474,8 @@ def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image, se
         connection.send(encode_request("PUT", image.url, None, b"x" * (3 * MiB))[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         connection.end_sending()
-        assert connection.receive().status == 400
+        answer = connection.receive()
+        assert (answer.status, answer.code) == (400, "truncated_request")
         assert connection.is_closed()
     assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
     assert own.log.find(r" ERROR ", start=start) is None

@@ -117,7 +117,7 @@ def test_refusals_and_failures_are_counted(own: Daemon, image: Image, tmp_path: 
 def test_write_that_storage_fails_is_counted(own: Daemon, full_filesystem: Path) -> None:
     image = make_image(own, full_filesystem.parent)(path=full_filesystem)
     with own.connect("unix") as connection:
-        assert connection.put(image.url, pattern(MiB)).status == 500
+        assert connection.put(image.url, pattern(MiB)).status == 507
     metrics = Metrics(own)
     assert metrics.sum("storage_errors_total", storage="file", operation="write") == 1
     assert metrics.sum("request_errors_total", service="local", fault="server") == 1
@@ -243,4 +243,5 @@ def test_daemon_that_drains_is_not_ready(own: Daemon, image: Image, port: int) -
         eventually(lambda: own.status(image.ticket)["active"], "the transfer is in use")
         assert own.control("PUT", "/drain").status == 200
         assert get(port, "/readyz") == (503, "service: draining\n")
+        assert own.control("GET", "/readyz").code == "not_ready"
         assert get(port, "/livez") == (200, "ok\n")

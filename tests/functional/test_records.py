@@ -68,7 +68,7 @@ def test_request_that_fails_in_c_is_told_with_its_error(own: Daemon, full_filesy
     with own.connect("unix") as connection:
         connection.request("OPTIONS", image.url)
         start = own.log.end()
-        assert connection.put(image.url, pattern(MiB)).status == 500
+        assert connection.put(image.url, pattern(MiB)).status == 507
         own.log.wait_for(r"request client=unix method=PUT .*length=1048576 flush=y error=ENOSPC seconds=", start=start)
 
 

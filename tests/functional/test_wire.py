@@ -248,7 +248,7 @@ def test_a_head_of_16_kib_is_read(client: Connection, image: Image) -> None:
 def test_a_larger_head_is_refused(client: Connection, image: Image, fields: dict[str, str]) -> None:
     client.send_while_accepted(encode_request("GET", image.url, fields))
     answer = client.receive()
-    assert (answer.status, answer.closes) == (431, True)
+    assert (answer.status, answer.code, answer.closes) == (431, "head_too_large", True)
     client.end_sending()
     assert client.is_closed()
 

@@ -84,6 +84,11 @@ class Answer:
         """Whether the server says that it closes the connection."""
         return (self.headers.get("Connection") or "").lower() == "close"
 
+    @property
+    def code(self) -> str:
+        """The code of an error."""
+        return self.headers["X-Error-Code"]
+
     def json(self) -> Any:
         assert self.headers["Content-Type"].startswith("application/json")
         return json.loads(self.body)
@@ -173,6 +178,8 @@ class Connection:
                 raise ProtocolError(f"bad field line {line!r}")
             fields.append((field[1].decode(), field[2].decode()))
         headers, status = Headers(fields), int(match[2])
+        if status >= 400 and headers.get("Server") == "imageio-daemon" and "X-Error-Code" not in headers:
+            raise ProtocolError(f"an error {status} without a code: {headers}")
         body = b"" if to == "HEAD" or status < 200 else self._body(status, headers, len(head))
         return Answer(status, match[1].decode(), headers, body)
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 #: Seconds for which a browser may cache the answer to a preflight request: one day.
 MAX_AGE = "86400"
 #: Fields that a client of images needs. A page may read them in addition to those that the standard always allows.
-EXPOSED = "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag"
+EXPOSED = (
+    "Accept-Ranges, Allow, Content-Disposition, Content-Length, Content-Range, Date, ETag, Retry-After, X-Error-Code"
+)
 
 
 def cors_headers(headers: Mapping[str, str], methods: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from ... import errors
 from ...service import logs
-from .messages import text_response
+from .messages import json_response, text_response
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,7 @@ SERVER_FAILED = "The server failed to perform the operation"
 
 class _Answer(NamedTuple):
     status: int
+    code: str
     close: bool = False
     text: str | None = None  # None: the message of the exception
 
@@ -28,43 +29,61 @@ RETRY_AFTER = 1
 #: The same for a client whose transfer has to wait until another one has ended.
 RETRY_TRANSFER_AFTER = 10
 
+#: The field of an answer that has the code of the error (docs/adr/0031-error-codes.md).
+CODE = "X-Error-Code"
+
+#: The codes of answers that are no exceptions: a finalize that finds another image; a daemon that is not ready.
+MISMATCH, NOT_READY = "mismatch", "not_ready"
+
 #: NBD has its own table in frontends/nbd/errors.py. _refusal() in storage/http/client.py is the inverse of this one.
+#: The codes are part of the API: docs/images-api.md explains each.
 _TABLE: dict[type[BaseException], _Answer] = {
-    errors.InvalidRequest: _Answer(400),
-    errors.Truncated: _Answer(400, close=True),
-    errors.TooLarge: _Answer(413),
-    errors.HeadTooLarge: _Answer(431, close=True),
-    errors.UnsupportedEncoding: _Answer(415),
-    errors.Forbidden: _Answer(403, close=True),
-    errors.NotFound: _Answer(404),
-    errors.MethodNotAllowed: _Answer(405),
-    errors.InUse: _Answer(409),
-    errors.Changed: _Answer(412),
-    errors.OutOfRange: _Answer(416),
-    errors.NotFast: _Answer(422),
-    errors.TooManyConnections: _Answer(503, close=True),
-    errors.TooManyTickets: _Answer(503),
-    errors.Unavailable: _Answer(503, close=True),
-    errors.PeerGone: _Answer(400, close=True),
-    errors.StorageError: _Answer(500, text=SERVER_FAILED),
-    errors.CannotFlush: _Answer(500, text="The server that has the image cannot put it on stable storage"),
-    errors.ServerGone: _Answer(502, text="The server that has the image is gone"),
+    errors.InvalidRequest: _Answer(400, "invalid_request"),
+    errors.Truncated: _Answer(400, "truncated_request", close=True),
+    errors.TooLarge: _Answer(413, "too_large"),
+    errors.HeadTooLarge: _Answer(431, "head_too_large", close=True),
+    errors.UnsupportedEncoding: _Answer(415, "unsupported_encoding"),
+    errors.Forbidden: _Answer(403, "not_allowed", close=True),
+    errors.NotFound: _Answer(404, "not_found"),
+    errors.MethodNotAllowed: _Answer(405, "method_not_allowed"),
+    errors.InUse: _Answer(409, "in_use"),
+    errors.Changed: _Answer(412, "changed"),
+    errors.OutOfRange: _Answer(416, "out_of_range"),
+    errors.NotFast: _Answer(422, "not_fast"),
+    errors.TooManyConnections: _Answer(503, "too_many_connections", close=True),
+    errors.TooManyTickets: _Answer(503, "too_many_tickets"),
+    errors.TooManyTransfers: _Answer(503, "too_many_transfers", close=True),
+    errors.Unavailable: _Answer(503, "unavailable", close=True),
+    errors.PeerGone: _Answer(400, "truncated_request", close=True),
+    errors.StorageError: _Answer(500, "storage_io", text=SERVER_FAILED),
+    errors.CannotFlush: _Answer(
+        500, "cannot_flush", text="The server that has the image cannot put it on stable storage"
+    ),
+    errors.ServerGone: _Answer(502, "server_gone", text="The server that has the image is gone"),
     # Any other exception is a bug.
-    BaseException: _Answer(500, text=SERVER_FAILED),
+    BaseException: _Answer(500, "internal_error", text=SERVER_FAILED),
+}
+
+#: The answers to a StorageError that is not of a class with its own answer.
+_STORAGE: dict[errors.Fault, _Answer] = {
+    errors.Fault.FULL: _Answer(507, "storage_full", text="The storage of the image has no room left"),
+    errors.Fault.PERMISSION: _Answer(500, "storage_permission", text="The server has no permission for this image"),
+    errors.Fault.GONE: _Answer(500, "storage_gone", text="The storage of the image is gone"),
+    errors.Fault.IO: _TABLE[errors.StorageError],
 }
 
 
-def answer(exception: Exception, client: str) -> web.Response:
+def answer(exception: Exception, client: str, *, json: bool = False) -> web.Response:
     """Return the answer to a request that raised this exception, and log the exception.
 
-    client: the address of the client, for the log. The answer closes the connection if the table says so. 405 has the
-    field Allow (RFC 9110 15.5.6). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). 503
-    for what is unavailable for a moment has Retry-After (RFC 9110 10.2.3). An exception that is not an errors.Error is
-    a bug: it is logged with its traceback and answered with 500.
+    client: the address of the client, for the log. json: it wants a document, not a line of text. The answer closes the
+    connection if the table says so. 405 has the field Allow (RFC 9110 15.5.6). 416 has the size of the image in
+    Content-Range if it is known (RFC 9110 15.5.17). 503 for what is unavailable for a moment has Retry-After (RFC 9110
+    10.2.3). An exception that is not an errors.Error is a bug: it is logged with its traceback and answered with 500.
     """
     entry = _entry(exception)
     _log(exception, entry.status, client)
-    headers = {}
+    headers = {CODE: entry.code}
     if isinstance(exception, errors.MethodNotAllowed):
         headers["Allow"] = ",".join(exception.allowed)
     if isinstance(exception, errors.OutOfRange) and exception.size is not None:
@@ -72,7 +91,10 @@ def answer(exception: Exception, client: str) -> web.Response:
     if isinstance(exception, errors.Unavailable):
         busy = isinstance(exception, errors.TooManyTransfers)
         headers["Retry-After"] = str(RETRY_TRANSFER_AFTER if busy else RETRY_AFTER)
-    return text_response(entry.status, text(exception), headers, close=entry.close)
+    if not json:
+        return text_response(entry.status, text(exception), headers, close=entry.close)
+    document = {"code": entry.code, "message": text(exception), "status": entry.status}
+    return json_response(document, headers, status=entry.status, close=entry.close)
 
 
 def text(exception: BaseException) -> str:
@@ -80,8 +102,21 @@ def text(exception: BaseException) -> str:
     return _entry(exception).text or str(exception)
 
 
+def code(exception: BaseException) -> str:
+    """Return the code of an exception, which stays the same from version to version."""
+    return _entry(exception).code
+
+
+def codes() -> set[str]:
+    """Return the codes of all exceptions."""
+    return {entry.code for table in (_TABLE, _STORAGE) for entry in table.values()}
+
+
 def _entry(exception: BaseException) -> _Answer:
-    return next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
+    entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
+    if isinstance(exception, errors.StorageError) and entry is _TABLE[errors.StorageError]:
+        return _STORAGE[exception.fault]
+    return entry
 
 
 def _log(exception: Exception, status: int, client: str) -> None:

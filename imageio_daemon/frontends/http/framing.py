@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ioutil_ext import ffi, lib
 
 from ...errors import Error, HeadTooLarge, InvalidRequest
+from ...lanes.http import Asks
 
 #: Largest request head, in bytes, and most fields in a head.
 MAX_HEAD: int = lib.IOU_HEAD_MAX
@@ -97,7 +98,7 @@ class Head:
 
     data: the bytes as they were received, with the empty line at the end. length: bytes of the body, unless it is
     chunked. keep_alive: another request may follow the answer; false also for a body in chunks and for Upgrade. plain:
-    C can serve the request, if the image and the ticket allow it.
+    C can serve the request, if the image and the ticket allow it. asks: what it asks of the answer.
     """
 
     def __init__(self, data: bytes, said: Any) -> None:
@@ -111,6 +112,7 @@ class Head:
         self.chunked = flags & _CHUNKED != 0
         self.keep_alive = flags & _KEEP_ALIVE != 0
         self.plain = flags & _PLAIN != 0
+        self.asks = Asks.of(said)
 
     @cached_property
     def fields(self) -> dict[str, str]:

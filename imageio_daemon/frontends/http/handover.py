@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import Error, Unavailable
-from ...lanes.http import HttpEnd, HttpLane
+from ...lanes.http import Asks, HttpEnd, HttpLane
 from ...operations import operations
 from ...service import logs
 from ...service.served import Count
@@ -34,20 +34,21 @@ class Returned(NamedTuple):
     """The result of a handover.
 
     served: the requests and bytes of the lane. rest: received bytes that the lane did not take. error: of a request
-    that failed and is still to be answered. unread: bytes of its body that the lane did not take. cut: the reason if
-    the connection must be cut.
+    that failed and is still to be answered. asks: what that asks of its answer. unread: bytes of its body that the
+    lane did not take. cut: the reason if the connection must be cut.
     """
 
     served: Count
     rest: bytes
     error: Error | None
+    asks: Asks
     unread: int
     cut: str | None
 
 
 def _untouched(received: bytes) -> Returned:
     """Return the result of a handover in which no lane took a byte."""
-    return Returned(Count(), received, None, 0, None)
+    return Returned(Count(), received, None, Asks(), 0, None)
 
 
 class LaneHandover:
@@ -151,7 +152,7 @@ class LaneHandover:
     def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:
         """Wait for a place, then give the connection back. It is handed over at once if it has the place."""
         error = Unavailable("Too many requests are served now")
-        late = Returned(Count(), received[len(head.data) :], error, head.length, None)
+        late = Returned(Count(), received[len(head.data) :], error, head.asks, head.length, None)
         self._waits = received
         seconds = transfer.ticket.inactivity_timeout
         place.wait(transfer, seconds, lambda: self._granted(place), lambda: self._give_back(late))
@@ -180,7 +181,8 @@ class LaneHandover:
         cut = "cut" if self._aborted else _reason_to_cut(end)
         if end.error is not None and (cut is not None or self._lost):
             errors.answer(end.error, self._exchange.peer)  # not sent, but it logs the error
-        self._give_back(Returned(lane.served(), end.rest, None if cut is not None else end.error, end.unread, cut))
+        error = None if cut is not None else end.error
+        self._give_back(Returned(lane.served(), end.rest, error, end.asks, end.unread, cut))
 
 
 def _reason_to_cut(end: HttpEnd) -> str | None:

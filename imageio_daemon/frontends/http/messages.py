@@ -34,11 +34,15 @@ def text_response(
     return response
 
 
-def json_response(data: object, headers: Mapping[str, str] | None = None, *, status: int = 200) -> web.Response:
-    """Return an answer that is a JSON document."""
-    return web.Response(
-        status=status, headers={"Content-Type": JSON, **(headers or {})}, body=json.dumps(data).encode()
-    )
+def json_response(
+    data: object, headers: Mapping[str, str] | None = None, *, status: int = 200, close: bool = False
+) -> web.Response:
+    """Return an answer that is a JSON document. close: it is the connection's last."""
+    fields = {"Content-Type": JSON, **(headers or {})}
+    response = web.Response(status=status, headers=fields, body=json.dumps(data).encode())
+    if close:
+        response.force_close()
+    return response
 
 
 def whole_headers(ticket: Ticket) -> dict[str, str]:

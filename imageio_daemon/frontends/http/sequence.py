@@ -6,9 +6,11 @@ import asyncio
 from aiohttp import web
 
 from ...errors import STOPPING, Error, Forbidden, Unavailable
+from ...lanes.http import Asks
 from ...net.watchdog import Watchdog
 from . import errors
 from .aiohttp_transport import AiohttpTransport
+from .cors import cors_headers
 from .ending import Ending
 from .exchange import Exchange
 from .framing import FixedBody, Head
@@ -48,6 +50,7 @@ class RequestSequence:
         self._handler: asyncio.Protocol | None = None
         self._closing = False
         self._is_last = False  # the connection closes after the request that runs
+        self._asks = Asks()  # of the answer to the request that runs
 
     # For the handlers of aiohttp
 
@@ -82,7 +85,7 @@ class RequestSequence:
         """Return the answer to a request that has failed. The stop of the server is the reason for what it cancels."""
         if self._closing and isinstance(error, Forbidden):
             error = Unavailable(STOPPING)
-        return errors.answer(error, self.exchange.peer)
+        return errors.answer(error, self.exchange.peer, json=self._asks.json)
 
     def abort(self, reason: str) -> None:
         """Cut the connection, because the answer cannot be completed."""
@@ -106,6 +109,7 @@ class RequestSequence:
                 self._start(head)
         except Error as e:
             self._incoming.body = None
+            self._asks = Asks()
             self._refuse(e, close=True)
 
     def close_when_idle(self) -> None:
@@ -142,6 +146,7 @@ class RequestSequence:
             return
         del ahead[: len(head.data)]
         self._is_last = not head.keep_alive
+        self._asks = head.asks
         self._phase.state = State.SERVING
         self._watchdog.progress()
         self._incoming.body = head.body()
@@ -177,15 +182,21 @@ class RequestSequence:
         self._incoming.body = FixedBody(end.unread)
         self._transport.release("handover")
         if end.error is not None:
-            self._refuse(end.error, close=False)
+            self._asks = end.asks
+            self._refuse(end.error, close=False, origin=end.asks.origin)
         else:
             self.next()
 
-    def _refuse(self, error: Exception, *, close: bool, to: str = "") -> None:
-        """Answer a request with an error, without aiohttp. to: its method; an answer to HEAD has no body."""
+    def _refuse(self, error: Exception, *, close: bool, to: str = "", origin: bool = False) -> None:
+        """Answer a request with an error, without aiohttp.
+
+        to: its method; an answer to HEAD has no body. origin: a page of another origin may read it.
+        """
         self._usage.requests += 1
         self._phase.state = State.SERVING
         response = self.error_answer(error)
+        if origin:
+            response.headers.update(cors_headers({"origin": ""}, ""))
         self._usage.answered(response.status)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))

@@ -40,6 +40,9 @@ SEND_PIECE = 256 * KiB
 #: Content-Range of an answer (RFC 9110 14.4). That of a request is read in frontends/http/headers.py, and in C.
 _TOTAL = re.compile(r"bytes (?:[0-9]{1,19}-[0-9]{1,19}|\*)/([0-9]{1,19})")
 
+#: The error numbers for the other side's codes of its storage (docs/images-api.md). The reason is in its log.
+_FAULTS = {"storage_full": errno.ENOSPC, "storage_permission": errno.EACCES, "storage_gone": errno.ENODEV}
+
 
 class HttpClient:
     """Send requests for one image. Used from any loop: each has at most max_connections of its own."""
@@ -268,7 +271,7 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> Error:
         return OutOfRange("Requested range is outside of the image", total_size(response, what))
     if status == 503:
         return Unavailable("The other server has no room for the request now")
-    code = errno.EIO if status == 500 else errno.EPROTO
+    code = _FAULTS.get(response.headers.get("X-Error-Code", ""), errno.EIO if status == 500 else errno.EPROTO)
     return StorageError(code, what, "http", f"(status {status})")
 
 

@@ -168,7 +168,7 @@ def _prepare(run_dir: str) -> str:
     """Return a new directory that only the daemon's user can read. Raises StorageError."""
     for program in ("qemu-nbd", "setpriv"):
         if shutil.which(program) is None:
-            raise StorageError(errno.ENOENT, "start qemu-nbd", program, "(is qemu-utils installed?)")
+            raise StorageError(errno.ENOPKG, "start qemu-nbd", program, "(is qemu-utils installed?)")
     try:
         return tempfile.mkdtemp(prefix=DIRECTORY, dir=run_dir)
     except OSError as e:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
+import json
 import logging
 
 import pytest
@@ -81,7 +83,11 @@ def test_answer_that_is_no_bytes_has_no_wire_form() -> None:
         (kinds.Changed("why"), 412, False),
         (kinds.OutOfRange("why"), 416, False),
         (kinds.HeadTooLarge("why"), 431, True),
-        (kinds.StorageError(5, "read", "pread"), 500, False),
+        (kinds.StorageError(errno.EIO, "read", "pread"), 500, False),
+        (kinds.StorageError(errno.ENOSPC, "write", "pwrite"), 507, False),
+        (kinds.Unanswered(errno.ETIMEDOUT, "write", "http"), 500, False),
+        (kinds.ServerGone("NBD server x", "reset"), 502, False),
+        (kinds.TooManyTransfers("why"), 503, True),
         (kinds.CannotFlush("NBD server x"), 500, False),
         (kinds.Error("why"), 500, False),
         (KeyError("why"), 500, False),
@@ -99,10 +105,44 @@ def test_each_error_has_its_answer(error: Exception, status: int, close: bool) -
 
 
 @pytest.mark.parametrize(
-    "error", [kinds.StorageError(28, "write /secret", "pwrite"), kinds.Error("x"), ValueError("x")]
+    "error", [kinds.StorageError(errno.EIO, "write /secret", "pwrite"), kinds.Error("x"), ValueError("x")]
 )
 def test_fault_of_the_server_is_told_without_detail(error: Exception) -> None:
     assert errors.answer(error, "somebody").body == errors.SERVER_FAILED.encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "storage_full"),
+        (errno.EDQUOT, "storage_full"),
+        (errno.EFBIG, "storage_full"),
+        (errno.EACCES, "storage_permission"),
+        (errno.EPERM, "storage_permission"),
+        (errno.EROFS, "storage_permission"),
+        (errno.ENODEV, "storage_gone"),
+        (errno.ENXIO, "storage_gone"),
+        (errno.ESTALE, "storage_gone"),
+        (errno.ENOENT, "storage_gone"),
+        (errno.EIO, "storage_io"),
+        (errno.ETIMEDOUT, "storage_io"),
+        (4095, "storage_io"),
+    ],
+)
+def test_failure_of_storage_has_the_code_of_its_meaning(number: int, code: str) -> None:
+    answer = errors.answer(kinds.StorageError(number, "write /secret", "pwrite"), "somebody")
+    assert answer.headers["X-Error-Code"] == code
+    assert b"secret" not in bytes(answer.body or b"")  # type: ignore[arg-type]
+
+
+def test_bug_has_a_code_of_its_own() -> None:
+    assert errors.code(ValueError("bug")) == errors.code(kinds.Error("new")) == "internal_error"
+
+
+def test_error_that_was_asked_for_in_json_is_a_document() -> None:
+    answer = errors.answer(kinds.Forbidden("no"), "somebody", json=True)
+    assert (answer.status, answer.keep_alive, answer.headers["Content-Type"]) == (403, False, "application/json")
+    assert json.loads(bytes(answer.body or b"")) == {"code": "not_allowed", "message": "no", "status": 403}  # type: ignore[arg-type]
 
 
 def test_range_error_tells_the_size() -> None:

@@ -49,7 +49,7 @@ static bool is_inside(const struct model *model, uint64_t offset, uint64_t lengt
 }
 
 static const char *origin(const struct http_plain *plain) {
-    return plain->has_origin ? ORIGIN : "";
+    return plain->asks & IOU_ASKS_ORIGIN ? ORIGIN : "";
 }
 
 static void say(struct model *model, const char *text) {

@@ -44,7 +44,9 @@ class Finalize:
         if report is None:
             verification = self._finalizer.last(transfer)
             return json_response({} if verification is None else _progress(verification), status=202)
-        return json_response(report, status=409 if "mismatch" in report else 200)
+        if "mismatch" in report:
+            return json_response(report, {errors.CODE: errors.MISMATCH}, status=409)
+        return json_response(report)
 
     async def get(self, request: web.Request) -> web.Response:
         """Answer GET with the state: open, verifying, mismatch, failed or finalized. Raises Forbidden."""
@@ -61,7 +63,8 @@ class Finalize:
         failure = verification.report.exception()
         if failure is None:
             return json_response({"state": "mismatch", **verification.report.result()})
-        return json_response({"state": "failed", **verification.expected.shown, "reason": errors.text(failure)})
+        reason = {"reason": errors.text(failure), "code": errors.code(failure)}
+        return json_response({"state": "failed", **verification.expected.shown, **reason})
 
 
 def _progress(verification: Verification) -> dict[str, object]:

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from ....monitoring.exposition import CONTENT_TYPE, Exposition
 from ....monitoring.health import Health
+from .. import errors
 from ..messages import TEXT
 from ..request import query_of
 from ..routes import Resource
@@ -40,7 +41,10 @@ class Monitoring:
         failed = {name: why for name, why in checks.items() if why}
         shown = checks if "verbose" in query_of(request) else failed
         lines = [f"{name}: {why or 'ok'}\n" for name, why in shown.items()]
-        return _answer(503 if failed else 200, "".join(lines) or "ok\n")
+        response = _answer(503 if failed else 200, "".join(lines) or "ok\n")
+        if failed:
+            response.headers[errors.CODE] = errors.NOT_READY
+        return response
 
 
 def _answer(status: int, text: str) -> web.Response:
