@@ -30,7 +30,7 @@ MAX_TICKET_FILE = 64 * 1024
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0; 1 if operations did not end in time; 2 for bad input."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return _run(options)
     except ConfigError as e:
@@ -73,9 +73,10 @@ def _check(options: argparse.Namespace) -> int:
     return BAD_CONFIGURATION if any(finding.verdict is Verdict.FAILED for finding in findings) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="imageio-daemon", description="Serve disk images to holders of tickets.")
-    parser.add_argument(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    command = argparse.ArgumentParser(prog="imageio-daemon", description="Serve disk images to holders of tickets.")
+    command.add_argument(
         "-c",
         "--conf-dir",
         type=Path,
@@ -83,10 +84,10 @@ def _parser() -> argparse.ArgumentParser:
         default=files.DEFAULT_CONF_DIR,
         help="read DIR/conf.d/*.conf (default: %(default)s)",
     )
-    parser.add_argument(
+    command.add_argument(
         "--ticket", type=Path, metavar="FILE", help="install the ticket, or the list of tickets, in FILE"
     )
-    only = parser.add_mutually_exclusive_group()
+    only = command.add_mutually_exclusive_group()
     only.add_argument("--show-config", action="store_true", help="print the configuration as JSON, and end")
     only.add_argument(
         "--check-config",
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="check configuration and host, as the service's user: 0 good, 2 bad",
     )
     only.add_argument("--version", action="version", version=f"%(prog)s {__version__} ({_libraries()})")
-    return parser
+    return command
 
 
 def _libraries() -> str:

@@ -28,5 +28,5 @@ def test_page_is_well_formed(page: Path) -> None:
 def test_page_of_the_daemon_has_its_options() -> None:
     page = PROJECT.joinpath("docs/imageio-daemon.8").read_text().replace("\\-", "-")
     options = page.partition(".SH OPTIONS")[2].partition("\n.SH")[0]
-    there = {option for action in cli._parser()._actions for option in action.option_strings}
+    there = {option for action in cli.parser()._actions for option in action.option_strings}
     assert set(re.findall(r"--?[a-z][a-z-]*", options)) & there == there - {"-h", "--help"}

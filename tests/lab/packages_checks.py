@@ -4,7 +4,6 @@
 One story: each test needs what those before it did.
 """
 
-import os
 import pwd
 import re
 import subprocess
@@ -14,21 +13,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.installed import Transfers, make_certificate, run
+from tests.lab.installed import (
+    CONFIG,
+    ETC,
+    IMAGES,
+    UNIT,
+    Programs,
+    configure,
+    new_image,
+    run,
+    service,
+    show,
+    write_source,
+)
 
-UNIT = "imageio-daemon"
 BEFORE = Path("/debs/before.deb")
 AFTER = Path("/debs/after.deb")
-ETC = Path("/etc/imageio-daemon")
 STATE = Path("/var/lib/imageio-daemon")
-IMAGES = Path("/images")
 SIZE = 256 * 1024**2
-
-CONFIG = f"""\
-[tls]
-cert_file = {ETC}/cert.pem
-key_file = {ETC}/key.pem
-"""
 
 #: What a purge may leave, besides the images: the user, who may own them, and what dpkg, systemd and the tests write.
 LEFT = re.compile(
@@ -43,6 +45,8 @@ DOCUMENTS = (
     "man/man1/imageioctl.1.gz",
     "man/man5/imageio-daemon.conf.5.gz",
     "man/man8/imageio-daemon.8.gz",
+    "bash-completion/completions/imageio-client",
+    "zsh/vendor-completions/_imageio-daemon",
     "doc/imageio-daemon/README.Debian",
     "doc/imageio-daemon/operations.md",
     "doc/imageio-daemon/sbom.cdx.json",
@@ -50,8 +54,15 @@ DOCUMENTS = (
 )
 
 
-def show(name: str) -> str:
-    return run("systemctl", "show", "--value", "--property", name, UNIT)
+#: zsh completes only what is typed: this types `imageioctl log-level de` and a tab, and prints what is shown then.
+ZSH_COMPLETES = r"""
+zmodload zsh/zpty
+zpty shell TERM=dumb zsh -fi
+zpty -w shell 'autoload -Uz compinit && compinit -uD; bindkey "\t" complete-word; PS1=READY'
+zpty -r shell shown $'*\rREADY*'
+zpty -nw shell $'imageioctl log-level de\t'
+zpty -r shell shown '*log-level debug' && print -r -- $shown
+"""
 
 
 def version(package: Path) -> str:
@@ -70,34 +81,20 @@ def untouched() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def transfers() -> Transfers:
-    return Transfers("/usr/bin/imageio-client", Path("/run/imageio-daemon/sock"), "--cafile", ETC / "cert.pem")
+def programs() -> Programs:
+    return service()
 
 
 @pytest.fixture(scope="module")
 def source() -> Iterator[Path]:
-    """A disk image with data and a hole."""
-    path = Path("/var/tmp/source")
-    with path.open("wb") as file:
-        file.write(os.urandom(SIZE // 2))
-        file.truncate(SIZE)
+    path = write_source(Path("/var/tmp/source"), SIZE)
     yield path
     path.unlink()
 
 
 @pytest.fixture(scope="module")
 def image() -> Path:
-    return new_image("image")
-
-
-def new_image(name: str) -> Path:
-    """Make an empty image of the service's user."""
-    path = IMAGES / name
-    with path.open("wb") as file:
-        file.truncate(SIZE)
-    user = pwd.getpwnam("imageio")
-    os.chown(path, user.pw_uid, user.pw_gid)
-    return path
+    return new_image(IMAGES / "image", SIZE)
 
 
 def test_there_is_no_compiler() -> None:
@@ -118,28 +115,31 @@ def test_installation_has_what_an_operator_looks_for() -> None:
     assert run("dpkg-query", "--show", "--showformat=${Conffiles}", UNIT) == ""
 
 
+def test_shells_complete_the_commands() -> None:
+    load = ". /usr/share/bash-completion/bash_completion; __load_completion imageioctl; complete -p imageioctl"
+    assert "_shtab_imageioctl" in run("bash", "--norc", "-c", load)
+    assert run("zsh", "-fc", ZSH_COMPLETES).endswith("imageioctl log-level debug")
+
+
 def test_openssl_is_the_systems() -> None:
     ours, pythons = re.findall(r"OpenSSL (\S+?)[;)]", run("imageio-daemon", "--version"))
     assert ours == pythons
 
 
-def test_service_starts_when_it_has_a_certificate(transfers: Transfers, source: Path) -> None:
+def test_service_starts_when_it_has_a_certificate() -> None:
     IMAGES.mkdir()
-    make_certificate(ETC)
-    run("chgrp", "imageio", ETC / "key.pem")
-    (ETC / "conf.d" / "50-host.conf").write_text(CONFIG)
-    run("ip", "link", "set", "lo", "up")
+    configure()
     run("imageio-daemon", "--check-config")
     run("imageioctl", "check", IMAGES)
     run("systemctl", "enable", "--now", UNIT)
     assert show("ActiveState") == "active"
 
 
-def test_image_arrives_and_returns(transfers: Transfers, source: Path, image: Path, tmp_path: Path) -> None:
-    ticket = transfers.add(image, SIZE)
-    transfers.upload(source, ticket)
+def test_image_arrives_and_returns(programs: Programs, source: Path, image: Path, tmp_path: Path) -> None:
+    ticket = programs.add(image)
+    programs.upload(source, ticket, "--no-local", "--verify")
     run("cmp", source, image)
-    transfers.download(ticket, tmp_path / "copy")
+    programs.download(ticket, tmp_path / "copy", "--no-local")
     run("cmp", source, tmp_path / "copy")
 
 
@@ -151,7 +151,7 @@ def test_no_bytecode_is_missing_or_stale() -> None:
     assert not [line for line in lines if "imageio-daemon/lib" in line and re.search("wrote|bytecode is stale", line)]
 
 
-def test_upgrade_lets_transfers_go_on(transfers: Transfers, source: Path) -> None:
+def test_upgrade_lets_transfers_go_on(programs: Programs, source: Path) -> None:
     """Images are uploaded one after the other meanwhile; each arrives, and one is served by both versions."""
     done = threading.Event()
     served_by_both: list[bool] = []
@@ -160,8 +160,8 @@ def test_upgrade_lets_transfers_go_on(transfers: Transfers, source: Path) -> Non
     def upload_until_done() -> None:
         pid = show("MainPID")
         while not done.is_set():
-            target = new_image("uploaded")
-            transfers.upload(source, transfers.add(target, SIZE))
+            target = new_image(IMAGES / "uploaded", SIZE)
+            programs.upload(source, programs.add(target), "--no-local", "--verify")
             run("cmp", source, target)
             target.unlink()
             served_by_both.append(pid != (pid := show("MainPID")))

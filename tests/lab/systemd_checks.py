@@ -15,28 +15,35 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.installed import (
+    ETC,
+    IMAGES,
+    RUN,
+    UNIT,
+    configure,
+    make_certificate,
+    new_image,
+    run,
+    service,
+    show,
+    url,
+    write_source,
+)
 from tests.support.polling import eventually
 from tests.support.processes import thread_names
 
-UNIT = "imageio-daemon"
-CLIENT = "/usr/bin/imageio-client"
-CTL = "/usr/bin/imageioctl"
-ETC = Path("/etc/imageio-daemon")
-CONTROL = Path("/run/imageio-daemon/sock")
-NBD = Path("/run/imageio-daemon/nbd")
-IMAGES = Path("/images")
+PROGRAMS = service()
+CONTROL = RUN / "sock"
+NBD = RUN / "nbd"
 #: A block device that the container was given.
 DISK = Path("/dev/disk")
 SIZE = 16 * 1024**2
 #: Seconds until systemd has restarted the service, or it has stopped.
 RESTART_TIMEOUT = 20.0
 
-CONFIG = f"""\
+MORE = f"""\
 [daemon]
 shutdown_timeout = 5
-[tls]
-cert_file = {ETC}/cert.pem
-key_file = {ETC}/key.pem
 [nbd]
 enable = true
 port = -1
@@ -47,18 +54,6 @@ DROP_IN = """\
 [Service]
 SupplementaryGroups=disk
 """
-
-
-def run(*command: object, ok: bool = True) -> str:
-    """Run a command and return what it prints."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
-    assert not ok or done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return (done.stdout + done.stderr).strip()
-
-
-def show(name: str) -> str:
-    """Return a property of the unit."""
-    return run("systemctl", "show", "--value", "--property", name, UNIT)
 
 
 def main_pid() -> int:
@@ -84,36 +79,15 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def make_certificate() -> None:
-    run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
-        "-keyout", ETC / "key.pem", "-out", ETC / "cert.pem")  # fmt: skip
-    run("chgrp", "imageio", ETC / "key.pem")
-    run("chmod", "640", ETC / "key.pem")
-
-
 def served_certificate() -> str:
     command = "openssl s_client -connect localhost:54322 </dev/null 2>/dev/null | openssl x509 -noout -fingerprint"
     return run("sh", "-c", command)
 
 
-def add_ticket(image: object, *arguments: object) -> str:
-    return run(CTL, "ticket", "add", "--sparse", *arguments, image)
-
-
-def url(ticket: str) -> str:
-    return f"https://localhost:54322/images/{ticket}"
-
-
-def upload(source: Path, ticket: str, *arguments: object) -> None:
-    run(CLIENT, "upload", "--quiet", "--no-state", "--cafile", ETC / "cert.pem", *arguments, source, url(ticket))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def installed() -> None:
-    """Do the rest of what the guide says: configuration, certificate, start."""
-    make_certificate()
-    (ETC / "conf.d" / "50-host.conf").write_text(CONFIG)
+    """Do the rest of what the guide says."""
+    configure(MORE)
     drop_in = Path(f"/etc/systemd/system/{UNIT}.service.d")
     drop_in.mkdir()
     (drop_in / "override.conf").write_text(DROP_IN)
@@ -122,7 +96,6 @@ def installed() -> None:
     os.chown(IMAGES, user.pw_uid, user.pw_gid)
     run("chgrp", "disk", DISK)
     run("chmod", "660", DISK)
-    run("ip", "link", "set", "lo", "up")
     run("sh", "-ex", "/start")
 
 
@@ -131,28 +104,19 @@ def running(installed: None) -> None:
     """Start each test with a service that runs and has no tickets."""
     run("systemctl", "reset-failed", UNIT)
     run("systemctl", "restart", UNIT)
-    run(CTL, "ticket", "remove", "--all", "--yes")  # those that outlive the restart
+    PROGRAMS.ctl("ticket remove", "--all", "--yes")  # those that outlive the restart
 
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """A disk image with data and a hole."""
-    path = Path("/var/tmp/source")
-    with path.open("wb") as file:
-        file.write(os.urandom(SIZE // 2))
-        file.truncate(SIZE)
+    path = write_source(Path("/var/tmp/source"), SIZE)
     yield path
     path.unlink()
 
 
 @pytest.fixture
 def image() -> Iterator[Path]:
-    """An empty image of the service's user."""
-    path = IMAGES / "image"
-    with path.open("wb") as file:
-        file.truncate(SIZE)
-    user = pwd.getpwnam("imageio")
-    os.chown(path, user.pw_uid, user.pw_gid)
+    path = new_image(IMAGES / "image", SIZE)
     yield path
     path.unlink(missing_ok=True)
 
@@ -165,7 +129,7 @@ def qcow2(image: Path) -> Path:
 
 
 def add_qcow2_ticket(image: Path) -> str:
-    return add_ticket(image, "--format", "qcow2", "--write-only")
+    return PROGRAMS.add(image, "--format", "qcow2", "--write-only")
 
 
 def same(one: Path, other: Path) -> bool:
@@ -222,7 +186,7 @@ def test_images_in_hidden_directories_cannot_be_opened(directory: str) -> None:
     path = Path(directory) / "hidden"
     path.write_bytes(bytes(4096))
     path.chmod(0o666)
-    assert status_of_upload(add_ticket(path)) == "500"
+    assert status_of_upload(PROGRAMS.add(path)) == "500"
     assert re.search(f"open {path}: open: (No such file|Permission denied)", journal())
 
 
@@ -231,7 +195,7 @@ def test_images_in_directories_of_the_system_cannot_be_written(directory: Path) 
     path = directory / "image"
     path.write_bytes(bytes(4096))
     path.chmod(0o666)
-    assert status_of_upload(add_ticket(path)) == "500"
+    assert status_of_upload(PROGRAMS.add(path)) == "500"
     assert "Read-only file system" in journal()
     path.unlink()
 
@@ -255,33 +219,33 @@ def test_security_is_as_good_as_it_was() -> None:
 
 @pytest.mark.parametrize("way", [["--no-local"], []], ids=["tls", "local"])
 def test_upload_arrives(source: Path, image: Path, way: list[str]) -> None:
-    upload(source, add_ticket(image), "--verify", *way)
+    PROGRAMS.upload(source, PROGRAMS.add(image), "--verify", *way)
     assert same(source, image)
 
 
 def test_download_arrives(source: Path, image: Path) -> None:
     image.write_bytes(source.read_bytes())
     copy = Path("/var/tmp/copy")
-    ticket = add_ticket(image)
-    run(CLIENT, "download", "--quiet", "--cafile", ETC / "cert.pem", url(ticket), copy)
+    ticket = PROGRAMS.add(image)
+    PROGRAMS.download(ticket, copy)
     assert same(source, copy)
     copy.unlink()
 
 
 def test_block_device_is_written_and_zeroed(source: Path) -> None:
     run("dd", "if=/dev/urandom", f"of={DISK}", "bs=1M", "count=16", "conv=fsync")
-    upload(source, add_ticket(DISK, "--size", SIZE), "--verify")
+    PROGRAMS.upload(source, PROGRAMS.add(DISK, "--size", SIZE), "--verify")
     with DISK.open("rb") as file:
         assert file.read(SIZE) == source.read_bytes()
 
 
 def test_nbd_client_copies(source: Path, image: Path) -> None:
-    run("nbdcopy", "--flush", source, f"nbd+unix:///{add_ticket(image)}?socket={NBD}")
+    run("nbdcopy", "--flush", source, f"nbd+unix:///{PROGRAMS.add(image)}?socket={NBD}")
     assert same(source, image)
 
 
 def test_nbd_client_is_served_by_threads_in_c(image: Path) -> None:
-    uri = f"nbd+unix:///{add_ticket(image)}?socket={NBD}"
+    uri = f"nbd+unix:///{PROGRAMS.add(image)}?socket={NBD}"
     with subprocess.Popen(["qemu-io", "-f", "raw", uri], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as client:
         eventually(lambda: "nbd-lane" in thread_names(main_pid()), "a lane serves it")
         client.communicate(b"quit\n", timeout=60)
@@ -290,10 +254,10 @@ def test_nbd_client_is_served_by_threads_in_c(image: Path) -> None:
 
 def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: Path) -> None:
     ticket = add_qcow2_ticket(qcow2)
-    upload(source, ticket, "--verify")
+    PROGRAMS.upload(source, ticket, "--verify")
     servers = [pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd"]
     assert [(status_of(pid)["CapEff"], status_of(pid)["Seccomp"]) for pid in servers] == [("0" * 16, "2")]
-    run(CTL, "ticket", "remove", "--id", ticket)
+    PROGRAMS.ctl("ticket remove", "--id", ticket)
     run("qemu-img", "check", "-f", "qcow2", qcow2)
     run("qemu-img", "compare", "-f", "raw", "-F", "qcow2", source, qcow2)
 
@@ -302,7 +266,7 @@ def test_qcow2_is_served_by_qemu_nbd_without_capabilities(source: Path, qcow2: P
 
 
 def test_check_as_the_user_of_the_service_finds_nothing_wrong(image: Path) -> None:
-    told = run(CTL, "check", "--ready", image, DISK)  # the device is for a group that the unit adds
+    told = PROGRAMS.ctl("check", "--ready", image, DISK)  # the device is for a group that the unit adds
     assert "checked as imageio" in told
     wrong = [line.split()[:2] for line in told.splitlines()[1:] if not line.startswith("ok ")]
     assert wrong == [["warning", "certificate"]], told  # of two days
@@ -312,7 +276,7 @@ def test_check_finds_a_key_that_the_service_cannot_read() -> None:
     key = ETC / "key.pem"
     key.chmod(0o600)
     try:
-        assert re.search("^failed +certificate", run(CTL, "check", ok=False), re.MULTILINE)
+        assert re.search("^failed +certificate", PROGRAMS.ctl("check", ok=False), re.MULTILINE)
         assert "failed: certificate: " in run("imageio-daemon", "--check-config", ok=False)
     finally:
         key.chmod(0o640)
@@ -322,9 +286,9 @@ def test_check_finds_a_key_that_the_service_cannot_read() -> None:
 
 
 def test_journal_has_the_transfer_and_no_ticket(source: Path, image: Path) -> None:
-    ticket = add_ticket(image, "--transfer-id", "of-the-lab")
-    upload(source, ticket)
-    run(CTL, "ticket", "remove", "--id", ticket)
+    ticket = PROGRAMS.add(image, "--transfer-id", "of-the-lab")
+    PROGRAMS.upload(source, ticket)
+    PROGRAMS.ctl("ticket remove", "--id", ticket)
     lines = journal()
     assert re.search(r"transfer ended.*transfer=of-the-lab", lines)
     assert ticket not in lines
@@ -335,7 +299,7 @@ def test_journal_has_the_transfer_and_no_ticket(source: Path, image: Path) -> No
 
 def test_reload_serves_the_renewed_certificate() -> None:
     before, pid = served_certificate(), main_pid()
-    make_certificate()
+    make_certificate(ETC, "imageio")
     run("systemctl", "reload", UNIT)
     eventually(lambda: served_certificate() != before, "the new certificate is served")
     assert main_pid() == pid
@@ -349,7 +313,7 @@ def test_reload_leaves_a_running_transfer_alone(image: Path) -> None:
 
 
 def test_killed_service_is_restarted_and_serves(source: Path, qcow2: Path) -> None:
-    upload(source, add_qcow2_ticket(qcow2))
+    PROGRAMS.upload(source, add_qcow2_ticket(qcow2))
     before = processes()
     assert len(before) == 2
     os.kill(main_pid(), signal.SIGKILL)
@@ -361,7 +325,7 @@ def test_killed_service_is_restarted_and_serves(source: Path, qcow2: Path) -> No
     )
     assert processes() == [main_pid()]  # qemu-nbd has gone with it
     assert not list(CONTROL.parent.glob("qemu-nbd-*"))
-    upload(source, add_qcow2_ticket(qcow2), "--verify")
+    PROGRAMS.upload(source, add_qcow2_ticket(qcow2), "--verify")
 
 
 def test_stop_waits_for_a_request_that_goes_on(image: Path) -> None:
@@ -383,7 +347,7 @@ def test_stop_interrupts_a_request_that_does_not_go_on(image: Path) -> None:
 
 
 def test_restart_keeps_tickets_and_waiting_clients(image: Path) -> None:
-    ticket, address = add_ticket(image), ("localhost", 54322)
+    ticket, address = PROGRAMS.add(image), ("localhost", 54322)
     context = ssl.create_default_context(cafile=str(ETC / "cert.pem"))
     run("systemctl", "restart", "--no-block", UNIT)
     pid = main_pid()
@@ -408,7 +372,7 @@ def test_drained_service_ends_with_success(image: Path) -> None:
 
 
 def test_stop_ends_what_does_not_end_itself(source: Path, qcow2: Path) -> None:
-    upload(source, add_qcow2_ticket(qcow2))
+    PROGRAMS.upload(source, add_qcow2_ticket(qcow2))
     (server,) = (pid for pid in processes() if status_of(pid)["Name"] == "qemu-nbd")
     os.kill(server, signal.SIGSTOP)
     run("systemctl", "stop", UNIT)
@@ -419,7 +383,7 @@ def test_stop_ends_what_does_not_end_itself(source: Path, qcow2: Path) -> None:
 @contextlib.contextmanager
 def half_an_upload(image: Path) -> Iterator[ssl.SSLSocket]:
     """Send the first half of an upload, wait until it is served, and yield the connection."""
-    ticket = add_ticket(image)
+    ticket = PROGRAMS.add(image)
     context = ssl.create_default_context(cafile=str(ETC / "cert.pem"))
     with (
         socket.create_connection(("localhost", 54322), timeout=60) as plain,
@@ -427,6 +391,5 @@ def half_an_upload(image: Path) -> Iterator[ssl.SSLSocket]:
     ):
         head = f"PUT /images/{ticket} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {SIZE}\r\n\r\n"
         connection.sendall(head.encode() + bytes(SIZE // 2))
-        told = [CTL, "ticket", "show", "--json", "--id", ticket]
-        eventually(lambda: '"active": true' in run(*told), "the upload runs")
+        eventually(lambda: '"active": true' in PROGRAMS.ctl("ticket show", "--json", "--id", ticket), "the upload runs")
         yield connection

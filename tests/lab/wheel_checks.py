@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wheel in an environment of its own. Run by tests/lab/packages inside of a fresh tree, as root."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.installed import Transfers, make_certificate, run
+from tests.lab.installed import Programs, make_certificate, new_image, run, write_source
 from tests.support.polling import eventually
 
 PREFIX = Path("/opt/imageio-daemon")
@@ -75,15 +74,13 @@ def test_files_for_the_service_are_in_the_environment() -> None:
 
 
 @pytest.mark.usefixtures("trusted")
-def test_image_arrives_and_returns_with_the_authorities_of_the_system(daemon: Path, tmp_path: Path) -> None:
-    source, image, copy = (Path("/var/tmp") / name for name in ("source", "image", "copy"))
-    source.write_bytes(os.urandom(SIZE // 2) + bytes(SIZE // 2))
-    image.write_bytes(b"")
-    os.truncate(image, SIZE)
-    image.chmod(0o666)
-    transfers = Transfers(str(PREFIX / "bin" / "imageio-client"), daemon / "sock")
-    ticket = transfers.add(image, SIZE)
-    transfers.upload(source, ticket)
+def test_image_arrives_and_returns_with_the_authorities_of_the_system(daemon: Path) -> None:
+    source = write_source(Path("/var/tmp/source"), SIZE)
+    image = new_image(Path("/var/tmp/image"), SIZE, "nobody")
+    copy = Path("/var/tmp/copy")
+    programs = Programs(PREFIX / "bin", daemon / "sock")
+    ticket = programs.add(image)
+    programs.upload(source, ticket, "--no-local", "--verify")
     run("cmp", source, image)
-    transfers.download(ticket, copy)
+    programs.download(ticket, copy, "--no-local")
     run("cmp", source, copy)
