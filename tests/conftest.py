@@ -18,7 +18,7 @@ from tests.support.places import Place, Setting
 from tests.support.polling import eventually
 from tests.support.services import Connect, Service
 
-pytest_plugins = ["tests.support.realstorage"]
+pytest_plugins = ["tests.support.answered", "tests.support.realstorage"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -48,7 +48,7 @@ DOCUMENTS = (
     "bash-completion/completions/imageio-client",
     "zsh/vendor-completions/_imageio-daemon",
     "doc/imageio-daemon/README.Debian",
-    "doc/imageio-daemon/operations.md",
+    "doc/imageio-daemon/install.md",
     "doc/imageio-daemon/sbom.cdx.json",
     "doc/imageio-daemon/examples/daemon.conf",
 )

@@ -86,7 +86,7 @@ def test_expression_names_only_what_is_exported(exported: Series, expression: st
 
 
 def test_each_metric_of_the_daemon_is_documented(exported: Series) -> None:
-    guide = (CONF.parent / "docs" / "operations.md").read_text()
+    guide = (CONF.parent / "docs" / "monitoring.md").read_text()
     names = {name for name in exported if name.startswith("imageio_")}
     assert set(re.findall(r"`(imageio_\w+)`", guide)) == names
 

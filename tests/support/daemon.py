@@ -29,6 +29,7 @@ import trustme
 
 from tests.support.http_client import Answer, Connection, connect_tcp, connect_tls, connect_unix
 from tests.support.manager import Manager
+from tests.support.openapi import CONTROL, IMAGES
 from tests.support.polling import SOON, eventually
 from tests.support.processes import open_files
 
@@ -268,11 +269,12 @@ class Daemon:
         """Connect to a service: tls, unix or control; tcp, if the configuration has no TLS."""
         if service == "tls":
             context = ssl.create_default_context(cafile=str(self.cafile))
-            return Connection(connect_tls("localhost", self.port, context, timeout=timeout))
+            return Connection(connect_tls("localhost", self.port, context, timeout=timeout), IMAGES)
         if service == "tcp":
-            return Connection(connect_tcp("localhost", self.port, timeout=timeout))
-        address = self.local_socket if service == "unix" else self.control_socket
-        return Connection(connect_unix(address, timeout=timeout))
+            return Connection(connect_tcp("localhost", self.port, timeout=timeout), IMAGES)
+        if service == "unix":
+            return Connection(connect_unix(self.local_socket, timeout=timeout), IMAGES)
+        return Connection(connect_unix(self.control_socket, timeout=timeout), CONTROL)
 
     # Tickets
 

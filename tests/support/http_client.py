@@ -10,10 +10,11 @@ import json
 import re
 import socket
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 #: Longest silence of a server that works, in seconds.
 TIMEOUT = 20.0
@@ -22,6 +23,7 @@ TIMEOUT = 20.0
 MAX_HEAD = 64 * 1024
 
 _STATUS_LINE = re.compile(rb"HTTP/(1\.[01]) ([1-5][0-9][0-9]) ([ -~]*)")
+_REQUEST_LINE = re.compile(rb"(OPTIONS|GET|HEAD|PUT|PATCH|DELETE|POST) ([!-~]+) HTTP/1\.[01]\r\n")
 _FIELD_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
 
 #: Statuses whose answers have no body (RFC 9110 6.4.1).
@@ -108,12 +110,24 @@ def encode_request(
     return "\r\n".join(lines).encode() + (body or b"")
 
 
-class Connection:
-    """A connection to a server, closed at the end of the `with` block."""
+class Description(Protocol):
+    """What answers have to be like: tests/support/openapi.py."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def check(self, method: str, target: str, answer: Answer) -> None:
+        """Raise an AssertionError unless the answer is as described."""
+
+
+class Connection:
+    """A connection to a server, closed at the end of the `with` block.
+
+    description: with which answers are compared, those to requests that are sent from their first byte on.
+    """
+
+    def __init__(self, sock: socket.socket, description: Description | None = None) -> None:
         self.sock = sock
         self._received = bytearray()
+        self._description = description
+        self._asked: deque[tuple[str, str]] = deque()  # methods and targets
 
     def __enter__(self) -> Self:
         return self
@@ -147,6 +161,8 @@ class Connection:
         return self.request("PATCH", target, {"Content-Type": "application/json"}, json.dumps(operation).encode())
 
     def send(self, data: bytes) -> None:
+        if asked := _REQUEST_LINE.match(data):
+            self._asked.append((asked[1].decode(), asked[2].decode()))
         self.sock.sendall(data)
 
     def send_while_accepted(self, data: bytes) -> int:
@@ -181,7 +197,12 @@ class Connection:
         if status >= 400 and headers.get("Server") == "imageio-daemon" and "X-Error-Code" not in headers:
             raise ProtocolError(f"an error {status} without a code: {headers}")
         body = b"" if to == "HEAD" or status < 200 else self._body(status, headers, len(head))
-        return Answer(status, match[1].decode(), headers, body)
+        answer = Answer(status, match[1].decode(), headers, body)
+        if status >= 200 and self._asked:
+            asked = self._asked.popleft()
+            if self._description is not None:
+                self._description.check(*asked, answer)
+        return answer
 
     def status_or_end(self, *, to: str = "GET") -> int | None:
         """Return the status of the next answer, or None when the server closes instead of answering."""
