@@ -53,6 +53,20 @@ def test_head_that_is_too_large_is_refused_by_the_control_service(daemon: Daemon
         assert connection.receive().status == 431
 
 
+def test_document_that_ends_early_is_refused_by_the_control_service(daemon: Daemon) -> None:
+    with daemon.connect("control") as connection:
+        connection.send(b"PUT /log HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        connection.end_sending()
+        answer = connection.receive(to="PUT")
+    assert (answer.status, answer.headers["X-Error-Code"]) == (400, "truncated_request")
+
+
+def test_error_of_the_control_service_can_be_a_document(daemon: Daemon) -> None:
+    with daemon.connect("control") as connection:
+        answer = connection.get("/tickets/none", {"Accept": "application/json"})
+    assert answer.json() == {"code": "not_found", "message": "No such ticket", "status": 404}
+
+
 @pytest.mark.parametrize("image_format", ["qcow2", "vmdk", "vhdx", "vpc", "vdi"])
 def test_format_is_told(daemon: Daemon, image_format: str) -> None:
     name = daemon.put_ticket(ticket("/images/disk", MiB, format=image_format))

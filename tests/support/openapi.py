@@ -156,7 +156,7 @@ class Document:
                 self._check_value(f"{pointer}/properties/{_escape(key)}", item)
             elif isinstance(schema.get("additionalProperties"), dict):
                 self._check_value(f"{pointer}/additionalProperties", item)
-            else:
+            elif "anyOf" not in schema:
                 raise UndocumentedError(f"the key {key!r} is not named in {pointer}")
 
     def _name_parts(self, pointer: str, named: set[str]) -> None:
