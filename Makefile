@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-beside packages clean
+.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -102,6 +102,10 @@ bench-durable: setup ## Measure what the record of durable ranges costs (ONLY=re
 bench-verify: setup ## Measure checksums beside ovirt-imageio's, and verified uploads (ONLY=regex: some rows), 5 minutes
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.verify $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+bench-scrape: setup ## Measure what a scrape of the metrics each second costs (ONLY=regex: some cases), 6 minutes
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.scrape $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=its work tree; ONLY=regex: some cases), 25 minutes
 	@benchmarks/setup

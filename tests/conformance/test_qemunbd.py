@@ -143,7 +143,7 @@ async def test_a_missing_program_is_named(
     monkeypatch.setenv("PATH", str(programs))
     with pytest.raises(StorageError, match=missing) as failure:
         await start(image, run_dir)
-    assert failure.value.errno == errno.ENOENT
+    assert failure.value.errno == errno.ENOPKG  # the image is there
 
 
 async def test_a_program_that_cannot_be_started_is_an_error(

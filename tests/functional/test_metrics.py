@@ -9,30 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from tests.frontends.nbd.client import Client
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import encode_request
 from tests.support.images import Image, MiB, make_image, pattern
+from tests.support.metrics import Metrics
 from tests.support.polling import eventually
-
-
-class Metrics:
-    """What a daemon exports now."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        answer = daemon.control("GET", "/metrics")
-        assert answer.status == 200, answer
-        self.text = answer.text
-        families = text_string_to_metric_families(self.text)
-        self.samples = [sample for family in families for sample in family.samples]
-
-    def sum(self, name: str, **labels: str) -> float:
-        """Return the sum of the series that have these labels."""
-        found = [s.value for s in self.samples if s.name == f"imageio_{name}" and labels.items() <= s.labels.items()]
-        assert found, f"no {name} with {labels}"
-        return sum(found)
 
 
 @pytest.fixture(params=[True, False], ids=["c_lane", "aiohttp"])
