@@ -119,8 +119,8 @@ static inline bool op_turn_is_over(const struct op *op) {
 }
 
 /*
- * Count progress, for the completion and for the control of the request. Extents move no bytes: a request that looks for
- * data and reads it, for a checksum, would count them twice.
+ * Count progress, for the completion and for the control of the request. Extents move no bytes: a request that looks
+ * for data and reads it, for a checksum, would count them twice.
  */
 static inline void op_advance(struct op *op, uint64_t bytes) {
     op->result.done += bytes;
