@@ -11,13 +11,15 @@ from typing import Any
 
 import uvloop
 
+from . import memory
 from .config.config import Config
 from .errors import ConfigError
 from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers
-from .lanes.lane import MIN_LANE_MEMORY, Lanes
+from .lanes.lane import Lanes
 from .monitoring.exposition import Exposition
 from .monitoring.health import Health
+from .monitoring.liveness import Liveness
 from .monitoring.metrics import Metrics
 from .monitoring.watched import Watched
 from .net import tls_contexts
@@ -28,7 +30,7 @@ from .opening import Opener
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
 from .reloading import Reloading
-from .service import logs, privileges, systemd
+from .service import logs, privileges
 from .service.events import Events
 from .service.log_level import LogLevel
 from .service.served import Served
@@ -36,6 +38,7 @@ from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool, Buffers
 from .storage.file.engine import Engine
 from .storage.qemu.process import remove_leftovers
+from .supervision import Supervision
 from .transfers.durable import DurableRecords
 from .transfers.limits import Limits
 from .transfers.store import TransferStore
@@ -46,11 +49,6 @@ log = logging.getLogger(__name__)
 
 #: Connections that one ticket may have at once, for each one of max_connections.
 CONNECTIONS_FACTOR = 4
-#: Eighths of buffer_memory that are reserved for data held by transports: with TLS about 0.5 MiB for each busy
-#: connection. Without the reserve, 64 TLS uploads reached 237 MiB RSS with buffer_memory = 128M.
-TRANSPORT_EIGHTHS = 1
-#: Eighths of buffer_memory for the lanes, if there are any: they move nearly all data. The rest is Python's buffers.
-LANE_EIGHTHS = 5
 #: Seconds after shutdown_timeout for what it has interrupted: requests are answered, images flushed and closed.
 ENDING_TIMEOUT = 8.0
 #: Seconds of these after which the connections of requests that were interrupted are cut.
@@ -82,7 +80,8 @@ class Daemon:
         self._nbd_limit = ConnectionLimit(config.nbd.max_connections)
         self._log_level = LogLevel(config.log.level)
         self._limits = Limits(config.limits.rate, config.limits.tenant_rate)
-        self._reloading = Reloading(config, load, self._reloaded())
+        self._supervision = Supervision(wanted=config.daemon.systemd_enable)
+        self._reloading = Reloading(config, load, self._reloaded(), self._supervision.reloading)
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
         self._opener = Opener(config)
@@ -111,7 +110,10 @@ class Daemon:
             events=self._events,
         )
         self._store.at_work.most = self._config.limits.transfers
-        self._health = Health(self._store, self._tls)
+        lane_memory = memory.of_lanes(self._config)
+        self._lanes = Lanes(self._engine, lane_memory, self._served) if lane_memory else None
+        self._liveness = Liveness(self._lanes)
+        self._health = Health(self._store, self._liveness, self._tls)
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
         async with serving_loops(self._config.daemon.loops or default_count()) as loops:
@@ -120,8 +122,9 @@ class Daemon:
                 self._store.add(ticket)
             if self._config.daemon.systemd_enable:
                 self._sockets.store()
-            self._health.serves(loops, [(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
-            self._notify(f"READY=1\nSTATUS={self._sockets.describe()}")
+            self._liveness.watch(loops)
+            self._health.serves([(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
+            self._supervision.ready(self._sockets.describe())
             log.info("ready", extra=logs.fields(loops=len(loops)))
             watches = [asyncio.create_task(watch) for watch in self._watches()]
             telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
@@ -129,7 +132,6 @@ class Daemon:
             for watch in watches:
                 watch.cancel()
             log.info("stopping")
-            self._notify("STOPPING=1")
             try:
                 return await self._stop(listening, loops)
             finally:
@@ -178,10 +180,7 @@ class Daemon:
     def _make_servers(self, loops: int) -> list[dict[str, Server]]:
         """Return the servers of each loop, by service."""
         config, secure = self._config, self._tls
-        memory = config.daemon.buffer_memory
-        lane_memory = self._lane_memory()
-        self._lanes = Lanes(self._engine, lane_memory, self._served) if lane_memory else None
-        pool = BufferPool(memory - memory // 8 * TRANSPORT_EIGHTHS - lane_memory)
+        pool = BufferPool(memory.of_buffers(config))
         buffers = Buffers(pool, config.backend_file.buffer_size)
         local = self._sockets.local_address
         limit, nbd_limit = self._limit, self._nbd_limit
@@ -222,13 +221,6 @@ class Daemon:
             made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
         return made
 
-    def _lane_memory(self) -> int:
-        """Return the memory of the lanes, in bytes; 0: no service has lanes, or buffer_memory is too small for them."""
-        config = self._config
-        memory = config.daemon.buffer_memory // 8 * LANE_EIGHTHS
-        used = config.remote.c_lane or config.nbd.enable
-        return memory if used and memory >= MIN_LANE_MEMORY else 0
-
     def _reloaded(self) -> dict[tuple[str, str], Callable[[Any], None]]:
         """Return what changes the options of a running daemon."""
         return {
@@ -258,16 +250,19 @@ class Daemon:
     def _watches(self) -> Sequence[Coroutine[None, None, None]]:
         """Return what goes on until the end."""
         transfers = watch_transfers(self._store, self._records, self._still_draining)
-        return watch_host(self._tls, self._engine), transfers, self._reloading.run()
+        status = self._supervision.watch_status(self._store, self._served)
+        life = self._supervision.watch_life(self._liveness)
+        return watch_host(self._tls, self._engine), transfers, self._reloading.run(), status, life
 
     def _still_draining(self, left: int) -> None:
         """Tell the service manager how many transfers are left, and end after the last one."""
-        self._notify(f"STATUS=draining: {left} transfers go on")
+        self._supervision.status(f"draining: {left} transfers go on")
         if not left:
             self._ends.set()
 
     async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
         timeout = self._reloading.config.daemon.shutdown_timeout
+        self._supervision.stopping(timeout + ENDING_TIMEOUT + 2 * STATE_TIMEOUT)
         deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT
         self._sockets.remove()
         for listener in listening:
@@ -299,7 +294,3 @@ class Daemon:
             log.error("storage operation does not end: %s", operation)
         log.info("stopped")
         return 1 if hung or left <= 0 else 0
-
-    def _notify(self, state: str) -> None:
-        if self._config.daemon.systemd_enable:
-            systemd.notify(state)

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from .config.config import SECTIONS, Config
@@ -28,12 +29,17 @@ class Reloading:
     """Follow changes of the configuration. Used on one loop.
 
     config: what the daemon was started with. load: reads the files; raises ConfigError; called in a thread. apply: by
-    section and name, what changes an option of the running daemon to a value.
+    section and name, what changes an option of the running daemon to a value. within: makes the context of a reload.
     """
 
     def __init__(
-        self, config: Config, load: Callable[[], Config], apply: Mapping[tuple[str, str], Callable[[Any], None]]
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        apply: Mapping[tuple[str, str], Callable[[Any], None]],
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
+        self._within = within
         self._load = load
         self._apply = apply
         self._wanted = asyncio.Event()
@@ -49,7 +55,8 @@ class Reloading:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            await self.reload()
+            with self._within():
+                await self.reload()
 
     async def reload(self) -> None:
         """Read the files and change what can be changed. If they are invalid, nothing changes, and the log says why."""

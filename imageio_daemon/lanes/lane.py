@@ -96,6 +96,12 @@ class Lanes:
         lib.iou_lanes_get_stats(self.shared, stats)
         return LaneMemory(int(stats.limit), int(stats.used), int(stats.waiting))
 
+    def look(self) -> None:
+        """Take each lock of the lanes' threads once, so return unless one of them holds a lock for ever. Blocks."""
+        for lane in tuple(self.alive):
+            _ = lane.stats
+        self.memory()
+
     def free(self) -> None:
         """Free the memory, unless lanes are left, because storage hangs or their loop stopped before their end."""
         if lib.iou_lanes_free(self.shared):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service manager: notifications and stored descriptors (sd_notify(3)), and passed ones (sd_listen_fds(3))."""
+"""The service manager: notifications, stored descriptors, watchdog (sd_notify(3)); passed ones (sd_listen_fds(3))."""
 
 import array
 import logging
@@ -81,6 +81,17 @@ def take_passed() -> list[Passed]:
     for _, fd in passed:
         os.set_inheritable(fd, False)
     return passed
+
+
+def take_watchdog() -> float:
+    """Return the seconds after which the manager ends this process if it gives no sign of life; 0: it never does.
+
+    Unsets the variables that tell it: children are not watched (sd_watchdog_enabled(3)).
+    """
+    usec, pid = (os.environ.pop(f"WATCHDOG_{name}", "") for name in ("USEC", "PID"))
+    if pid not in ("", str(os.getpid())) or not usec.isdecimal():
+        return 0.0
+    return int(usec) / 1e6
 
 
 def _wait_for_manager() -> None:

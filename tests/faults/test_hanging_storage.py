@@ -14,6 +14,7 @@ from tests.functional.test_lanes import LANES
 from tests.support.daemon import Daemon, MakeDaemon, ticket
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
+from tests.support.manager import Manager
 from tests.support.polling import eventually
 from tests.support.realstorage import allocated, missing, mounted
 
@@ -86,6 +87,23 @@ def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: I
         assert connection.receive().status == 200
     assert image.content() == content
     eventually(lambda: own.status(image.ticket)["storage_wait"] == 0, "the wait is over")
+
+
+def test_a_write_that_waits_is_no_reason_for_a_restart(
+    make_daemon: MakeDaemon, filesystem: Path, service_name: str
+) -> None:
+    with Manager(watchdog=0.6) as manager:
+        own = make_daemon(manager=manager, daemon={"loops": 2})
+        image = make_image(own, filesystem)()
+        with own.connect(service_name) as connection:
+            with frozen(filesystem):
+                connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+                eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "a write waits")
+                signs = manager.states.count("WATCHDOG=1")
+                eventually(lambda: manager.states.count("WATCHDOG=1") >= signs + 3, "the daemon is alive")
+                assert own.status(image.ticket)["storage_wait"] >= 1
+            assert connection.receive().status == 200
+        own.stop()
 
 
 def test_removal_without_waiting_answers_409_while_something_runs(

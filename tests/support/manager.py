@@ -32,9 +32,10 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 class Manager:
-    """Receive notifications of a daemon in a thread, and keep what it stores, by name."""
+    """Receive notifications of a daemon in a thread, and keep what it stores, by name. watchdog: WatchdogSec=."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, watchdog: float = 0) -> None:
+        self._watchdog = watchdog
         self._directory = tempfile.TemporaryDirectory(prefix="manager-")
         self.address = Path(self._directory.name) / "notify"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -66,6 +67,8 @@ class Manager:
     def environment(self) -> dict[str, str]:
         """Return the variables of a daemon under this manager, but LISTEN_PID."""
         variables = {"NOTIFY_SOCKET": str(self.address)}
+        if self._watchdog:
+            variables["WATCHDOG_USEC"] = str(round(self._watchdog * 1e6))
         if self.stored:
             names = ":".join(name for name, _ in self.stored)
             variables |= {"LISTEN_FDS": str(len(self.stored)), "LISTEN_FDNAMES": names}
