@@ -14,6 +14,7 @@ from ..service import logs
 from .ending import EndingTransfers
 from .image import Identify, TransferImage
 from .permission import Permission
+from .rate import Pauses
 from .ticket import Ticket
 from .traffic import Traffic
 
@@ -23,8 +24,8 @@ log = logging.getLogger(__name__)
 class TransferEnd:
     """Follow the end of a cancelled transfer in three steps. Thread-safe.
 
-    Quiet: no operation or lane runs. Left: its image is closed. Ended: its image is free. ending: all cancelled
-    transfers; the last step waits for those on the same image.
+    Quiet: no operation or lane runs. Left: its image is closed. Ended: its image is free. pauses: the time
+    that does not count for the rate. ending: all cancelled transfers; the last step waits for those on the same image.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class TransferEnd:
         ticket: Ticket,
         permission: Permission,
         traffic: Traffic,
+        pauses: Pauses,
         image: TransferImage,
         ending: EndingTransfers,
         identify: Identify,
@@ -39,6 +41,7 @@ class TransferEnd:
         self.ticket = ticket
         self._permission = permission
         self._traffic = traffic
+        self._pauses = pauses
         self._image = image
         self._ending = ending
         self._identify = identify
@@ -94,7 +97,8 @@ class TransferEnd:
     async def _run(self) -> None:
         await asyncio.wrap_future(self._quiet)
         await self._image.close()
-        fields = self._traffic.fields(self._permission.used)
+        paused = self._pauses.until(self._permission.lease.active)
+        fields = self._traffic.fields(self._permission.used, paused)
         log.info("transfer ended", extra=logs.fields(transfer=self.ticket.log_name, **fields))
         self._left.set_result(None)
         identity = self.identity

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rate of a count now: its growth over the last seconds, whoever asks and how often."""
+"""The rate of a transfer: now, whoever asks and how often; and the pauses that do not count for the rate of all."""
 
 from collections import deque
 
@@ -21,3 +21,26 @@ class Rate:
         """Return the growth in a second since the oldest sample. Changes nothing. 0 if no time has passed."""
         then, before = self._samples[0]
         return round((count - before) / (now - then)) if now > then else 0
+
+
+class Pauses:
+    """Add up the time in which nothing ran, as far as looks at regular times have seen it. Not thread-safe.
+
+    A pause counts until the last look at it, so a short one, or the end of a long one, does not.
+    """
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._seconds = 0.0
+        self._before = 0.0  # pauses before this one
+
+    def look(self, since: float, now: float) -> None:
+        """Note that nothing runs now. since: when the last request has ended, of the same clock."""
+        if since != self._since:
+            self._before += self._seconds
+            self._since = since
+        self._seconds = now - since
+
+    def until(self, active: float) -> float:
+        """Return the seconds of all pauses before the last request, which has ended then."""
+        return self._before + (self._seconds if self._since != active else 0.0)

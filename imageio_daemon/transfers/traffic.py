@@ -136,12 +136,14 @@ class Traffic:
             totals = totals.plus(lane.totals())
         return totals
 
-    def fields(self, seconds: float) -> dict[str, object]:
-        """Return the fields of the log line of a transfer that took so many seconds."""
+    def fields(self, seconds: float, paused: float) -> dict[str, object]:
+        """Return the fields of the log line of a transfer that took so many seconds. paused: those without a request."""
+        moving = seconds - paused
         return {
             "requests": self._requests,
             "bytes": self._bytes,
             "seconds": round(seconds, 3),
-            "mib_per_second": round(self._bytes / MiB / seconds, 1) if seconds > 0 else 0,
+            **({"paused": round(paused, 3)} if paused else {}),
+            "mib_per_second": round(self._bytes / MiB / moving, 1) if moving > 0 else 0,
             **{f"zero_{method}": length for method, length in self._totals.zeroed.items()},
         }

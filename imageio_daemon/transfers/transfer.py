@@ -37,7 +37,7 @@ from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
 from .limits import Limits
 from .permission import Clock, Permission
-from .rate import Rate
+from .rate import Pauses, Rate
 from .seal import Seal
 from .ticket import Access, Ticket
 from .traffic import Traffic
@@ -76,12 +76,13 @@ class Transfer:
         self._clock = clock
         self._records = records
         self._rate = Rate(clock())
+        pauses = self._pauses = Pauses()
         #: The limit on the rate. All that moves bytes of the image for a client takes from it before.
         self.bucket = limits.bucket(ticket)
         self._limits = limits
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
-        self.end = TransferEnd(ticket, self.permission, self._traffic, self._image, ending, identify)
+        self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, ending, identify)
         #: Whether the ticket outlives the process. Set by the store.
         self.kept = False
         #: What outlives the process with the ticket: JSON values, with the ticket less than 256 KiB. Who changes it,
@@ -301,9 +302,12 @@ class Transfer:
     # Report
 
     def sample(self) -> None:
-        """Take a sample for the rate of the status. Called at regular times."""
+        """Take a sample for the rate of the status, and look for a pause. Called at regular times."""
         with self._lock:
-            self._rate.sample(self._clock(), self._traffic.totals().moved)
+            now = self._clock()
+            self._rate.sample(now, self._traffic.totals().moved)
+            if not self.running:
+                self._pauses.look(self.permission.lease.active, now)
 
     def totals(self) -> Totals:
         """Return what was done for this transfer so far. May be called in any thread."""

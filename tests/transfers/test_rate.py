@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-from imageio_daemon.transfers.rate import SAMPLES, Rate
+from imageio_daemon.transfers.rate import SAMPLES, Pauses, Rate
 
 
 def test_rate_is_the_growth_since_the_oldest_sample() -> None:
@@ -25,3 +25,14 @@ def test_rate_of_a_count_that_stands_still_is_zero_after_a_while() -> None:
 
 def test_rate_without_time_is_zero() -> None:
     assert Rate(7).per_second(7, 1000) == 0
+
+
+def test_pauses_before_the_last_request_count_until_the_last_look() -> None:
+    pauses = Pauses()
+    pauses.look(10, 11)
+    pauses.look(10, 40)  # it lasts
+    assert pauses.until(10) == 0  # the last request has ended before
+    assert pauses.until(41) == 30
+    pauses.look(50, 51.5)
+    assert pauses.until(50) == 30
+    assert pauses.until(60) == 31.5

@@ -25,6 +25,7 @@ from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
+from imageio_daemon.units import MiB
 from tests.support.backends import FaultyBackend, MemoryBackend
 
 
@@ -632,6 +633,23 @@ async def test_rate_counts_what_is_read_and_written(
         clock.now += 2
         store.sample()
     assert transfer.status()["bytes_per_second"] == 0
+
+
+async def test_rate_in_the_log_does_not_count_pauses(
+    store: TransferStore, transfer: Transfer, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for _ in range(2):
+        clock.now += 60
+        store.sample()
+        with transfer.track(Access.WRITE, 0, 10 * MiB) as op:
+            op.advance(10 * MiB)
+            clock.now += 5
+            store.sample()
+    await store.remove("secret", 1)
+    (line,) = [record for record in caplog.records if record.message == "transfer ended"]
+    told = vars(line)["fields"]
+    assert (told["seconds"], told["paused"], told["mib_per_second"]) == (130, 120, 2.0)
 
 
 @pytest.mark.parametrize(("kind", "rate"), [(Kind.CHECKSUM, 50), (Kind.ZERO, 0), (Kind.EXTENTS, 0)])
