@@ -71,12 +71,22 @@ inside() {
     SYSTEMD_NSPAWN_TMPFS_TMP=0 systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --resolv-conf=copy-host "${tell[@]}" -D "$lab/$1" "${@:2}"
 }
 
-# check_booted TREE CHECKS ARGUMENTS NSPAWN-OPTION...: boot a tree as a container without a network, run this file of
-# tests/lab in it with pytest (ARGUMENTS: one word list), and show what it says. Its results are left in TREE/results.
+# check_booted TREE CHECKS ARGUMENTS NSPAWN-OPTION...: run this file of tests/lab with pytest in a booted tree (ARGUMENTS:
+# one word list), and show what it says. Its results are left in TREE/results.
 check_booted() {
     local tree=$lab/$1 name=${2%_checks.py}
-    mkdir -p "$tree/checks" "$tree/results"
+    mkdir -p "$tree/checks"
     cp -r tests "$tree/checks/" # without the package beside them, which has to be the installed one
+    run_booted "$1" "cd /checks && PYTHONPATH=/checks python3 -m pytest -c /dev/null --rootdir /checks --noconftest \
+        -p no:cacheprovider -v -rA --color=no --junit-xml=/results/$name.xml tests/lab/$2 $3" "${@:4}"
+}
+
+# run_booted TREE COMMAND NSPAWN-OPTION...: boot a tree as a container without a network, run a shell command in it, and
+# show what it says. That is left in TREE/results, with the journal.
+run_booted() {
+    local tree=$lab/$1
+    mkdir -p "$tree/results"
+    echo "$2" >"$tree/results/command"
     cat >"$tree/etc/systemd/system/lab.service" <<END
 [Unit]
 SuccessAction=poweroff
@@ -84,17 +94,14 @@ FailureAction=poweroff
 [Service]
 Type=oneshot
 TimeoutStartSec=900
-WorkingDirectory=/checks
-Environment=PYTHONPATH=/checks
-ExecStart=/bin/sh -c 'python3 -m pytest -c /dev/null --rootdir /checks --noconftest -p no:cacheprovider -v -rA --color=no \\
-    --junit-xml=/results/$name.xml tests/lab/$2 $3 >/results/$name.log 2>&1; echo \$\$? >/results/status'
+ExecStart=/bin/sh -c 'sh /results/command >/results/log 2>&1; echo \$\$? >/results/status'
 ExecStopPost=/bin/sh -c 'journalctl -o short-precise --no-pager >/results/journal'
 [Install]
 WantedBy=multi-user.target
 END
     ln -sf ../lab.service "$tree/etc/systemd/system/multi-user.target.wants/lab.service"
-    systemd-nspawn --quiet --boot --register=no --keep-unit --private-network "${@:4}" -D "$tree" \
+    systemd-nspawn --quiet --boot --register=no --keep-unit --private-network "${@:3}" -D "$tree" \
         </dev/null >"$tree/results/console" 2>&1 || true
-    cat "$tree/results/$name.log"
+    cat "$tree/results/log"
     [ "$(cat "$tree/results/status")" = 0 ]
 }
