@@ -106,8 +106,8 @@ def test_bad_configuration_is_one_line_and_starts_nothing(
 def test_options_that_do_not_go_together_start_nothing(
     fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["-c", conf_dir(tmp_path, "")]) == 2
-    assert "[tls] cert_file: expected" in refusal(capfd)
+    assert cli.main(["-c", conf_dir(tmp_path, "[tls]\nclient_auth = required\n")]) == 2
+    assert "[tls] ca_file: expected" in refusal(capfd)
     assert fake.runs == []
 
 
@@ -168,8 +168,8 @@ def test_check_config_tells_what_has_no_effect(
 
 
 def test_check_config_refuses_a_bad_one(fake: FakeDaemon, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["-c", conf_dir(tmp_path, "[tls]\nkey_file = k\n"), "--check-config"]) == 2
-    assert "[tls] cert_file: expected" in refusal(capfd)
+    assert cli.main(["-c", conf_dir(tmp_path, "[tls]\nclient_auth = required\n"), "--check-config"]) == 2
+    assert "[tls] ca_file: expected" in refusal(capfd)
 
 
 def test_check_config_refuses_a_certificate_that_cannot_be_loaded(

@@ -14,13 +14,13 @@ class Tls:
         True, "Use TLS. Without it, ticket ids and images cross the network in the clear: for tests only."
     )
     key_file: str = text(
-        "",
+        "/etc/imageio-daemon/key.pem",
         "the path of a PEM file",
         "Private key. Required with TLS. The group group_name must be able to read it, because the daemon loads a "
         "renewed key while it runs.",
     )
     cert_file: str = text(
-        "",
+        "/etc/imageio-daemon/cert.pem",
         "the path of a PEM file",
         "Certificate, followed by the intermediate certificates. Required with TLS.",
     )

@@ -336,8 +336,8 @@ GOOD_TLS = Tls(key_file="key.pem", cert_file="cert.pem")
 @pytest.mark.parametrize(
     ("config", "section", "name"),
     [
-        (Config(tls=Tls(key_file="key.pem")), "tls", "cert_file"),
-        (Config(tls=Tls(cert_file="cert.pem")), "tls", "key_file"),
+        (Config(tls=Tls(cert_file="")), "tls", "cert_file"),
+        (Config(tls=Tls(key_file="")), "tls", "key_file"),
         (Config(tls=Tls(enable=False, ca_file="ca.pem", client_auth="optional")), "tls", "client_auth"),
         (Config(tls=dataclasses.replace(GOOD_TLS, client_auth="required")), "tls", "ca_file"),
         (Config(tls=GOOD_TLS, control=Control(transport="tcp", port=-1)), "control", "port"),
@@ -372,8 +372,8 @@ def test_conflict_is_refused_with_the_line_of_the_option(conf: ConfDir) -> None:
 
 
 def test_conflict_of_an_option_that_is_not_set_is_refused_with_the_directory(conf: ConfDir) -> None:
-    reason = conf.refusal("[tls]\ncert_file = cert.pem\n")
-    assert reason == "CONF: [tls] key_file: expected the path of a PEM file, for [tls] enable is true"
+    reason = conf.refusal("[tls]\nclient_auth = required\n")
+    assert reason.startswith("CONF: [tls] ca_file: expected ")
 
 
 # Files of ovirt-imageio
