@@ -49,6 +49,12 @@ def test_certificate_of_an_own_authority(environment: dict[str, str], tmp_path: 
     check(page, sections(page.read_text())["An authority of your own"], tmp_path, environment)
 
 
+def test_limits(own: Daemon, environment: dict[str, str], tmp_path: Path) -> None:
+    page = DOCS / "limits.md"
+    own.add_ticket("/images/disk.raw", SIZE, transfer_id="job-17")
+    check(page, sections(page.read_text())["Limits"], tmp_path, environment)
+
+
 @pytest.mark.parametrize("heading", sections(TROUBLE.read_text()))
 def test_troubleshooting(own: Daemon, environment: dict[str, str], tmp_path: Path, heading: str) -> None:
     disk = tmp_path / "disk.raw"
