@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -267,14 +268,16 @@ class Daemon:
 
     def connect(self, service: str, *, timeout: float = 20.0) -> Connection:
         """Connect to a service: tls, unix or control; tcp, if the configuration has no TLS."""
+        described = CONTROL if service == "control" else IMAGES
+        return Connection(self._socket(service, timeout), described if self._checkout == PROJECT else None)
+
+    def _socket(self, service: str, timeout: float) -> socket.socket:
         if service == "tls":
             context = ssl.create_default_context(cafile=str(self.cafile))
-            return Connection(connect_tls("localhost", self.port, context, timeout=timeout), IMAGES)
+            return connect_tls("localhost", self.port, context, timeout=timeout)
         if service == "tcp":
-            return Connection(connect_tcp("localhost", self.port, timeout=timeout), IMAGES)
-        if service == "unix":
-            return Connection(connect_unix(self.local_socket, timeout=timeout), IMAGES)
-        return Connection(connect_unix(self.control_socket, timeout=timeout), CONTROL)
+            return connect_tcp("localhost", self.port, timeout=timeout)
+        return connect_unix(self.local_socket if service == "unix" else self.control_socket, timeout=timeout)
 
     # Tickets
 
