@@ -4,6 +4,7 @@
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from ..amounts import human
@@ -15,7 +16,7 @@ from .states import State, done, rate, shown
 INTERVAL = 1.0
 #: Control characters that clear the terminal (ECMA-48 CUP, ED).
 CLEAR = "\033[H\033[2J"
-HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT", "ZEROED", "BY")
+HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT", "FOR", "ZEROED", "BY")
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:
@@ -49,9 +50,17 @@ def row(state: State) -> Sequence[object]:
         state["connections"],
         slowest["kind"] if slowest else "-",
         f"{state['storage_wait']} s" if state["storage_wait"] else "-",
+        waits_for(state),
         human(sum(zeroed.values())) if zeroed else "-",
         ",".join(sorted(zeroed, key=lambda method: zeroed[method], reverse=True)) or "-",
     )
+
+
+def waits_for(state: State) -> str:
+    """Return what most of the requests that run wait for."""
+    requests = [client["request"] for client in state["clients"] if "request" in client]
+    waits = Counter(request["waits_for"] for request in requests if request["waits_for"])
+    return waits.most_common(1)[0][0] if waits else "-"
 
 
 def order(state: State) -> tuple[object, ...]:

@@ -115,6 +115,11 @@ class HttpLane(Lane):
             **({"status": record.result} if record.result else failed),
         }
 
+    @staticmethod
+    def operation(record: Any) -> str:
+        """Return the name of what a request does."""
+        return kind_name(record.kind)
+
     def end(self) -> HttpEnd:
         """Return why the lane has ended. Call it in the on_end callback of watch()."""
         end = ffi.new("iou_http_end *")

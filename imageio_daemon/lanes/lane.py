@@ -18,6 +18,7 @@ from ioutil_ext import ffi, lib
 from ..errors import StorageError, TooManyConnections
 from ..net.tls_socket import TlsSocket
 from ..service.served import By, Count, Served
+from ..service.work import Doing
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
@@ -27,7 +28,7 @@ from ..storage.running import Waiting
 from ..storage.totals import Totals
 from .image import LaneImage
 from .places import Places
-from .records import Records
+from .records import WAITS, Records
 from .reports import Reports
 from .terms import Terms
 
@@ -237,6 +238,20 @@ class Lane:
             if not self._lane or lib.iou_lane_slowest(self._lane, record) != 1:
                 return None
         return Waiting(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
+
+    def doing(self) -> Doing | None:
+        """Return the request that has run longest; None: none runs. May be called in any thread."""
+        record = ffi.new("iou_record *")
+        with self._lock:
+            if not self._lane or lib.iou_lane_oldest(self._lane, record) != 1:
+                return None
+        waits_for = WAITS.get(record.result, "")
+        return Doing(self.operation(record), record.offset, record.length, record.elapsed / 1e9, waits_for)
+
+    @staticmethod
+    def operation(record: Any) -> str:
+        """Return the name of what a request does. record: an iou_record."""
+        raise NotImplementedError
 
     @property
     def done(self) -> int:

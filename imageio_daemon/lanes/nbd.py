@@ -8,6 +8,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..nbdproto.constants import Command
+from ..storage.running import Kind
 from .lane import Lane
 from .terms import Terms, bits
 
@@ -60,8 +61,17 @@ class NbdTerms(Terms):
         return int(lib.iou_nbd_start(lanes, handle, options, result))
 
 
+#: What other services call these operations.
+_OPERATIONS = {Command.WRITE_ZEROES: Kind.ZERO, Command.BLOCK_STATUS: Kind.EXTENTS}
+
+
 class NbdLane(Lane):
     """A connection whose NBD requests C serves."""
+
+    @staticmethod
+    def operation(record: Any) -> str:
+        """Return the name of what a request does."""
+        return _OPERATIONS.get(record.kind, _COMMANDS.get(record.kind, "unknown").lower())
 
     @staticmethod
     def describe(record: Any) -> dict[str, object]:

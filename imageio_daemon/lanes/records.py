@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request log of lanes. C keeps a record of each request while the level of the log includes requests.
+"""The request log of lanes. C keeps a record of each slow request, and of all while the level of the log includes them.
 
 Python reads the records at intervals, so a lane does not wake a thread of Python. C counts the records that find no
 room.
@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ..service import request_log
+from ..service.work import Wait
 
 #: Seconds between two reads. C has room for 4,096 records, so for 200,000 requests a second.
 PERIOD = 0.02
-#: Seconds between two checks of the log's level while it does not include requests.
+#: Seconds between two reads, and checks of the log's level, while it does not include all requests.
 LOOK = 1.0
 #: Most seconds that one read keeps its loop busy, and seconds of the pause before the next read if records are left.
 MOST = 0.01
@@ -27,6 +28,20 @@ MOST = 0.01
 BATCH = 64
 
 Describe = Callable[[Any], dict[str, object]]
+
+
+#: What requests wait for, by C's iou_wait.
+WAITS = {
+    int(lib.IOU_WAIT_PEER): Wait.CLIENT,
+    int(lib.IOU_WAIT_LIMIT): Wait.LIMIT,
+    int(lib.IOU_WAIT_STORAGE): Wait.STORAGE,
+    int(lib.IOU_WAIT_TURN): Wait.TURN,
+}
+
+
+def waited(record: Any) -> dict[str, float]:
+    """Return the seconds of a request in which it waited, by what for. record: an iou_record."""
+    return {name: record.waited[kind] / 1e9 for kind, name in WAITS.items()}
 
 
 class _Known(NamedTuple):
@@ -75,16 +90,16 @@ class Records:
             count = lib.iou_records_read(self._lanes, self._batch, BATCH)
             for record in self._batch[0:count]:
                 known = self._known[record.lane]
-                request_log.tell(record.elapsed / 1e9, **known.names, **known.describe(record))
+                request_log.tell(record.elapsed / 1e9, waited(record), **known.names, **known.describe(record))
             if time.monotonic() >= until:
                 break
         self._settle()
         return bool(count < BATCH)
 
     def follow(self) -> bool:
-        """Make C record requests if the level of the log includes them. Return whether it does."""
+        """Make C record the requests that are logged: all if the level includes them. Return whether it does."""
         wanted = request_log.wanted()
-        lib.iou_records_want(self._lanes, wanted)
+        lib.iou_records_want(self._lanes, 0 if wanted else int(request_log.SLOW * 1e9))
         return wanted
 
     def _settle(self) -> None:

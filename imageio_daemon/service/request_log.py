@@ -1,11 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log lines about requests that C or Python has served: one for each, at the level DEBUG."""
+"""Log lines about requests that C or Python has served: one for each at the level DEBUG, and at INFO for slow ones."""
 
 import logging
+from collections.abc import Mapping
 
 from . import logs
 
 log = logging.getLogger(__name__)
+
+
+#: Seconds. A request that took longer leaves a line that tells where the time went. With pieces of 4 MiB at a time, as
+#: clients ask for them, that is less than 400 KiB/s.
+SLOW = 10.0
 
 
 def wanted() -> bool:
@@ -13,9 +19,12 @@ def wanted() -> bool:
     return log.isEnabledFor(logging.DEBUG)
 
 
-def tell(seconds: float, **fields: object) -> None:
-    """Log an answered request. seconds: its duration."""
-    if wanted():
+def tell(seconds: float, waited: Mapping[str, float], **fields: object) -> None:
+    """Log an answered request. seconds: its duration. waited: seconds of it, by what it has waited for."""
+    if seconds >= SLOW:
+        known = {f"wait_{name}": round(wait, 1) for name, wait in waited.items() if wait >= 0.05}
+        log.info("slow request", extra=logs.fields(**fields, seconds=round(seconds, 1), **known))
+    elif wanted():
         log.debug("request", extra=logs.fields(**fields, seconds=round(seconds, 6)))
 
 

@@ -11,6 +11,8 @@ from ioutil_ext import ffi
 
 from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
+from ..service import work
+from ..service.work import Wait
 from .buffers import MAX_BUFFER
 from .durable import DurableRecord
 from .running import Kind, Waiting
@@ -87,7 +89,18 @@ class Operation:
     thread-safe: used on one loop, but cancel() may be called in any thread.
     """
 
-    __slots__ = ("_answered", "_holders", "_on_end", "control", "kind", "length", "offset", "on_cancel")
+    __slots__ = (
+        "_answered",
+        "_began",
+        "_holders",
+        "_on_end",
+        "_work",
+        "control",
+        "kind",
+        "length",
+        "offset",
+        "on_cancel",
+    )
 
     def __init__(
         self,
@@ -104,6 +117,8 @@ class Operation:
         self.on_cancel: Callable[[], None] | None = None
         self._on_end = on_end
         self._holders = 1
+        self._work = work.current()
+        self._began = 0.0  # when storage got the operation
         self._answered = 0.0  # time.monotonic() of the last retain() or release()
 
     @property
@@ -150,12 +165,17 @@ class Operation:
     def retain(self) -> None:
         """Keep the operation alive until one more release()."""
         self._answered = time.monotonic()  # first: another thread that reads storage_wait must not see an old time
+        if self._work is not None and not self.in_storage:
+            self._began = self._work.wait(Wait.STORAGE)
         self._holders += 1
 
     def release(self) -> None:
         """Release one count. The last release() ends the operation."""
+        was_there = self.in_storage
         self._holders -= 1
         self._answered = time.monotonic()
+        if self._work is not None and was_there and not self.in_storage:
+            self._work.go_on(Wait.STORAGE, self._began)
         if self._holders == 0 and self._on_end is not None:
             self._on_end(self)
 

@@ -7,6 +7,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import InvalidRequest
+from ..service.work import Wait, waiting
 from ..units import KiB
 
 #: Bytes that a request without data takes: a zero, a list of extents.
@@ -69,9 +70,10 @@ class Bucket:
         if not left:
             return
         try:
-            while left:
-                await asyncio.sleep(min(left / 1e9, LOOK))
-                left = lib.iou_bucket_left(self.shared, due)
+            with waiting(Wait.LIMIT):
+                while left:
+                    await asyncio.sleep(min(left / 1e9, LOOK))
+                    left = lib.iou_bucket_left(self.shared, due)
         except asyncio.CancelledError:
             self.give_back(count)
             raise

@@ -17,6 +17,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import Unavailable
+from ..service.work import Wait, waiting
 from ..units import KiB, MiB
 
 PAGE = mmap.PAGESIZE
@@ -153,7 +154,8 @@ class BufferPool:
             future: asyncio.Future[Buffer] = loop.create_future()
             self._waiting.setdefault(owner, deque()).append(_Claim(rounded, owner, loop, future))
         try:
-            return await future
+            with waiting(Wait.TURN):
+                return await future
         except asyncio.CancelledError:
             if future.cancelled():
                 self._serve_waiting()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..errors import TooManyConnections
+from ..service.work import Doing
 from .permission import Clock, Permission
 
 
@@ -19,6 +20,7 @@ class _Connection(NamedTuple):
     service: str
     client: str
     began: float
+    doing: Callable[[], Doing | None]
 
 
 class Connections:
@@ -41,10 +43,12 @@ class Connections:
         *,
         service: str = "",
         client: str = "",
+        doing: Callable[[], Doing | None] = lambda: None,
     ) -> None:
         """Count a connection that uses this transfer. Adding it again has no effect.
 
-        service, client: its service, and the client's address and port, or `unix`, for the status. on_cancel: for
+        service, client: its service, and the client's address and port, or `unix`, for the status. doing: tells
+        what runs on it, and is called in any thread. on_cancel: for
         connections that end with the transfer. It is called in any thread, possibly more than once, when the transfer
         is cancelled or closes its image after the ticket's expiry. Raises TooManyConnections, Forbidden.
         """
@@ -54,7 +58,7 @@ class Connections:
                 return
             if len(self._connections) >= self._most:
                 raise TooManyConnections(f"Too many connections on one ticket, the limit is {self._most}")
-            self._connections[connection] = _Connection(on_cancel, service, client, self._clock())
+            self._connections[connection] = _Connection(on_cancel, service, client, self._clock(), doing)
 
     def remove(self, connection: object) -> None:
         """Remove a connection, if it was added."""
@@ -66,9 +70,13 @@ class Connections:
         return [known.on_cancel for known in self._connections.values() if known.on_cancel is not None]
 
     def clients(self) -> list[dict[str, object]]:
-        """Return service, address and age of the connections for the status, oldest first. Called with the lock."""
+        """Return service, address, age and request of the connections, oldest first, for the status. With the lock."""
         now = self._clock()
-        return [
-            {"service": known.service, "client": known.client, "seconds": int(now - known.began)}
-            for known in self._connections.values()
-        ]
+        return [_client(known, int(now - known.began)) for known in self._connections.values()]
+
+
+def _client(known: _Connection, seconds: int) -> dict[str, object]:
+    client: dict[str, object] = {"service": known.service, "client": known.client, "seconds": seconds}
+    if (doing := known.doing()) is not None:
+        client["request"] = doing._replace(seconds=round(doing.seconds, 3))._asdict()
+    return client

@@ -137,7 +137,7 @@ class Traffic:
         return totals
 
     def fields(self, seconds: float, paused: float) -> dict[str, object]:
-        """Return the fields of the log line of a transfer that took so many seconds. paused: those without a request."""
+        """Return the fields of the log line of a transfer that took so many seconds. paused: of these, do not count."""
         moving = seconds - paused
         return {
             "requests": self._requests,

@@ -26,6 +26,7 @@ from typing import Any
 
 from ..errors import DENIED, Canceled, Forbidden
 from ..lanes.lane import Lane
+from ..service.work import does
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
@@ -151,6 +152,7 @@ class Transfer:
                 self.permission.seal.require_open()
             counts = access is not None and self.ticket.counts(access)
             self._traffic.begin(op, counts=counts, part=part, changes=changes)
+        does(op.kind, offset, length)
         return op
 
     def abandon(self, op: Operation) -> None:

@@ -96,7 +96,16 @@ typedef struct {
     uint32_t reserved;
 } iou_lane_report;
 
-/* A request that has ended. */
+/* What a request waits for. */
+typedef enum {
+    IOU_WAIT_PEER,    /* bytes of its client, or room for bytes to it */
+    IOU_WAIT_LIMIT,   /* the limit on the rate */
+    IOU_WAIT_STORAGE, /* storage */
+    IOU_WAIT_TURN,    /* its turn: memory, its device, earlier changes that it overlaps */
+    IOU_WAITS
+} iou_wait;
+
+/* A request that has ended, or that runs. */
 typedef struct {
     uint64_t lane; /* the number of its lane */
     uint64_t offset;
@@ -105,7 +114,8 @@ typedef struct {
     uint32_t kind;    /* HTTP: iou_kind; NBD: the command */
     uint32_t flags;   /* HTTP: iou_flag, IOU_FUA for a flush; NBD: the flags that the client sent */
     uint32_t result;  /* HTTP: the status, 0: the owner answers the request; NBD: the error, 0: none */
-    int32_t error;    /* HTTP: 0, or the positive errno of the failure */
+    int32_t error;    /* HTTP: 0, or the positive errno of the failure; also of NBD, if the connection has ended it */
+    uint64_t waited[IOU_WAITS]; /* ns of these in which it waited, by iou_wait; no time counts twice */
 } iou_record;
 
 /* Counters of all records. */
@@ -130,8 +140,8 @@ void iou_lanes_recall(iou_lanes *lanes, uint32_t more);
 /* Free what all lanes share. -EBUSY while there are lanes, -ECHILD. */
 int iou_lanes_free(iou_lanes *lanes);
 
-/* Start to record requests, or stop (0). Requests that have begun before the start are not recorded. */
-void iou_records_want(iou_lanes *lanes, uint32_t wanted);
+/* Record requests that took at least so many ns, from now on; 0: all; UINT64_MAX, as at first: none. */
+void iou_records_want(iou_lanes *lanes, uint64_t least);
 
 /* Move at most max records into the array, the oldest first. Returns how many, or -ECHILD. */
 int iou_records_read(iou_lanes *lanes, iou_record *records, uint32_t max);
@@ -154,6 +164,10 @@ void iou_lane_abort(iou_lane *lane);
 
 /* Get the counters of a lane. All are 0 in a forked child. */
 void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats);
+
+/* Get the request that has run longest now, with what it waits for, an iou_wait, in `result`; IOU_WAITS: nothing.
+   Returns 1, 0: none runs, or -ECHILD. */
+int iou_lane_oldest(iou_lane *lane, iou_record *record);
 
 /* Get the operation that has run longest now. Returns 1, 0: none runs, or -ECHILD. */
 int iou_lane_slowest(iou_lane *lane, iou_running *record);

@@ -53,18 +53,13 @@ static void end_use(struct iou_lane *lane) {
     lane->state.active = false;
 }
 
-static void record(const struct iou_lane *lane, bool failed) {
+static void record(struct iou_lane *lane, bool failed) {
     const struct http_request *request = &http_of(lane)->request;
     uint32_t done = request->kind == IOU_READ && !request->whole ? 206 : 200;
-    record_end(lane, http_of(lane)->began,
-               (iou_record){
-                   .offset = request->offset,
-                   .length = request->length,
-                   .kind = request->kind,
-                   .flags = (request->flush ? IOU_FUA : 0) | (request->fast ? IOU_FAST_ONLY : 0),
-                   .result = failed ? 0 : done,
-                   .error = failed ? http_of(lane)->end.error : 0,
-               });
+    iou_record result = http_describe(request);
+    result.result = failed ? 0 : done;
+    result.error = failed ? http_of(lane)->end.error : 0;
+    work_record(lane, &http_of(lane)->running, result);
 }
 
 static void leave_request(struct iou_lane *lane) {

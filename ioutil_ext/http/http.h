@@ -19,7 +19,6 @@
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "lane/rate.h"
-#include "lane/records.h"
 
 /*
  * Data is moved in pieces that end at multiples of HTTP_PIECE, with HTTP_AHEAD pieces of a request under way at a time:
@@ -77,7 +76,7 @@ struct http {
      * request. If it fails before, the leader ends it when no piece is under way.
      */
     struct http_request request;
-    uint64_t began;             /* for its record */
+    struct lane_work running;   /* for its owner and the log */
     uint64_t piece;             /* bytes; its pieces end at multiples */
     uint32_t ahead;             /* most pieces under way at a time */
     struct body body;           /* for the leader; also of a body that is sent */
@@ -95,6 +94,16 @@ struct http {
     bool started;     /* a part of the answer was sent */
     iou_http_end end; /* why the lane ends; why the request has failed */
 };
+
+/* Return kind, flags and range of a request for its record. */
+static inline iou_record http_describe(const struct http_request *request) {
+    return (iou_record){
+        .offset = request->offset,
+        .length = request->length,
+        .kind = request->kind,
+        .flags = (request->flush ? IOU_FUA : 0) | (request->fast ? IOU_FAST_ONLY : 0),
+    };
+}
 
 static inline struct http *http_of(const struct iou_lane *lane) {
     return lane->own;

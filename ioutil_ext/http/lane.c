@@ -59,7 +59,8 @@ static void begin(struct iou_lane *lane) {
     bool moves = http->request.kind == IOU_READ || http->request.kind == IOU_WRITE;
     choose_pieces(lane);
     body_begin(&http->body, http->request.offset, moves ? http->request.length : 0);
-    http->began = record_begin(lane);
+    iou_record what = http_describe(&http->request);
+    work_begin(&http->running, now_ns(), &what);
     http->taken = http->sent = 0;
     http->started = false;
     http->busy = true;
@@ -132,6 +133,7 @@ static bool lead(struct lane_thread *thread) {
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
 static void free_http(struct http *http) {
+    work_destroy(&http->running);
     free(http->target);
     free(http->done.text);
     free(http->partial.text);
@@ -176,6 +178,7 @@ static struct http *new_http(const iou_http_options *options) {
     struct http *http = calloc(1, sizeof(*http));
     if (!http)
         return NULL;
+    work_init(&http->running);
     pthread_mutex_init(&http->lock, NULL);
     pthread_cond_init(&http->changed, NULL);
     http->target = copy(options->target, options->target_length);
@@ -191,7 +194,17 @@ static struct http *new_http(const iou_http_options *options) {
     return NULL;
 }
 
-static const struct lane_kind HTTP = {.thread_name = "http-lane", .finishes = true, .lead = lead, .end = end};
+static struct lane_work *work_of(struct lane_thread *thread) {
+    return &http_of(thread->lane)->running;
+}
+
+static const struct lane_kind HTTP = {
+    .thread_name = "http-lane",
+    .finishes = true,
+    .lead = lead,
+    .work = work_of,
+    .end = end,
+};
 
 int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result) {
     if (lanes_are_foreign(lanes))

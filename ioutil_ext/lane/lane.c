@@ -202,6 +202,23 @@ int iou_lane_slowest(iou_lane *lane, iou_running *record) {
     return found;
 }
 
+int iou_lane_oldest(iou_lane *lane, iou_record *record) {
+    iou_record each;
+    int found = 0;
+    if (lanes_are_foreign(lane->lanes))
+        return -ECHILD;
+    pthread_mutex_lock(&lane->turns.lock);
+    for (struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
+        struct lane_thread *thread = container_of(node, struct lane_thread, link);
+        if (!work_look(thread->work, &each) || (found && each.elapsed <= record->elapsed))
+            continue;
+        *record = each;
+        found = 1;
+    }
+    pthread_mutex_unlock(&lane->turns.lock);
+    return found;
+}
+
 int iou_lane_free(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;

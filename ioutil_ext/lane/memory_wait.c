@@ -38,8 +38,11 @@ static int await_memory(struct claimant *claimant) {
 int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience, struct memory **memory) {
     struct claimant claimant = {.lane = lane, .size = size, .patience = patience};
     int error = memory_ask(&claimant);
-    if (error == -EAGAIN && patience != MEMORY_NOW)
+    if (error == -EAGAIN && patience != MEMORY_NOW) {
+        uint64_t since = work_wait(IOU_WAIT_TURN);
         error = await_memory(&claimant);
+        work_go_on(IOU_WAIT_TURN, since);
+    }
     *memory = claimant.memory;
     return error;
 }

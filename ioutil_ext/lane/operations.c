@@ -6,7 +6,6 @@
 #include <errno.h>
 #include <sys/resource.h>
 
-#include "base/clock.h"
 #include "base/numbers.h"
 #include "engine/external_threads.h"
 #include "engine/running.h"
@@ -82,13 +81,16 @@ bool operation_turn(struct lane_thread *thread, struct op *op) {
     if (op->result.error)
         return true;
     struct limit_use use = {.length = op->length};
-    thread->storage_since = now_ns();
+    thread->storage_since = work_wait(IOU_WAIT_TURN);
     op_await(op);
     bool counts = is_limited(lane, op);
     if (counts)
         limit_enter(lane->memory.limit, &use);
+    work_go_on(IOU_WAIT_TURN, thread->storage_since);
+    uint64_t since = work_wait(IOU_WAIT_STORAGE);
     long sleeps = count_sleeps();
     bool ended = external_thread_turn(lane->engine, &thread->external, op);
+    work_go_on(IOU_WAIT_STORAGE, since);
     note_sleep(lane, op->kind, op->handle->ops->remote || count_sleeps() != sleeps);
     thread->storage_since = 0;
     if (counts)

@@ -40,7 +40,9 @@ int rate_take(struct iou_lane *lane, uint64_t bytes) {
     iou_due due;
     if (!lane->bucket || iou_bucket_take(lane->bucket, bytes, &due) == 0)
         return 0;
+    uint64_t since = work_wait(IOU_WAIT_LIMIT);
     int error = await_rate(lane, &due);
+    work_go_on(IOU_WAIT_LIMIT, since);
     iou_bucket_waited(lane->bucket);
     if (error)
         rate_give_back(lane, bytes);

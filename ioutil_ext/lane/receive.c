@@ -224,9 +224,11 @@ static int ms_left(const struct iou_lane *lane, enum socket_patience patience, u
 
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
                         int *error) {
-    uint64_t got = take_staged(lane, memory, length);
-    uint64_t since = now_ns(), staged = got;
+    uint64_t got = take_staged(lane, memory, length), staged = got;
     *error = 0;
+    if (got == length)
+        return got;
+    uint64_t since = work_wait(IOU_WAIT_PEER);
     while (got < length) {
         /* Discarded bytes go to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging.bytes;
@@ -241,6 +243,7 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
         if (count <= 0 || patience == SOCKET_NOW)
             break;
     }
+    work_go_on(IOU_WAIT_PEER, since);
     return got;
 }
 
@@ -250,8 +253,8 @@ void socket_put_back(struct iou_lane *lane, const char *memory, size_t size) {
     lane->staging.end = (uint32_t)size;
 }
 
-bool socket_gather(struct iou_lane *lane, uint32_t least, int *error) {
-    uint64_t since = now_ns(), got = 0;
+static bool gather(struct iou_lane *lane, uint32_t least, uint64_t since, int *error) {
+    uint64_t got = 0;
     *error = 0;
     while (lane->staging.end - lane->staging.start < least) {
         ssize_t count = socket_stage(lane, LANE_STAGING, lane->timeout_ms);
@@ -265,4 +268,11 @@ bool socket_gather(struct iou_lane *lane, uint32_t least, int *error) {
         }
     }
     return true;
+}
+
+bool socket_gather(struct iou_lane *lane, uint32_t least, int *error) {
+    uint64_t since = work_wait(IOU_WAIT_PEER);
+    bool gathered = gather(lane, least, since, error);
+    work_go_on(IOU_WAIT_PEER, since);
+    return gathered;
 }

@@ -12,7 +12,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "base/clock.h"
 #include "lane/lane.h"
 #include "lane/records.h"
 
@@ -24,8 +23,8 @@ struct slot {
 };
 
 struct records {
-    char before[CACHE_LINE]; /* each request reads `wanted`: no member that changes shares its cache line */
-    atomic_bool wanted;
+    char before[CACHE_LINE]; /* each request reads `least`: no member that changes shares its cache line */
+    atomic_uint_fast64_t least;
     char after[CACHE_LINE];
     atomic_uint_fast64_t next; /* the number of the next record */
     atomic_uint_fast64_t lost;
@@ -37,8 +36,10 @@ struct records {
 /* A ring of zeros is empty. calloc(3) does not touch its pages before their first use. */
 struct records *records_new(void) {
     struct records *records = calloc(1, sizeof(*records));
-    if (records)
-        pthread_mutex_init(&records->lock, NULL);
+    if (!records)
+        return NULL;
+    pthread_mutex_init(&records->lock, NULL);
+    records->least = UINT64_MAX;
     return records;
 }
 
@@ -49,8 +50,8 @@ void records_free(struct records *records) {
 
 /* ---- writing ---------------------------------------------------------------------------------------------------- */
 
-uint64_t record_begin(const struct iou_lane *lane) {
-    return atomic_load_explicit(&lane->lanes->records->wanted, memory_order_relaxed) ? now_ns() : 0;
+uint64_t records_least(const struct records *records) {
+    return atomic_load_explicit(&records->least, memory_order_relaxed);
 }
 
 /* Take the next number, and its slot. NULL: there is no room. */
@@ -81,18 +82,10 @@ void records_add(struct records *records, const iou_record *record) {
     atomic_store_explicit(&slot->turn, turn + 1, memory_order_release);
 }
 
-void record_end(const struct iou_lane *lane, uint64_t began, iou_record record) {
-    if (!began)
-        return;
-    record.lane = lane->number;
-    record.elapsed = now_ns() - began;
-    records_add(lane->lanes->records, &record);
-}
-
 /* ---- reading ---------------------------------------------------------------------------------------------------- */
 
-void iou_records_want(iou_lanes *lanes, uint32_t wanted) {
-    atomic_store_explicit(&lanes->records->wanted, wanted != 0, memory_order_relaxed);
+void iou_records_want(iou_lanes *lanes, uint64_t least) {
+    atomic_store_explicit(&lanes->records->least, least, memory_order_relaxed);
 }
 
 /* Move the next record. False: there is none, or its writer has not finished it. */

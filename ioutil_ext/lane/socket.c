@@ -30,7 +30,7 @@ void socket_wake(struct iou_lane *lane) {
 
 /* ---- sending ---------------------------------------------------------------------------------------------------- */
 
-int socket_await_room(struct iou_lane *lane) {
+static int await_room(struct iou_lane *lane) {
     struct pollfd polled = {.fd = lane->socket.fd, .events = POLLOUT};
     int before = INT32_MAX, unsent = 0, waited = 0;
     while (!lane_canceled(lane)) {
@@ -47,6 +47,13 @@ int socket_await_room(struct iou_lane *lane) {
             return ETIMEDOUT;
     }
     return ECANCELED;
+}
+
+int socket_await_room(struct iou_lane *lane) {
+    uint64_t since = work_wait(IOU_WAIT_PEER);
+    int error = await_room(lane);
+    work_go_on(IOU_WAIT_PEER, since);
+    return error;
 }
 
 /* Move the parts past the bytes that were sent. Returns how many parts are left. */
@@ -116,7 +123,9 @@ static int await_room_until_pause(struct iou_lane *lane, uint64_t since, uint64_
     struct pollfd polled = {.fd = lane->socket.fd, .events = POLLOUT};
     if (takes_little(since, taken))
         return EAGAIN;
+    uint64_t now = work_wait(IOU_WAIT_PEER);
     int count = poll(&polled, 1, LANE_PAUSE_MS);
+    work_go_on(IOU_WAIT_PEER, now);
     return count > 0 || (count == -1 && errno == EINTR) ? 0 : count == 0 ? EAGAIN : errno;
 }
 

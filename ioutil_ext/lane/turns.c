@@ -51,6 +51,8 @@ static struct lane_thread *new_thread(struct iou_lane *lane) {
     thread->lane = lane;
     link_init(&thread->idle);
     sem_init(&thread->wake, 0, 0);
+    work_init(&thread->own);
+    thread->work = lane->kind->work(thread);
     return thread;
 }
 
@@ -224,6 +226,8 @@ static void leave(struct lane_thread *thread) {
     struct iou_lane *lane = thread->lane;
     uncount_thread(lane);
     bool last = lane->turns.count == 0;
+    if (last || thread->work == &thread->own)
+        work_cut(lane, thread->work);
     if (last) {
         if (lane->state.active) /* a request that ends with its connection */
             lane_renew(lane);
@@ -245,6 +249,7 @@ static void *thread_main(void *argument) {
     struct lane_thread *thread = argument;
     struct iou_lane *lane = thread->lane;
     pthread_setname_np(pthread_self(), lane->kind->thread_name);
+    work_for(thread->work);
     pthread_mutex_lock(&lane->turns.lock);
     while (lane->turns.leader == thread || rest(thread)) {
         if (lane->turns.number % 2)
@@ -267,6 +272,7 @@ void turns_free(struct iou_lane *lane) {
         struct lane_thread *thread = container_of(lane->turns.spare.next, struct lane_thread, link);
         link_remove(&thread->link);
         sem_destroy(&thread->wake);
+        work_destroy(&thread->own);
         free(thread);
     }
 }

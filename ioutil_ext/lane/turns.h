@@ -14,6 +14,7 @@
 #include "api/lane.h"
 #include "base/link.h"
 #include "engine/external_threads.h"
+#include "lane/work.h"
 
 struct lane_thread;
 
@@ -24,6 +25,8 @@ struct lane_kind {
     bool finishes;
     /* Read requests and do them. True: another thread leads now. False: there are no more requests. */
     bool (*lead)(struct lane_thread *thread);
+    /* Return the request that a thread works for: its own one, or one of all threads. */
+    struct lane_work *(*work)(struct lane_thread *thread);
     /* Free the state of the kind. The lane has no threads any more. */
     void (*end)(struct iou_lane *lane);
 };
@@ -34,6 +37,7 @@ struct lane_thread {
     struct iou_lane *lane;
     struct external_thread external;
     sem_t wake;
+    struct lane_work own, *work;        /* the request that it works for: its own, or one of all threads */
     atomic_uint_fast64_t storage_since; /* ns, start of its operation in storage; 0: it has none there */
 };
 

@@ -26,17 +26,6 @@ static void begin(struct iou_lane *lane) {
     turn_ensure_watcher(lane);
 }
 
-static void record(const struct iou_lane *lane, const struct request *request) {
-    record_end(lane, request->began,
-               (iou_record){
-                   .offset = request->offset,
-                   .length = request->length,
-                   .kind = request->command,
-                   .flags = request->flags,
-                   .result = *request->told,
-               });
-}
-
 /* Wait for the limit on the rate. A WRITE has waited for its payload. A READ waits for what was read before it, and
    then sends all of its data. If the wait ends because the transfer does, request_begin() refuses the request. */
 static void await_rate(struct iou_lane *lane, const struct request *request) {
@@ -59,7 +48,9 @@ static bool take_turn(struct lane_thread *thread, struct request *request, struc
     lane->state.requests++;
     request_run(thread, request, payload, &op, leads);
     lane->counts.failed += told != 0;
-    record(lane, request);
+    iou_record result = nbd_describe(request);
+    result.result = told;
+    work_record(lane, thread->work, result);
     request_end(lane);
     return leads && turn_end(thread);
 }
@@ -117,8 +108,12 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
     return nbd;
 }
 
+static struct lane_work *work_of(struct lane_thread *thread) {
+    return &thread->own;
+}
+
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
-    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .end = end};
+    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .work = work_of, .end = end};
     if (lanes_are_foreign(lanes))
         return -ECHILD;
     if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS)

@@ -13,7 +13,6 @@
 #include "lane/lane.h"
 #include "lane/operations.h"
 #include "lane/rate.h"
-#include "lane/records.h"
 #include "nbd/wire.h"
 
 /*
@@ -57,6 +56,16 @@ struct nbd {
     size_t reply_length;
     struct incoming incoming;
 };
+
+/* Return command, flags and range of a request for its record. */
+static inline iou_record nbd_describe(const struct request *request) {
+    return (iou_record){
+        .offset = request->offset,
+        .length = request->length,
+        .kind = request->command,
+        .flags = request->flags,
+    };
+}
 
 static inline struct nbd *nbd_of(const struct iou_lane *lane) {
     return lane->own;

@@ -41,7 +41,7 @@ static void take_header(struct iou_lane *lane) {
     lane->state.running++;
     incoming->payload = (struct payload){0};
     body_begin(&incoming->body, incoming->request.offset, incoming->request.payload);
-    incoming->request.began = record_begin(lane);
+    incoming->request.began = now_ns();
     incoming->begun = true;
 }
 
@@ -139,11 +139,19 @@ static bool receive_payload(struct lane_thread *thread) {
     return request->error || request->command != CMD_WRITE ? drop_payload(lane) : receive_pieces(thread);
 }
 
+/* Receive the payload of a request whose header has arrived. The thread works for it from here on. */
+static bool receive_begun(struct lane_thread *thread) {
+    const struct request *request = &incoming_of(thread->lane)->request;
+    iou_record what = nbd_describe(request);
+    work_begin(thread->work, request->began, &what);
+    return receive_payload(thread);
+}
+
 bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload) {
     struct iou_lane *lane = thread->lane;
     struct incoming *incoming = incoming_of(lane);
     if (!incoming->error && !lane->state.leaving && (incoming->begun || receive_header(lane)) &&
-        receive_payload(thread)) {
+        receive_begun(thread)) {
         *request = incoming->request;
         *payload = incoming->payload;
         incoming->begun = false;

@@ -21,6 +21,7 @@ STATE: Mapping[str, Any] = {
     "transferred": MiB,
     "bytes_per_second": 2 * MiB,
     "connections": 2,
+    "clients": [{"request": {"waits_for": wait}} for wait in ("storage", "client", "storage", "", "")] + [{}],
     "active": True,
     "storage_wait": 3,
     "slowest_operation": {"kind": "zero", "offset": 0, "length": MiB, "seconds": 3.2},
@@ -30,14 +31,23 @@ STATE: Mapping[str, Any] = {
 
 def test_line_of_a_transfer() -> None:
     assert row(STATE) == (
-        *("job", "write", "4.0 MiB", "1.0 MiB", "25%", "2.0 MiB/s", 2, "zero", "3 s", "1.0 MiB", "punch_hole,write"),
+        *("job", "write", "4.0 MiB", "1.0 MiB", "25%", "2.0 MiB/s", 2, "zero", "3 s"),
+        *("storage", "1.0 MiB", "punch_hole,write"),
     )
 
 
 def test_line_of_a_transfer_that_has_done_nothing() -> None:
-    nothing = {"ops": [], "size": 0, "transferred": 0, "bytes_per_second": 0, "storage_wait": 0, "zeroed": {}}
+    nothing = {
+        "ops": [],
+        "size": 0,
+        "transferred": 0,
+        "bytes_per_second": 0,
+        "storage_wait": 0,
+        "zeroed": {},
+        "clients": [],
+    }
     idle = {name: value for name, value in {**STATE, **nothing}.items() if name != "slowest_operation"}
-    assert row(idle) == ("job", "-", "0 B", "0 B", "", "-", 2, "-", "-", "-", "-")
+    assert row(idle) == ("job", "-", "0 B", "0 B", "", "-", 2, "-", "-", "-", "-", "-")
 
 
 def test_progress_of_a_ticket_with_both_operations_is_what_was_moved() -> None:

@@ -3,6 +3,7 @@
 
 import fcntl
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -104,6 +105,24 @@ def test_a_write_that_waits_is_no_reason_for_a_restart(
                 assert own.status(image.ticket)["storage_wait"] >= 1
             assert connection.receive().status == 200
         own.stop()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_request_that_waited_for_storage_leaves_a_line(make_daemon: MakeDaemon, filesystem: Path, lane: str) -> None:
+    own = make_daemon(program="tests.support.slowrequests", **LANES[lane])
+    image = make_image(own, filesystem)()
+    with own.connect("unix") as connection:
+        with frozen(filesystem):
+            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+
+            def waits() -> bool:
+                request = own.status(image.ticket)["clients"][0].get("request", {"waits_for": ""})
+                return bool(request["waits_for"] == "storage" and request["seconds"] > 0.5)
+
+            eventually(waits, "the request waits for storage")
+        assert connection.receive().status == 200
+    line = own.log.wait_for(r"INFO .*slow request.*")[0]
+    assert re.search(r" seconds=\S+ wait_storage=(0\.[3-9]|[1-9])", line)
 
 
 def test_removal_without_waiting_answers_409_while_something_runs(

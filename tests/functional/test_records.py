@@ -46,7 +46,7 @@ def open_image(daemon: Daemon, directory: Path, **fields: object) -> Image:
 
 def lines(daemon: Daemon, start: int) -> list[str]:
     """Return what was told since start of requests but OPTIONS, without who asked and how long it took."""
-    pattern = re.compile(r"DEBUG +service\.request_log: request client=\S+ method=(\w+) (.*)")
+    pattern = re.compile(r"DEBUG +service\.request_log: request client=\S+ transfer=\S+ method=(\w+) (.*)")
     found = [match for line in daemon.log.lines()[start:] if (match := pattern.search(line))]
     rest = [re.fullmatch(r"resource=/images/\{\} (.*) seconds=[\d.e-]+", match[2]) for match in found]
     return [f"{match[1]} {more[1]}" for match, more in zip(found, rest, strict=True) if more and match[1] != "OPTIONS"]
@@ -69,7 +69,9 @@ def test_request_that_fails_in_c_is_told_with_its_error(own: Daemon, full_filesy
         connection.request("OPTIONS", image.url)
         start = own.log.end()
         assert connection.put(image.url, pattern(MiB)).status == 507
-        own.log.wait_for(r"request client=unix method=PUT .*length=1048576 flush=y error=ENOSPC seconds=", start=start)
+        own.log.wait_for(
+            r"request client=unix .*method=PUT .*length=1048576 flush=y error=ENOSPC seconds=", start=start
+        )
 
 
 def test_body_that_ends_early_is_told(own: Daemon, tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_body_that_ends_early_is_told(own: Daemon, tmp_path: Path) -> None:
         connection.send(request[:-1])
         connection.end_sending()
         assert connection.receive().status == 400
-    own.log.wait_for(r"request client=unix method=PUT .*length=1048576 flush=y error=truncated seconds=", start=start)
+    own.log.wait_for(r"request client=unix .*method=PUT .*length=1048576 flush=y error=truncated seconds=", start=start)
 
 
 async def test_each_request_of_nbd_has_a_line(make_daemon: MakeDaemon, tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 """The middleware around the handlers of aiohttp: it answers errors and adds the common header fields."""
 
 import asyncio
-import time
 
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from ...errors import PeerGone
 from ...service import request_log
+from ...service.work import begin as begin_work
 from .aiohttp_transport import ConnectionControl
 from .cors import cors_headers
 from .messages import SAFE, SERVER
@@ -37,8 +37,9 @@ class Answering:
             connection = connection_of(request)
         except PeerGone:
             return web.Response()  # nothing is sent: the connection is lost
-        started = time.perf_counter()
+        work = begin_work()
         connection.exchange.begin(request.content.set_exception)
+        connection.exchange.served_by(work)
         response = await _response(request, handler, connection)
         connection.exchange.answered(response.status)
         try:
@@ -47,8 +48,10 @@ class Answering:
             connection.answered(close=not response.keep_alive)
         except (ConnectionError, PeerGone):
             pass  # the connection is lost or was cut, and logs the reason itself
+        connection.exchange.served_by(None)
         request_log.tell(
-            time.perf_counter() - started,
+            work.seconds,
+            work.waited,
             client=connection.exchange.peer,
             method=request.method,
             resource=request.match_info.get(PATTERN, ""),

@@ -7,6 +7,7 @@ from ...errors import PeerGone
 from ...net.connection_limit import Place
 from ...net.watchdog import Watchdog
 from ...service.events import Caller
+from ...service.work import Worker
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
@@ -46,6 +47,10 @@ class Exchange:
     def answered(self, status: int) -> None:
         """Count the answer to the request."""
         self._usage.answered(status)
+
+    def served_by(self, worker: Worker | None) -> None:
+        """Note what serves the connection now, for the status of its transfer; None: nothing does."""
+        self._usage.worker = worker
 
     def use(self, transfer: Transfer) -> None:
         """Count the connection as one of the transfer's, and apply the inactivity timeout of the ticket.

@@ -166,12 +166,14 @@ class LaneHandover:
 
     def _watch(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = lane
+        self._exchange.served_by(lane)
         lane.watch(transfer.collect, lambda: self._ended(lane, transfer))
         if transfer.permission.canceled:  # by another thread, before the lane had started
             lane.cancel()
 
     def _ended(self, lane: HttpLane, transfer: Transfer) -> None:
         self._lane = None
+        self._exchange.served_by(None)
         end = lane.end()
         # A rest without an error is a part of a head, which may never become complete: Python waits for the other part.
         self._given_back = end.other or (bool(end.rest) and end.error is None)

@@ -56,8 +56,8 @@ class LaneService:
         # A lane gives back each GET of an image smaller than the ticket, because the size it knows may be outdated.
         if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
             return None
-        lease, bucket = transfer.permission.lease, transfer.bucket
-        lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer)
+        lease, bucket, name = transfer.permission.lease, transfer.bucket, transfer.ticket.log_name
+        lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer, transfer=name)
         writable = transfer.permission.writable
         transfer.add_lane(
             lane, backend, changes=writable

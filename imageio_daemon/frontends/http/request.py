@@ -5,6 +5,7 @@ from aiohttp import web
 
 from ...errors import InvalidRequest, PeerGone, TooLarge
 from ...service.events import Caller
+from ...service.work import Wait, waiting
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -84,7 +85,8 @@ class Body:
         exchange.waiting_for_body(waiting=True)
         try:
             # Asked for more than it may hold, aiohttp raises its limit to that.
-            data = await self._request.content.read(min(len(view), READ_BUFFER))
+            with waiting(Wait.CLIENT):
+                data = await self._request.content.read(min(len(view), READ_BUFFER))
         except web.RequestPayloadError:
             raise InvalidRequest("The request's body is malformed") from None
         except OSError as e:

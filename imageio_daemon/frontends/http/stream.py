@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from aiohttp import web
 
 from ...errors import PeerGone
+from ...service.work import Wait, waiting
 from ...units import KiB
 
 #: Most bytes of one write. The transport has a copy of them, beside the operation's buffers, until they are sent. 64
@@ -54,6 +55,7 @@ class Stream:
 
 async def _to_peer(written: Awaitable[object]) -> None:
     try:
-        await written
+        with waiting(Wait.CLIENT):
+            await written
     except ConnectionError as e:
         raise PeerGone("the connection was lost inside an answer") from e

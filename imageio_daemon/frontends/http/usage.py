@@ -4,6 +4,7 @@
 import asyncio
 
 from ...service.served import Count
+from ...service.work import Doing, Worker
 from ...transfers.transfer import Transfer
 
 
@@ -20,6 +21,8 @@ class Usage:
         self._loop = loop
         self._opened = loop.time()
         self._transfers: list[Transfer] = []
+        #: What serves the request that runs, or a lane; None: neither is there.
+        self.worker: Worker | None = None
 
     def use(self, transfer: Transfer, service: str, client: str) -> None:
         """Count the connection as one of the transfer's, and no longer as one of cancelled transfers.
@@ -28,11 +31,15 @@ class Usage:
         """
         if transfer in self._transfers:
             return
-        transfer.connections.add(self, service=service, client=client)
+        transfer.connections.add(self, service=service, client=client, doing=self._doing)
         for old in [old for old in self._transfers if old.permission.canceled]:
             old.connections.remove(self)
             self._transfers.remove(old)
         self._transfers.append(transfer)
+
+    def _doing(self) -> Doing | None:
+        worker = self.worker
+        return None if worker is None else worker.doing()
 
     @property
     def has_ticket(self) -> bool:

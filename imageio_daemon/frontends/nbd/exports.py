@@ -4,11 +4,13 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from ...errors import Forbidden
 from ...nbdproto.server.transmission import Export
 from ...operations import operations
 from ...service import logs
+from ...service.work import Doing, Worker
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -25,7 +27,10 @@ class Attachment:
         self._loop = asyncio.get_running_loop()
         self._canceled = False
         self._callback: Callable[[], None] | None = None
-        transfer.connections.add(self, lambda: _call(self._loop, self._cancel), service=service, client=client)
+        #: The lane of the connection; None: it has none yet.
+        self.worker: Worker | None = None
+        cancel = partial(_call, self._loop, self._cancel)
+        transfer.connections.add(self, cancel, service=service, client=client, doing=self._doing)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
         """Set the callback. It is called on this loop when the transfer is cancelled; now, if it was cancelled before.
@@ -45,6 +50,10 @@ class Attachment:
         """Return the fields for a log line of the connection, without those that are None."""
         more = {name: value for name, value in more.items() if value is not None}
         return logs.fields(transfer=self.transfer.ticket.log_name, **more)
+
+    def _doing(self) -> Doing | None:
+        worker = self.worker
+        return None if worker is None else worker.doing()
 
     def _cancel(self) -> None:
         self._canceled = True

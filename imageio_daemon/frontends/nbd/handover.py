@@ -95,6 +95,7 @@ class LaneSession:
         except BaseException:
             os.close(fd)
             raise
+        self._attachment.worker = self._lane
         self._lane.watch(self._event, self._end)
 
     def shut_down(self) -> None:

@@ -167,3 +167,15 @@ async def test_seconds_are_those_of_the_request(debug: pytest.LogCaptureFixture,
     assert isinstance(line["seconds"], float)
     assert 0 < line["seconds"] < taken
     assert re.fullmatch(r"0x\d", str(line["flags"]))
+
+
+async def test_slow_requests_are_told_at_every_level(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, logger=request_log.__name__)
+    monkeypatch.setattr(request_log, "SLOW", 0.0)
+    assert not lanes_of(world).records.follow()
+    await (await world.go()).request(READ, 0, 10)
+    await tell(world, 1)
+    (line,) = [vars(record)["fields"] for record in caplog.records if record.getMessage() == "slow request"]
+    assert (line["command"], line["length"]) == ("READ", 10)

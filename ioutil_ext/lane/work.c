@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Where the time of a request goes. Each wait of a thread that works for a request is added when it ends, without the
+ * time that is told already: of waits at the same time, the first one to end counts. So the waits of a request are
+ * together not longer than the request, however many threads work for it.
+ */
+
+#include "lane/work.h"
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "lane/lane.h"
+#include "lane/records.h"
+
+/* Shorter waits are not added, so that requests that storage answers out of its cache take no lock. */
+#define LEAST_NS 50000u
+
+static _Thread_local struct lane_work *mine;
+
+void work_init(struct lane_work *work) {
+    pthread_mutex_init(&work->lock, NULL);
+}
+
+void work_destroy(struct lane_work *work) {
+    pthread_mutex_destroy(&work->lock);
+}
+
+void work_for(struct lane_work *work) {
+    mine = work;
+}
+
+void work_begin(struct lane_work *work, uint64_t began, const iou_record *what) {
+    pthread_mutex_lock(&work->lock);
+    for (size_t i = 0; i < LENGTH(work->waited); i++)
+        work->waited[i] = 0;
+    work->waited_until = began;
+    work->kind = what->kind;
+    work->flags = what->flags;
+    work->offset = what->offset;
+    work->length = what->length;
+    work->began = began;
+    pthread_mutex_unlock(&work->lock);
+}
+
+static void describe(struct lane_work *work, iou_record *record) {
+    pthread_mutex_lock(&work->lock);
+    record->elapsed = now_ns() - work->began;
+    for (size_t i = 0; i < LENGTH(work->waited); i++)
+        record->waited[i] = work->waited[i];
+    pthread_mutex_unlock(&work->lock);
+}
+
+void work_record(struct iou_lane *lane, struct lane_work *work, iou_record result) {
+    uint64_t began = work->began;
+    if (!began)
+        return;
+    if (now_ns() - began >= records_least(lane->lanes->records)) {
+        describe(work, &result);
+        result.lane = lane->number;
+        records_add(lane->lanes->records, &result);
+    }
+    work->began = 0;
+}
+
+static iou_record what_runs(const struct lane_work *work) {
+    return (iou_record){
+        .offset = work->offset,
+        .length = work->length,
+        .kind = (uint32_t)work->kind,
+        .flags = (uint32_t)work->flags,
+    };
+}
+
+void work_cut(struct iou_lane *lane, struct lane_work *work) {
+    iou_record result = what_runs(work);
+    result.error = lane->state.error;
+    work_record(lane, work, result);
+}
+
+bool work_look(struct lane_work *work, iou_record *record) {
+    if (!work->began)
+        return false;
+    *record = what_runs(work);
+    describe(work, record);
+    record->result = IOU_WAITS;
+    for (uint32_t i = IOU_WAITS; i-- > 0;)
+        if (work->waiting[i])
+            record->result = i;
+    return true;
+}
+
+/* ---- waits ------------------------------------------------------------------------------------------------------ */
+
+uint64_t work_wait(iou_wait kind) {
+    if (mine)
+        mine->waiting[kind]++;
+    return now_ns();
+}
+
+void work_go_on(iou_wait kind, uint64_t since) {
+    uint64_t now = now_ns();
+    if (!mine)
+        return;
+    mine->waiting[kind]--;
+    if (now - since < LEAST_NS)
+        return;
+    pthread_mutex_lock(&mine->lock);
+    since = max_u64(since, mine->waited_until);
+    if (now > since) {
+        mine->waited[kind] += now - since;
+        mine->waited_until = now;
+    }
+    pthread_mutex_unlock(&mine->lock);
+}
