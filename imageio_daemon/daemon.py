@@ -23,8 +23,9 @@ from .monitoring.liveness import Liveness
 from .monitoring.metrics import Metrics
 from .monitoring.watched import Watched
 from .net import tls_contexts
+from .net.accepting import Endpoint, Listener, listen
 from .net.connection_limit import ConnectionLimit
-from .net.loops import Endpoint, Listener, Server, ServingLoop, default_count, listen, serving_loops
+from .net.loops import Server, ServingLoop, default_count, serving_loops
 from .net.service_sockets import ServiceSockets
 from .opening import Opener
 from .operations.finalize import Finalizer

@@ -7,7 +7,7 @@ Storage does not count: an image on a server that hangs does not concern transfe
 import time
 from collections.abc import Sequence
 
-from ..net.loops import Listener
+from ..net.accepting import Listener
 from ..net.tls_contexts import ServerTls
 from ..transfers.store import TransferStore
 from .liveness import Liveness

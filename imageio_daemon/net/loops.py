@@ -1,25 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several event loops in one process, each in a thread. A connection goes to the loop that has the fewest.
+"""Several event loops in one process, each in a thread.
 
 One thread at a time runs Python code, but system calls and encryption release the GIL and run in parallel. State that
 loops share is thread-safe and holds no asyncio primitive; most of it is in transfers/.
 """
 
 import asyncio
-import errno
 import logging
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import uvloop
 
 from . import tls_contexts
-from .connection_limit import LOCAL, ConnectionLimit
-from .listening import BACKLOG
+from .connection_limit import ConnectionLimit
 from .tls_arrival import TlsArrival
 from .tls_handshake import Pollers
 
@@ -29,11 +27,6 @@ _T = TypeVar("_T")
 
 #: The largest default number of loops. More of them only wait for the GIL.
 MOST_BY_DEFAULT = 4
-#: Errors of accept(2) that pass, and the seconds until it is tried again.
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-ACCEPT_PAUSE = 1.0
-#: Connections that are accepted in one iteration of the loop, so that others are served in between: 64 take 4 ms.
-MOST_ACCEPTED = 64
 
 
 def default_count() -> int:
@@ -225,84 +218,3 @@ class _LoopThread:
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             runner.run(self._stop.wait())
-
-
-class Endpoint(NamedTuple):
-    """A loop, and the server on it of one listening socket's connections."""
-
-    loop: ServingLoop
-    server: Server
-
-
-class Listener(Protocol):
-    """The acceptor of a listening socket's connections."""
-
-    def is_serving(self) -> bool:
-        """Tell whether connections are accepted."""
-        ...
-
-    def close(self) -> None:
-        """Close the listening socket."""
-        ...
-
-
-async def listen(sock: socket.socket, endpoints: Sequence[Endpoint], secure: tls_contexts.ServerTls | None) -> Listener:
-    """Accept connections of a listening socket on the running loop, which is the first one's.
-
-    With one endpoint and no TLS, uvloop accepts by itself: that takes 0.05 ms of processor time for each connection,
-    an Acceptor 0.075.
-    """
-    if len(endpoints) > 1 or secure is not None:
-        return Acceptor(sock, endpoints, secure)
-    server = endpoints[0].server
-    # create_server() calls listen(2) again, with a backlog of 100 by default.
-    return await asyncio.get_running_loop().create_server(server.connection, sock=sock, backlog=BACKLOG)
-
-
-class Acceptor:
-    """Accept connections, each for the endpoint whose loop has the fewest; of equal ones, for the first.
-
-    secure: a connection gets the context that is current when its handshake begins; None without TLS.
-    """
-
-    def __init__(
-        self, sock: socket.socket, endpoints: Sequence[Endpoint], secure: tls_contexts.ServerTls | None
-    ) -> None:
-        self._socket = sock
-        self._endpoints = endpoints
-        self._secure = secure
-        self._loop = asyncio.get_running_loop()
-        self._paused: asyncio.TimerHandle | None = None
-        self._listen()
-
-    def is_serving(self) -> bool:
-        """Tell whether connections are accepted: not after close(), and not while there are no descriptors."""
-        return self._paused is None and self._socket.fileno() != -1
-
-    def close(self) -> None:
-        """Close the listening socket."""
-        if self._paused is not None:
-            self._paused.cancel()
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-
-    def _listen(self) -> None:
-        self._paused = None
-        self._loop.add_reader(self._socket, self._accept)
-
-    def _accept(self) -> None:
-        for _ in range(MOST_ACCEPTED):
-            try:
-                sock, address = self._socket.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as e:
-                if e.errno not in _EXHAUSTED:
-                    raise
-                log.error("cannot accept connections: %s", e.strerror)
-                self._loop.remove_reader(self._socket)
-                self._paused = self._loop.call_later(ACCEPT_PAUSE, self._listen)
-                return
-            sock.setblocking(False)
-            loop, server = min(self._endpoints, key=lambda endpoint: endpoint.loop.connections)
-            loop.hand_over(sock, address[0] if isinstance(address, tuple) else LOCAL, server, self._secure)

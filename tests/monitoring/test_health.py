@@ -11,7 +11,8 @@ import pytest
 from imageio_daemon.monitoring import health
 from imageio_daemon.monitoring.health import Health
 from imageio_daemon.monitoring.liveness import Liveness
-from imageio_daemon.net.loops import Listener, serving_loops
+from imageio_daemon.net.accepting import Listener
+from imageio_daemon.net.loops import serving_loops
 from imageio_daemon.net.tls_contexts import ServerTls
 from imageio_daemon.transfers.store import TransferStore
 

@@ -18,9 +18,10 @@ import pytest
 import uvloop
 
 from imageio_daemon.errors import ConfigError
-from imageio_daemon.net import connection_limit, loops, tls_arrival
+from imageio_daemon.net import accepting, connection_limit, tls_arrival
+from imageio_daemon.net.accepting import Acceptor, Endpoint
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
-from imageio_daemon.net.loops import Acceptor, Endpoint, ServingLoop, default_count, serving_loops
+from imageio_daemon.net.loops import ServingLoop, default_count, serving_loops
 from imageio_daemon.net.tls_contexts import ServerTls, client_context
 from imageio_daemon.net.tls_socket import TlsContext
 from tests.support.daemon import Certificates
@@ -386,7 +387,7 @@ class Refusing:
 async def test_accepting_goes_on_after_descriptors_or_memory_were_used_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
 ) -> None:
-    monkeypatch.setattr(loops, "ACCEPT_PAUSE", 0.01)
+    monkeypatch.setattr(accepting, "ACCEPT_PAUSE", 0.01)
     server = EchoServer()
     listening = Refusing(number, number)
     acceptor = Acceptor(cast(socket.socket, listening), [Endpoint(_here(), server)], None)

@@ -182,7 +182,7 @@ static void finish(struct client *client, const iou_completion *completion) {
             fprintf(stderr, "%s: %s: %s\n", iou_kind_name(slot->kind), iou_syscall_name(completion->syscall),
                     strerror(completion->error));
         CHECK(completion->error == 0);
-        CHECK(slot->control.done == completion->done);
+        CHECK(slot->kind == IOU_EXTENTS || slot->control.done == completion->done); /* extents move no bytes */
         CHECK(slot->kind == IOU_STAT || slot->kind == IOU_FLUSH || completion->done == slot->length);
         if (slot->kind == IOU_READ)
             CHECK(holds(slot));
