@@ -90,16 +90,8 @@ class Operation:
     """
 
     __slots__ = (
-        "_answered",
-        "_began",
-        "_holders",
-        "_on_end",
-        "_work",
-        "control",
-        "kind",
-        "length",
-        "offset",
-        "on_cancel",
+        *("_answered", "_began", "_holders", "_on_end", "_work"),
+        *("control", "kind", "length", "offset", "on_cancel"),
     )
 
     def __init__(
@@ -118,8 +110,8 @@ class Operation:
         self._on_end = on_end
         self._holders = 1
         self._work = work.current()
-        self._began = 0.0  # when storage got the operation
-        self._answered = 0.0  # time.monotonic() of the last retain() or release()
+        # time.monotonic(): when storage got the operation, and of the last retain() or release().
+        self._began = self._answered = 0.0
 
     @property
     def done(self) -> int:
