@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator
 
@@ -89,6 +90,8 @@ class Document:
 
     def _response(self, method: str, target: str, status: int) -> str:
         path = _SCHEMES.sub("", target, count=1).partition("?")[0]
+        if "%2f" not in path.lower():  # an escaped slash is no slash; other characters are the same (RFC 3986 6.2.2.2)
+            path = unquote(path)
         template = next((template for pattern, template in self._paths if pattern.fullmatch(path)), None)
         place = _RESPONSES
         if template is not None and method.lower() in self.content["paths"][template]:

@@ -232,7 +232,7 @@ def test_full_storage_is_told(daemon: Daemon, full_filesystem: Path, tmp_path: P
     source.write_bytes(pattern(MiB))
     url = daemon.url(daemon.add_ticket(full_filesystem, MiB))
     settings = Settings(cafile=str(daemon.cafile), local=False, retry_for=0.2)
-    with pytest.raises(ServerFailed, match=r"the server failed .*500 .* see the log"):
+    with pytest.raises(ServerFailed, match=r"the server failed .*507 .* see the log"):
         upload(source, url, settings=settings, room_check=False)
 
 
