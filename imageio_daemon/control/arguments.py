@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import check, events, limits, log_level, tickets, top, transfers
+from . import certificate, check, events, limits, log_level, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -15,6 +15,9 @@ Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEFAULT_CONF_DIR = "/etc/imageio-daemon"
+SERVICE_GROUP = "imageio"
+#: Most days of a certificate: macOS refuses servers with more.
+MAX_DAYS = 825
 LEVELS = ("debug", "info", "warning", "error")
 RATE = "per second, 0: no limit; K, M, G may follow"
 FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
@@ -30,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     _add_top(commands)
     _add_events(commands)
     _add_check(commands)
+    _add_certificate(commands)
     _add_log_level(commands)
     _add_limits(commands)
     return main
@@ -126,6 +130,27 @@ def _add_check(commands: _Commands) -> None:
     command.add_argument("paths", nargs="*", metavar="PATH", help="an image, or a directory, that it should reach")
     command.add_argument("--conf-dir", default=DEFAULT_CONF_DIR, metavar="DIR", help="default: %(default)s")
     command.add_argument("--ready", action="store_true", help="a daemon that does not run is a failure")
+
+
+def _add_certificate(commands: _Commands) -> None:
+    command = _command(commands, "certificate", certificate.make, "Make a certificate and its key, for a first try.")
+    command.add_argument(
+        "--self-signed", required=True, metavar="NAME", help="of this host, as clients know it; no authority is needed"
+    )
+    command.add_argument("names", nargs="*", metavar="NAME", help="further names and addresses of this host")
+    command.add_argument("--days", type=_days, default=30, metavar="COUNT", help="default: %(default)s")
+    command.add_argument(
+        "--directory", default=DEFAULT_CONF_DIR, metavar="DIR", help="of cert.pem and key.pem (default: %(default)s)"
+    )
+    command.add_argument("--group", default=SERVICE_GROUP, help="of the key's readers (default: %(default)s)")
+    command.add_argument("--force", action="store_true", help="replace what is there")
+
+
+def _days(text: str) -> int:
+    days = int(text) if text.isdecimal() and len(text) <= len(str(MAX_DAYS)) else 0
+    if not 0 < days <= MAX_DAYS:
+        raise argparse.ArgumentTypeError(f"between 1 and {MAX_DAYS}")
+    return days
 
 
 def _add_log_level(commands: _Commands) -> None:
