@@ -13,9 +13,10 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
-from .local.qemu import Increment, QemuSource, QemuTarget, check_format
-from .local.source import FileSource, Source, StreamSource
-from .local.tar import find_member
+from .local.formats import format_of
+from .local.opening import open_source
+from .local.qemu import Increment, QemuTarget
+from .local.source import Source
 from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
 from .server.address import is_url
 from .server.image import Image
@@ -74,9 +75,9 @@ def upload(
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
-    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; None: raw
-    after a check that it does not look like another format. member: the member of a tar archive, such as an OVA, to
-    upload.
+    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; None:
+    what the suffix of the name says, or else raw after a check that it does not look like anything else. member: the
+    member of a tar archive, such as an OVA, to upload.
 
     What an interrupted upload has left on stable storage is not sent again: the server tells it, or, if it cannot, a
     state file, which is written beside the source, or at the path `state`; False: nowhere. restart: send all.
@@ -86,8 +87,10 @@ def upload(
 
     Raises ClientError.
     """
+    if isinstance(source, str | os.PathLike) and is_url(os.fspath(source)):
+        raise Usage("the image comes first, then the URL")
     with (
-        contextlib.closing(_open_source(source, format, member, size)) as opened,
+        contextlib.closing(open_source(source, format, member, size)) as opened,
         ClientSession(url, settings) as session,
     ):
         options = Options(verify, restart, compare_all, _state_path(source, state), checkpoint, room_check)
@@ -107,9 +110,10 @@ def download(
     """Make target read as the image at url, on stable storage.
 
     target: a file, which is replaced when the download is complete; a block device; or a binary stream. format: of a
-    new file: raw, or any that qemu can create. dirty: download only the extents that have changed since the server's
-    checkpoint, into a file or device with an older copy, or into a new qcow2 image to be rebased on such a copy.
-    verify: compare the checksum of what was received with the server's. progress: called every 0.1 s.
+    new file: raw, or any that qemu can create; None: what the suffix of its name says, or else raw. dirty: download
+    only the extents that have changed since the server's checkpoint, into a file or device with an older copy, or into
+    a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was received with the server's.
+    progress: called every 0.1 s.
 
     Raises ClientError.
     """
@@ -138,7 +142,7 @@ def info(
     """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(_open_file(Path(image), format)) as source:
+    with contextlib.closing(open_source(image, format)) as source:
         return _with_extents(Info(source.size), source.extents())
 
 
@@ -158,7 +162,7 @@ def checksum(
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
-    with contextlib.closing(_open_file(Path(image), format)) as source:
+    with contextlib.closing(open_source(image, format)) as source:
         return asyncio.run(_hash(source, algorithm, block_size))
 
 
@@ -176,40 +180,16 @@ def _state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | o
     return path.with_name(path.name + SUFFIX) if beside else None
 
 
-def _open_source(
-    source: str | os.PathLike[str] | BinaryIO, format_name: str | None, member: str | None, size: int | None
-) -> Source:
-    if isinstance(source, str | os.PathLike):
-        if is_url(os.fspath(source)):
-            raise Usage("the image comes first, then the URL")
-        if size is not None:
-            raise Usage("a size is for streams; a file has its own")
-        return _open_file(Path(source), format_name, member)
-    if size is None:
-        raise Usage("a stream needs --size: the server must know how much comes")
-    if member is not None or format_name not in (None, "raw"):
-        raise Usage("a stream is raw")
-    return StreamSource(source, size)
-
-
-def _open_file(path: Path, format_name: str | None, member: str | None = None) -> Source:
-    found = find_member(path, member) if member is not None else None
-    if format_name is None:
-        check_format(path, found.offset if found else 0)
-    if format_name in (None, "raw"):
-        return FileSource(path, offset=found.offset, size=found.size) if found else FileSource(path)
-    return QemuSource(path, format_name, found)
-
-
 def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, dirty: bool) -> Target:
-    is_raw = format_name in (None, "raw")
     if not isinstance(target, str | os.PathLike):
-        if dirty or not is_raw:
+        if dirty or format_name not in (None, "raw"):
             raise Usage("a stream can't be written in another format, nor where something has changed")
         return Stream(target)
     if is_url(os.fspath(target)):
         raise Usage("the URL comes first, then the image")
     path = Path(target)
+    format_name = format_name or format_of(path.name) or "raw"
+    is_raw = format_name == "raw"
     is_device = is_existing_device(path)
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
@@ -219,7 +199,7 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
         if format_name != "qcow2":
             raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
         return Increment(path)
-    return NewFile(path) if format_name in (None, "raw") else QemuTarget(path, format_name)
+    return NewFile(path) if is_raw else QemuTarget(path, format_name)
 
 
 def _ask(url: str, settings: Settings, question: Callable[[Image, ClientSession], _T]) -> _T:

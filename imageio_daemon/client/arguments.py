@@ -67,7 +67,10 @@ def _add_connections(command: argparse.ArgumentParser) -> None:
 
 def _add_format(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--format", type=_format, metavar="NAME", help="format of IMAGE: raw (default), qcow2, vmdk, what qemu knows"
+        "--format",
+        type=_format,
+        metavar="NAME",
+        help="format of IMAGE: raw, qcow2, vmdk, what qemu knows (default: by its suffix, or else raw)",
     )
 
 

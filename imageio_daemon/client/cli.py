@@ -18,6 +18,7 @@ from . import api
 from .arguments import parser
 from .display import CLEAR_LINE, Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
+from .local.formats import format_of
 from .local.target import is_existing_device
 from .server.session import Settings
 from .transfer.progress import Progress
@@ -160,9 +161,10 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
     if to_stdout and options.json:
         raise Usage("standard output can't take the image and JSON")
     target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
+    is_raw = (options.format or format_of(options.image) or "raw") == "raw"
     if to_stdout:
         transfer.incomplete = "the output"
-    elif (options.dirty and options.format in (None, "raw")) or is_existing_device(Path(options.image)):
+    elif (options.dirty and is_raw) or is_existing_device(Path(options.image)):
         transfer.incomplete = options.image
     else:
         transfer.new = options.image

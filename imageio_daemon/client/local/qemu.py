@@ -12,20 +12,12 @@ from pathlib import Path
 
 from ...image.extents import Extent
 from ...units import KiB, MiB
-from ..errors import LocalError, Usage
+from ..errors import LocalError
 from .nbd_image import NbdImage
 from .part_file import PartFile
-from .source import changed, identity_of, open_image
+from .source import changed, identity_of
 from .tar import Member
 
-#: Magic bytes of formats, with their offset.
-MAGIC = {
-    "qcow2": (0, b"QFI\xfb"),
-    "vmdk": (0, b"KDMV"),
-    "vhdx": (0, b"vhdxfile"),
-    "vpc": (0, b"conectix"),
-    "vdi": (64, b"\x7f\x10\xda\xbe"),
-}
 #: Cluster size of new qcow2 images, in bytes, qemu's default.
 CLUSTER = 64 * KiB
 #: Most connections to one qemu-nbd: one for each thread.
@@ -33,20 +25,6 @@ SHARED = 64
 START_TIMEOUT = 30.0
 #: Seconds that qemu-nbd may take to close an image after its last client has left.
 STOP_TIMEOUT = 600.0
-
-
-def check_format(path: Path, offset: int = 0) -> None:
-    """Raise Usage if an image looks like another format than raw.
-
-    The format is never guessed: a guest can write any header to a raw image. Raises LocalError.
-    """
-    fd = open_image(path)
-    try:
-        for name, (position, magic) in MAGIC.items():
-            if os.pread(fd, len(magic), offset + position) == magic:
-                raise Usage(f"{path} looks like {name}: say --format {name}, or --format raw for its bytes as they are")
-    finally:
-        os.close(fd)
 
 
 class QemuNbd:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images in other formats than raw, archives, and disks as users have them."""
 
+import bz2
+import gzip
+import lzma
 import os
 import shutil
 import subprocess
@@ -87,8 +90,56 @@ def test_info_knows_formats(disk: Path) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_nobody_guesses_a_format(daemon: Daemon, disk: Path, name: str) -> None:
-    with pytest.raises(Usage, match=f"looks like {name}: say --format {name}, or --format raw"):
-        upload(converted(disk, name), daemon.url("ticket"))
+    unnamed = converted(disk, name).rename(disk.with_name("unnamed"))
+    with pytest.raises(Usage, match=f"looks like {name}: say --format {name}, or say --format raw"):
+        upload(unnamed, daemon.url("ticket"))
+
+
+@pytest.mark.parametrize("options", ["subformat=fixed,force_size=on"])
+def test_footer_of_a_fixed_vpc_is_seen(daemon: Daemon, disk: Path, options: str) -> None:
+    qemu_img("convert", "-f", "raw", "-O", "vpc", "-o", options, disk, disk.with_name("unnamed"))
+    with pytest.raises(Usage, match="looks like vpc: say --format vpc"):
+        upload(disk.with_name("unnamed"), daemon.url("ticket"))
+
+
+@pytest.mark.parametrize("name", ["qcow2", "vdi"])
+def test_suffix_says_the_format(
+    daemon: Daemon, tls: Settings, disk: Path, new_image: MakeImage, tmp_path: Path, name: str
+) -> None:
+    target = new_image(size=63 * MiB, sparse=True)
+    upload(converted(disk, name), daemon.url(target.ticket), settings=tls)
+    assert target.content() == disk.read_bytes()
+    copy = tmp_path / f"copy.{name}"
+    download(daemon.url(target.ticket), copy, settings=tls)
+    same(disk, copy, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("gzip", gzip.compress(b"disk")),
+        ("xz", lzma.compress(b"disk")),
+        ("bzip2", bz2.compress(b"disk")),
+        ("zstd", bytes.fromhex("28b52ffd2004210000") + b"disk"),
+    ],
+)
+def test_compressed_file_is_no_disk(daemon: Daemon, tmp_path: Path, kind: str, content: bytes) -> None:
+    (tmp_path / "packed").write_bytes(content)
+    with pytest.raises(Usage, match=f"packed looks like {kind}: .* --format raw"):
+        upload(tmp_path / "packed", daemon.url("ticket"))
+
+
+def test_archive_is_no_disk(daemon: Daemon, ova: Path) -> None:
+    unnamed = ova.rename(ova.with_name("unnamed"))
+    with pytest.raises(Usage, match="unnamed looks like tar: say --member NAME, or say --format raw"):
+        upload(unnamed, daemon.url("ticket"))
+
+
+def test_member_that_looks_like_another_format_is_refused(daemon: Daemon, ova: Path, disk: Path) -> None:
+    with tarfile.open(ova, "w") as archive:
+        archive.add(converted(disk, "qcow2"), "disk")
+    with pytest.raises(Usage, match="looks like qcow2"):
+        upload(ova, daemon.url("ticket"), member="disk")
 
 
 def test_format_raw_takes_the_bytes_as_they_are(
