@@ -84,6 +84,13 @@ class InUse(Error):
     """Operations of the ticket are still running. The caller may try again."""
 
 
+class ImageInUse(InUse):
+    """Another program uses the image, in a way that contradicts writing to it. The message may be sent to the peer."""
+
+    def __init__(self, reason: str = "another program has locked it, as a running virtual machine does") -> None:
+        super().__init__(f"The image is in use: {reason}")
+
+
 class TooManyConnections(Error):
     """A limit on connections is reached. The peer may try again later."""
 

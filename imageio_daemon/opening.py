@@ -33,10 +33,11 @@ class Opener:
             timeout=config.timeout,
             greeting_timeout=config.timeout,
         )
+        shared = ticket.shared or not self._config.backend_file.lock
         if nbd is not None:
             return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
         if ticket.format != "raw":
-            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap)
+            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
             run_dir = self._config.daemon.run_dir
             return await ManagedBackend.start(
                 engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
@@ -44,7 +45,7 @@ class Opener:
         if ticket.http is not None:
             most = self._config.daemon.max_connections
             return await HttpBackend.open(ticket.http, context=self._peer_tls, max_connections=most)
-        return await FileBackend.open(engine, ticket.path, writable=writable)
+        return await FileBackend.open(engine, ticket.path, writable=writable, shared=shared)
 
     async def identify(self, engine: Engine, ticket: Ticket) -> object:
         """Return the identity of a ticket's image (BackendInfo.identity); None: it is unknown."""

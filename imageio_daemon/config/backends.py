@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..units import KiB, MiB
-from .options import directories, number, size, text
+from .options import directories, flag, number, size, text
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,12 @@ class BackendFile:
         "threads",
         1,
         1024,
+    )
+    lock: bool = flag(
+        True,
+        "Lock images that a ticket may write, as qemu does, and open block devices exclusively. The daemon answers 409 "
+        "if another program uses the image. A ticket with `shared` takes no lock. Set it to false if images are shared "
+        "and the program that gives out tickets cannot say so.",
     )
 
 

@@ -93,6 +93,7 @@ def _add_ticket_add(command: argparse.ArgumentParser) -> None:
     command.add_argument("--format", choices=FORMATS, default="raw", help="of the image (default: %(default)s)")
     command.add_argument("--no-backing-chain", action="store_true", help="without the files below the image")
     command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
+    command.add_argument("--shared", action="store_true", help="other programs may use the image meanwhile")
     command.add_argument("--bitmap", metavar="NAME", help="the bitmap of a qcow2 that tells it")
     command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
     command.add_argument("--rate", type=parse_size, metavar="BYTES", help=RATE)

@@ -34,6 +34,7 @@ def add(options: argparse.Namespace, service: ControlService) -> None:
         "ops": _OPS[options.ops],
         "sparse": options.sparse,
         "dirty": options.dirty or options.bitmap is not None,
+        "shared": options.shared,
         "format": options.format,
         "backing_chain": not options.no_backing_chain,
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Canceled, Error, NotFast, Shortened, StorageError
+from ..errors import Canceled, Error, ImageInUse, NotFast, Shortened, StorageError
 from ..image.extents import ZERO, ExtentList
 from .backend import ZeroMethod
 
@@ -93,6 +93,10 @@ def no_fault(end: Any, flags: int) -> Error | None:
         return NotFast()
     if end.error == errno.ENODATA and end.syscall == lib.IOU_SYS_NONE:
         return Shortened(f"Requested range is outside of the image's {end.size} bytes", int(end.size))
+    if end.error == errno.EBUSY and end.syscall == lib.IOU_SYS_LOCK:
+        return ImageInUse()
+    if end.error == errno.EBUSY and end.syscall == lib.IOU_SYS_OPEN:
+        return ImageInUse("the device is mounted, or part of another device")
     return None
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from ..errors import DENIED, Canceled, Error, Forbidden, StorageError
+from ..errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
 from ..service import logs
 from ..storage.backend import Backend, Operation
 from ..storage.durable import NO_RECORD, DurableRecord
@@ -138,6 +138,8 @@ class TransferImage:
             await self._record(backend)
         except BaseException as e:
             self._arrived()
+            if isinstance(e, ImageInUse):
+                log.warning("%s", e, extra=logs.fields(transfer=self._ticket.log_name, url=self._ticket.shown_url))
             opening.set_exception(Canceled(DENIED) if isinstance(e, asyncio.CancelledError) else e)
             if not isinstance(e, Error):
                 raise

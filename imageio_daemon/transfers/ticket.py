@@ -56,7 +56,7 @@ class Ticket:
     inactivity_timeout: seconds for which a connection that has used it may be idle. sparse: zeroing may deallocate.
     format: of a file. backing_chain: serve the file with its backing files, not its top layer alone. bitmap: name of
     the bitmap of the file that holds the dirty extents. rate: most bytes per second, both directions together; 0: no
-    limit; None: the default. tenant: whose tickets share a limit.
+    limit; None: the default. tenant: whose tickets share a limit. shared: other programs may use the image meanwhile.
     """
 
     ticket_id: str = field(repr=False)  # the secret: a client that knows it has the access
@@ -74,6 +74,7 @@ class Ticket:
     bitmap: str | None = None
     rate: int | None = None
     tenant: str | None = None
+    shared: bool = False
     declared_size: int | None = None
 
     @classmethod
@@ -105,6 +106,7 @@ class Ticket:
             bitmap=_bitmap(_optional(data, "bitmap", str, None)),
             rate=_rate(data),
             tenant=_given_text(data, "tenant", MAX_TENANT, empty=False),
+            shared=_optional(data, "shared", bool, False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -128,6 +130,8 @@ class Ticket:
         if self.format != "raw":
             data["format"] = self.format
             data["backing_chain"] = self.backing_chain
+        if self.shared:
+            data["shared"] = True
         if self.bitmap is not None:
             data["bitmap"] = self.bitmap
         for key in ("filename", "rate", "tenant"):

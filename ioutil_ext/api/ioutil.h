@@ -49,7 +49,8 @@ typedef enum {
     IOU_FAST_ONLY = 4, /* zero: only without data I/O, else ENOTSUP, and neither content nor size has changed */
     IOU_WRITABLE = 8,  /* open: for reading and writing; without it, reading only */
     IOU_BUFFERED = 16, /* open: do not try direct I/O */
-    IOU_SPACE = 32     /* stat: ask the file system how much data the image may have, too */
+    IOU_SPACE = 32,    /* stat: ask the file system how much data the image may have, too */
+    IOU_SHARED = 64    /* open: take no locks against other programs; see iou_submit_open() */
 } iou_flag;
 
 /* The method by which a range was zeroed, in order of expense. A request with several reports the most expensive. */
@@ -85,6 +86,7 @@ typedef enum {
     IOU_SYS_SYNC_FILE_RANGE,
     IOU_SYS_LSEEK,
     IOU_SYS_MALLOC,
+    IOU_SYS_LOCK,
     IOU_SYS_DURABLE, /* not of the image: its record of durable ranges could not be kept, see api/durable.h */
     IOU_SYS_EXTERNAL /* no system call: the owner of an external image has failed */
 } iou_syscall;
@@ -159,6 +161,8 @@ typedef struct {
     uint32_t can_seek_hole;
     uint32_t reads_zero;   /* at each open and IOU_STAT the image was one hole, and this process has written nothing */
     uint32_t flush_failed; /* a flush has failed since this handle was opened: each later one fails */
+    uint32_t locked;       /* the image is locked against other programs, by this handle or another one */
+    uint32_t writers;      /* handles of this process that may write to the image */
     iou_birth birth;
 } iou_info;
 
@@ -222,8 +226,11 @@ int iou_queue_fd(iou_queue *queue);
 int iou_reap(iou_queue *queue, iou_completion *completions, uint32_t max);
 
 /*
- * Queue an open of path (absolute, at most 4095 bytes, copied). flags: IOU_WRITABLE, IOU_BUFFERED. The open of anything
- * but a regular file or a block device fails with ENOTBLK. The open counts for the device of the path's mount, so that
+ * Queue an open of path (absolute, at most 4095 bytes, copied). flags: IOU_WRITABLE, IOU_BUFFERED, IOU_SHARED. The open
+ * of anything but a regular file or a block device fails with ENOTBLK. With IOU_WRITABLE the image is locked against
+ * other programs, unless IOU_SHARED is given: EBUSY with IOU_SYS_LOCK if one has locked it as qemu does, EBUSY with
+ * IOU_SYS_OPEN if a device is mounted or part of another one. All handles of an image share its locks, and those for
+ * reading, only, need none. The open counts for the device of the path's mount, so that
  * a mount that hangs does not stop opens elsewhere. control may be NULL, see iou_submit(). An open that has begun is
  * not canceled. -EINVAL, -ENAMETOOLONG, -ENOMEM, -ESHUTDOWN after stop, -ECHILD in a forked child.
  */
@@ -290,6 +297,8 @@ typedef struct {
     int64_t (*lseek)(int fd, int64_t offset, int whence);
     /* Bytes that are free for an unprivileged user, and those that the file has; UINT64_MAX: not known. */
     int (*space)(int fd, uint64_t *space);
+    int (*lock)(int fd, int64_t byte);   /* F_OFD_SETLK, F_RDLCK */
+    int (*locked)(int fd, int64_t byte); /* F_OFD_GETLK for F_WRLCK: 1 or 0 */
 } iou_syscalls;
 
 void iou_set_syscalls(const iou_syscalls *table);

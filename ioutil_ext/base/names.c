@@ -24,6 +24,7 @@ static const char *const SYSCALLS[] = {
     [IOU_SYS_SYNC_FILE_RANGE] = "sync_file_range",
     [IOU_SYS_LSEEK] = "lseek",
     [IOU_SYS_MALLOC] = "malloc",
+    [IOU_SYS_LOCK] = "fcntl(OFD_SETLK)",
     [IOU_SYS_DURABLE] = "durable",
     [IOU_SYS_EXTERNAL] = "external",
 };

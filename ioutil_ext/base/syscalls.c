@@ -76,6 +76,20 @@ static int real_space(int fd, uint64_t *space) {
     return 0;
 }
 
+static struct flock at_byte(short type, int64_t byte) {
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+}
+
+static int real_lock(int fd, int64_t byte) {
+    struct flock lock = at_byte(F_RDLCK, byte);
+    return fcntl(fd, F_OFD_SETLK, &lock);
+}
+
+static int real_locked(int fd, int64_t byte) {
+    struct flock lock = at_byte(F_WRLCK, byte);
+    return fcntl(fd, F_OFD_GETLK, &lock) == -1 ? -1 : lock.l_type != F_UNLCK;
+}
+
 #define REAL_CALLS                                                                                                     \
     {                                                                                                                  \
         .open = real_open,                                                                                             \
@@ -91,6 +105,8 @@ static int real_space(int fd, uint64_t *space) {
         .drop_clean = real_drop_clean,                                                                                 \
         .lseek = real_lseek,                                                                                           \
         .space = real_space,                                                                                           \
+        .lock = real_lock,                                                                                             \
+        .locked = real_locked,                                                                                         \
     }
 
 static const iou_syscalls REAL = REAL_CALLS;
@@ -112,6 +128,8 @@ void iou_set_syscalls(const iou_syscalls *table) {
     REPLACE(drop_clean);
     REPLACE(lseek);
     REPLACE(space);
+    REPLACE(lock);
+    REPLACE(locked);
 }
 
 /* The value of a call that is repeated as long as a signal interrupts it, -errno if it fails. */
@@ -174,4 +192,12 @@ int64_t sys_lseek(int fd, uint64_t offset, int whence) {
 
 int sys_space(int fd, uint64_t *space) {
     return RETRY(int, calls.space(fd, space));
+}
+
+int sys_lock(int fd, uint64_t byte) {
+    return RETRY(int, calls.lock(fd, (int64_t)byte));
+}
+
+int sys_locked(int fd, uint64_t byte) {
+    return RETRY(int, calls.locked(fd, (int64_t)byte));
 }

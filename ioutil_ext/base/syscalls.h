@@ -23,5 +23,7 @@ int sys_write_back(int fd, uint64_t offset, uint64_t length); /* dirty pages, no
 int sys_drop_clean(int fd, uint64_t offset, uint64_t length);
 int64_t sys_lseek(int fd, uint64_t offset, int whence);
 int sys_space(int fd, uint64_t *space);
+int sys_lock(int fd, uint64_t byte);   /* shared, of the open file description */
+int sys_locked(int fd, uint64_t byte); /* 1: another open file description has a lock of the byte */
 
 #endif

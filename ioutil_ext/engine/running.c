@@ -12,12 +12,8 @@
 #define MAX_OFFSET ((uint64_t)INT64_MAX)
 
 static const uint32_t ALLOWED_FLAGS[] = {
-    [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED,
-    [IOU_STAT] = IOU_SPACE,
-    [IOU_WRITE] = IOU_FUA,
-    [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,
-    [IOU_TRIM] = IOU_FUA,
-    [IOU_EXTENTS] = 0,
+    [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED | IOU_SHARED, [IOU_STAT] = IOU_SPACE, [IOU_WRITE] = IOU_FUA,
+    [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,   [IOU_TRIM] = IOU_FUA,   [IOU_EXTENTS] = 0,
 };
 
 static bool changes_data(uint32_t kind) {

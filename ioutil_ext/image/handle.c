@@ -8,6 +8,7 @@
 #include "base/fork.h"
 #include "base/syscalls.h"
 #include "image/handle.h"
+#include "image/locks.h"
 
 void handle_close(iou_handle *handle) {
     sys_close(handle->fd);
@@ -15,6 +16,9 @@ void handle_close(iou_handle *handle) {
     if (handle->tail_fd != -1)
         sys_close(handle->tail_fd);
     atomic_fetch_sub(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
+    if (handle->writable)
+        handle->image->writers--;
+    locks_release(handle);
     image_put(handle->image);
     handle->image = NULL;
     iou_durable_release(handle->durable);
@@ -89,6 +93,8 @@ void iou_handle_info(iou_handle *handle, iou_info *info) {
         .can_seek_hole = image->can[CAN_SEEK_HOLE],
         .reads_zero = image->content == CONTENT_ZERO,
         .flush_failed = image->flush_failures != handle->flush_failures,
+        .locked = image->locked,
+        .writers = (uint32_t)image->writers,
         .birth = handle->birth,
     };
 }

@@ -22,6 +22,7 @@ struct iou_handle {
     int fd;
     int tail_fd; /* buffered, for blocks that are not wholly inside a file; -1 unless writable, direct and a file */
     bool writable, direct;
+    bool locks;                   /* it holds the locks of the image (locks.c) */
     uint32_t unit;                /* of offsets and lengths of calls: block_size; 1 for a buffered file */
     uint32_t block_size;          /* a power of two: the alignment that the device or direct I/O requires */
     uint32_t mem_align;           /* at most block_size */

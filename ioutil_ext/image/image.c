@@ -45,6 +45,8 @@ void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
     image->inode = inode;
     image->grows = type == IOU_FILE;
     pthread_mutex_init(&image->size_lock, NULL);
+    pthread_mutex_init(&image->lock_lock, NULL);
+    image->lock_fd = -1;
     claims_init(&image->claims);
     atomic_init(&image->step, type == IOU_FILE ? FIRST_FILE_STEP : FIRST_DEVICE_STEP);
     atomic_init(&image->can[CAN_PUNCH_HOLE], true);
@@ -56,6 +58,7 @@ void image_init(struct image *image, iou_type type, dev_t device, ino_t inode) {
 
 void image_destroy(struct image *image) {
     pthread_mutex_destroy(&image->size_lock);
+    pthread_mutex_destroy(&image->lock_lock);
     claims_destroy(&image->claims);
 }
 

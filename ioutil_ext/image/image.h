@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Images: the state that all handles of one file or device share (image.c). The lock of the registry and size_lock are
- * leaves. Only size_lock is held over system calls on storage.
+ * Images: the state that all handles of one file or device share (image.c). The lock of the registry, size_lock and
+ * lock_lock are leaves. Only the latter two are held over system calls on storage.
  */
 
 #ifndef IOUTIL_IMAGE_IMAGE_H
@@ -50,7 +50,13 @@ struct image {
     atomic_uint_fast32_t direct_handles, buffered_handles;
     atomic_int content; /* CONTENT_... */
 
+    atomic_uint_fast32_t writers; /* handles that may write */
     struct claims claims;
+
+    pthread_mutex_t lock_lock; /* guards the members below, also while the locks are taken */
+    int lock_fd;               /* its open file description has the locks; -1: there are none */
+    uint32_t lock_holders;     /* handles */
+    atomic_bool locked;        /* false with a holder: the file system has no such locks */
 };
 
 /* Initialise and destroy an image that is not in the registry, as that of external.c. */

@@ -16,6 +16,7 @@
 #include "base/fork.h"
 #include "base/numbers.h"
 #include "base/syscalls.h"
+#include "image/locks.h"
 #include "image/size.h"
 
 /* statx(2), STATX_DIOALIGN, Linux 6.1; our own layout, because older C libraries do not know the members. */
@@ -205,6 +206,8 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     handle->flush_failures = handle->image->flush_failures;
     atomic_fetch_add(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
+    if (handle->writable)
+        handle->image->writers++;
     return 0;
 }
 
@@ -229,6 +232,8 @@ static int set_up(struct op *op, iou_handle *handle) {
     int error = open_descriptors(op, handle, &st);
     if (!error)
         error = join_image(op, handle, &st);
+    if (!error && handle->writable && !(op->flags & IOU_SHARED))
+        error = locks_hold(op, handle);
     if (error)
         return error;
     error = size_refresh(op, handle, &size);

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.errors import StorageError
+from imageio_daemon.errors import ImageInUse, StorageError
 from imageio_daemon.storage.qemu import chain
 from imageio_daemon.storage.qemu import process as qemu_process
 from imageio_daemon.storage.qemu.process import QemuNbd
@@ -128,8 +128,8 @@ async def test_a_server_that_never_serves_is_an_error(
     assert not list(run_dir.iterdir())
 
 
-async def test_an_image_that_is_in_use_is_an_error(server: QemuNbd, image: Path, run_dir: Path) -> None:
-    with pytest.raises(StorageError, match="lock"):
+async def test_an_image_that_is_in_use_is_refused(server: QemuNbd, image: Path, run_dir: Path) -> None:
+    with pytest.raises(ImageInUse):
         await start(image, run_dir)
 
 

@@ -61,9 +61,9 @@ def test_add_has_all_options(daemon: Daemon, ctl: Ctl, image: Path) -> None:
 def test_add_of_a_qcow2_takes_the_size_of_its_disk(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "disk.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", path, "5M"], check=True)
-    options = ("--format", "qcow2", "--bitmap", "b1", "--no-backing-chain", "--read-only")
+    options = ("--format", "qcow2", "--bitmap", "b1", "--no-backing-chain", "--read-only", "--shared")
     status = daemon.status(add(daemon, ctl, *options, path))
-    wanted = {"size": 5 * MiB, "format": "qcow2", "bitmap": "b1", "dirty": True, "backing_chain": False}
+    wanted = {"size": 5 * MiB, "format": "qcow2", "bitmap": "b1", "dirty": True, "backing_chain": False, "shared": True}
     assert status.items() >= wanted.items()
     assert status["ops"] == ["read"]
 

@@ -68,6 +68,8 @@ class Info:
     can_seek_hole: int
     reads_zero: int
     flush_failed: int
+    locked: int
+    writers: int
 
 
 def handle_info(handle: Any) -> Info:
@@ -113,8 +115,14 @@ def execute(
 class Image:
     """An open image, each operation run in the calling thread. Methods raise Failed."""
 
-    def __init__(self, path: Path | str, *, writable: bool = True, buffered: bool = False) -> None:
-        flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_BUFFERED if buffered else 0)
+    def __init__(
+        self, path: Path | str, *, writable: bool = True, buffered: bool = False, shared: bool = False
+    ) -> None:
+        flags = (
+            (lib.IOU_WRITABLE if writable else 0)
+            | (lib.IOU_BUFFERED if buffered else 0)
+            | (lib.IOU_SHARED if shared else 0)
+        )
         name = ffi.new("char[]", os.fsencode(path))
         self.handle = _checked(execute(lib.IOU_OPEN, flags=flags, buffer=name, buffer_size=len(name))).handle
 

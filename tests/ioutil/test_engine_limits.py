@@ -298,7 +298,7 @@ def test_close_leaves_descriptors_to_the_operations_that_use_them(image: Path) -
         assert closed == [], "descriptors in use were closed"
         gate.release()
         assert queue.wait(read).error == 0
-    assert len(closed) == len(set(closed)) == 2, "both descriptors, once"
+    assert len(closed) == len(set(closed)) == 3, "all descriptors, that of the locks among them, once"
 
 
 def test_operations_submitted_before_a_close_still_run(image: Path, gate: Gate) -> None:

@@ -48,6 +48,7 @@ def test_unknown_keys_are_ignored() -> None:
         {"transfer_id": "t1", "filename": "disk.img", "sparse": True, "dirty": True, "inactivity_timeout": 5},
         {"format": "qcow2", "backing_chain": False, "bitmap": "b1"},
         {"rate": 0, "tenant": "blue"},
+        {"shared": True},
         {"rate": MIN_RATE},
         {"rate": MAX_RATE},
     ],
@@ -93,6 +94,7 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         ("rate", "1000000"),
         ("tenant", None),
         ("tenant", 1),
+        ("shared", "yes"),
     ],
 )
 def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:

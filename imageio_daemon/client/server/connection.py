@@ -37,6 +37,7 @@ LATER = (408, 429)
 EXPLANATIONS = {
     403: ("the ticket does not allow this", "it may have expired, ask for a new one"),
     404: ("not found", "is this the URL of an image?"),
+    409: ("something else has the image", "try again when that has ended"),
     416: ("the image does not fit into the target", "make the target larger"),
 }
 

@@ -47,6 +47,7 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.NotFound: _Answer(404, "not_found"),
     errors.MethodNotAllowed: _Answer(405, "method_not_allowed"),
     errors.InUse: _Answer(409, "in_use"),
+    errors.ImageInUse: _Answer(409, "image_in_use"),
     errors.Changed: _Answer(412, "changed"),
     errors.OutOfRange: _Answer(416, "out_of_range"),
     errors.NotFast: _Answer(422, "not_fast"),

@@ -7,7 +7,7 @@ import socket
 from contextlib import ExitStack
 from typing import cast
 
-from ...errors import DENIED, Error, Forbidden, StorageError, TooManyConnections, TooManyTransfers
+from ...errors import DENIED, Error, Forbidden, ImageInUse, StorageError, TooManyConnections, TooManyTransfers
 from ...lanes.lane import MAX_STAGED
 from ...lanes.nbd import NbdLane
 from ...nbdproto.constants import Reply
@@ -167,7 +167,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
                 self._enter(transfer)
         except Forbidden:
             return self._negotiation.refused(Reply.ERR_UNKNOWN, DENIED)
-        except (TooManyConnections, TooManyTransfers) as e:
+        except (ImageInUse, TooManyConnections, TooManyTransfers) as e:
             return self._negotiation.refused(Reply.ERR_POLICY, str(e))
         except StorageError as e:
             log.error("storage failed: %s", e)

@@ -42,10 +42,14 @@ class FileBackend:
         self._known: tuple[tuple[object, ...], BackendInfo] | None = None
 
     @classmethod
-    async def open(cls, engine: Engine, path: str, *, writable: bool) -> "FileBackend":
-        """Open the image at path. StorageError: it is not there, may not be opened, or is no file or block device."""
+    async def open(cls, engine: Engine, path: str, *, writable: bool, shared: bool = False) -> "FileBackend":
+        """Open the image at path. StorageError: it is not there, may not be opened, or is no file or block device.
+
+        An image that is writable here is locked against other programs. ImageInUse: one of them uses it. shared: it is
+        not locked.
+        """
         op = Operation()
-        opening = engine.submit_open(path, writable=writable, op=op)
+        opening = engine.submit_open(path, writable=writable, shared=shared, op=op)
         try:
             handle = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -60,6 +64,8 @@ class FileBackend:
         lib.iou_handle_info(handle, info)
         if not info.direct:
             log.info("no direct I/O on %s: through the page cache", path)
+        if writable:
+            _tell_writers(info, path, shared=shared)
         return cls(engine, handle, path, await _lasting(info))
 
     @property
@@ -192,6 +198,13 @@ class FileBackend:
             holders=(op,),
             name=self.path,
         )
+
+
+def _tell_writers(info: Any, path: str, *, shared: bool) -> None:
+    if info.writers > 1:
+        log.warning("%s is written to by %d tickets at a time", path, info.writers)
+    if not shared and not info.locked:
+        log.warning("%s cannot be locked on its file system: other programs may change it at the same time", path)
 
 
 async def _lasting(info: Any) -> str | None:

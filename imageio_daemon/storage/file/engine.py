@@ -52,13 +52,24 @@ class Engine:
         self._queues: dict[asyncio.AbstractEventLoop, LoopQueue] = {}
 
     def submit_open(
-        self, path: str, *, writable: bool, buffered: bool = False, op: Operation | None = None
+        self,
+        path: str,
+        *,
+        writable: bool,
+        buffered: bool = False,
+        shared: bool = False,
+        op: Operation | None = None,
     ) -> "asyncio.Future[Any]":
         """Open an image; the result of the future is the handle, which must be closed by IOU_CLOSE.
 
-        op: cancelling it ends the open while it waits for a thread.
+        shared: other programs may use an image that is writable here. op: cancelling it ends the open while it waits
+        for a thread. The future fails with ImageInUse, too.
         """
-        flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_BUFFERED if buffered else 0)
+        flags = (
+            (lib.IOU_WRITABLE if writable else 0)
+            | (lib.IOU_BUFFERED if buffered else 0)
+            | (lib.IOU_SHARED if shared else 0)
+        )
         return self._queue().submit_open(path, flags, op)
 
     def submit(

@@ -18,7 +18,17 @@ from typing import NamedTuple
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 
-from ...errors import Canceled, Error, Forbidden, NotFound, OutOfRange, StorageError, Unanswered, Unavailable
+from ...errors import (
+    Canceled,
+    Error,
+    Forbidden,
+    ImageInUse,
+    NotFound,
+    OutOfRange,
+    StorageError,
+    Unanswered,
+    Unavailable,
+)
 from ...units import KiB
 from ...urls.http import HttpAddress
 from ..backend import Operation
@@ -267,6 +277,8 @@ def _refusal(response: aiohttp.ClientResponse, what: str) -> Error:
         return Forbidden("You are not allowed to access this resource")
     if status == 404:
         return NotFound("The other server does not have this")
+    if status == 409 and response.headers.get("X-Error-Code") == "image_in_use":
+        return ImageInUse("another program has locked it on the other host")
     if status == 416:
         return OutOfRange("Requested range is outside of the image", total_size(response, what))
     if status == 503:

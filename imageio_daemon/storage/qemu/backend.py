@@ -20,7 +20,7 @@ class Image(NamedTuple):
     """An image file and how it is to be opened.
 
     backing_chain: with the files below it. allowed: directories in which the files that it names may be. bitmap: what
-    tells of changes.
+    tells of changes. shared: other programs may use the image meanwhile.
     """
 
     path: str
@@ -28,6 +28,7 @@ class Image(NamedTuple):
     backing_chain: bool
     allowed: Sequence[str]
     bitmap: str | None = None
+    shared: bool = False
 
 
 class ManagedBackend(NbdBackend):
@@ -43,12 +44,18 @@ class ManagedBackend(NbdBackend):
     async def start(
         cls, engine: Engine, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
     ) -> "ManagedBackend":
-        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone.
+        """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
         engine: asks the image's file system.
         """
         found = await in_thread(
-            lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
+            lambda: chain.inspect(
+                image.path,
+                image.format,
+                backing_chain=image.backing_chain,
+                allowed=image.allowed,
+                shared=image.shared,
+            )
         )
         server = await QemuNbd.start(
             found, image.path, run_dir=run_dir, writable=writable, connections=connections, bitmap=image.bitmap

@@ -44,19 +44,25 @@ class Chain:
     zero_unit: int | None = None
 
 
-def inspect(path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str]) -> Chain:
+def inspect(
+    path: str, image_format: str, *, backing_chain: bool, allowed: Sequence[str], shared: bool = False
+) -> Chain:
     """Read an image's header, and those of the files that it names.
 
     backing_chain: whether the files below count; without them only the top layer is seen. allowed: directories in which
-    named files may be. Raises StorageError, before anything is opened that must not be.
+    named files may be. shared: qemu locks none of the files. Raises StorageError, before anything is opened that must
+    not be.
     """
-    inspector = _Inspector(path, [os.path.realpath(directory) for directory in allowed])
+    inspector = _Inspector(
+        path, [os.path.realpath(directory) for directory in allowed], {"locking": "off"} if shared else {}
+    )
     inspector.chain.node = inspector.node(path, image_format, backing_chain=backing_chain, depth=0)
     return inspector.chain
 
 
 class _Inspector:
-    def __init__(self, image: str, allowed: list[str]) -> None:
+    def __init__(self, image: str, allowed: list[str], options: dict[str, Any]) -> None:
+        self._options = options  # of each file
         self.chain = Chain()
         self._image = image
         self._allowed = allowed
@@ -78,14 +84,14 @@ class _Inspector:
                 header = PARSERS[image_format](opened.read)
             except ValueError as e:
                 raise self._refused(f"{path}: {e}") from None
-            node: dict[str, Any] = {"driver": image_format, "file": opened.node}
+            node: dict[str, Any] = {"driver": image_format, "file": opened.node | self._options}
             self.chain.direct &= opened.takes_direct()
         if depth == 0:
             self.chain.zero_unit = header.zero_unit
         if header.data_file is not None:
             with _Opened(self._named(path, header.data_file), self._image) as data:
                 self._see(data)
-                node["data-file"] = data.node
+                node["data-file"] = data.node | self._options
                 self.chain.direct &= data.takes_direct()
         if image_format != "raw":
             node["backing"] = None

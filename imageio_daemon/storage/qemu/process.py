@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from ...errors import StorageError
+from ...errors import ImageInUse, StorageError
 from ...urls.nbd import NbdAddress
 from ..threads import in_thread, start_thread
 from .chain import Chain
@@ -29,6 +29,8 @@ STOP_TIMEOUT = 20.0
 SIGNAL_INTERVAL = 0.2
 #: Seconds between checks for its pid file.
 POLL = 0.01
+#: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
+IN_USE = "Is another process using the image"
 #: Bytes of its standard error that are kept: the last ones.
 MAX_MESSAGES = 4096
 
@@ -60,7 +62,8 @@ class QemuNbd:
     ) -> "QemuNbd":
         """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
 
-        Raises StorageError: the program is missing, does not start in time, or ends at once and says why.
+        Raises StorageError: the program is missing, does not start in time, or ends at once and says why. ImageInUse:
+        it ends at once, because another program has locked a file of the image.
         """
         preparing = start_thread(lambda: _prepare(run_dir))
         try:
@@ -105,7 +108,10 @@ class QemuNbd:
         deadline = time.monotonic() + START_TIMEOUT
         while not self._is_ready():
             if ended.done():
-                raise StorageError(errno.EIO, f"open {self._image}", "qemu-nbd", f"({await ended})")
+                said = await ended
+                if IN_USE in said:
+                    raise ImageInUse
+                raise StorageError(errno.EIO, f"open {self._image}", "qemu-nbd", f"({said})")
             if time.monotonic() > deadline:
                 raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
             await asyncio.wait([ended], timeout=POLL)
