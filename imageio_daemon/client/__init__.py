@@ -19,6 +19,7 @@ from .errors import (
     Refused,
     ServerFailed,
     StateMismatch,
+    StorageFailed,
     Temporary,
     Usage,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "ServerFailed",
     "Settings",
     "StateMismatch",
+    "StorageFailed",
     "Temporary",
     "Uploaded",
     "Usage",

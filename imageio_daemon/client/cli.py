@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _COMMANDS[options.command](options, transfer)
     except ClientError as e:
-        return _fail(options, f"{e}{transfer.remains(e)}", e.status)
+        return _fail(options, f"{e}{transfer.remains(e)}", e.status, e.code)
     except KeyboardInterrupt:
         return _fail(options, f"interrupted{transfer.remains()}", SIGNALLED + (received or [signal.SIGINT])[0])
     except BrokenPipeError:
@@ -110,9 +110,10 @@ class _Transfer:
         return ""
 
 
-def _fail(options: argparse.Namespace, message: str, status: int) -> int:
+def _fail(options: argparse.Namespace, message: str, status: int, code: str | None = None) -> int:
     if options.json:
-        print(json.dumps({"event": "error", "message": message, "status": status}), flush=True)
+        told = {"event": "error", "message": message, "status": status}
+        print(json.dumps(told | ({"code": code} if code else {})), flush=True)
     print(f"imageio-client: {message}", file=sys.stderr)
     return status
 

@@ -7,9 +7,13 @@ from ..errors import Error
 
 
 class ClientError(Error):
-    """Base of the client's errors. `status`: the exit status of the command."""
+    """Base of the client's errors. `status`: the exit status of the command.
+
+    `code`: the server's code of the error (docs/images-api.md, errors), if it has told one.
+    """
 
     status: ClassVar[int] = 1
+    code: str | None = None
 
 
 class Usage(ClientError):
@@ -52,7 +56,11 @@ class Temporary(ServerFailed):
         self.retry_after = retry_after
 
 
-class FlushFailed(ServerFailed):
+class StorageFailed(ServerFailed):
+    """The server's storage cannot do what it was asked for, and a retry would fail, too, until somebody mends it."""
+
+
+class FlushFailed(StorageFailed):
     """The server's storage failed to flush: what was written since the last flush may be lost."""
 
 

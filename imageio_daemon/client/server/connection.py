@@ -12,7 +12,7 @@ from email.message import Message
 from typing import Any, NamedTuple
 
 from ...units import KiB, MiB
-from ..errors import Refused, ServerFailed, Temporary
+from ..errors import ClientError, Refused, ServerFailed, StorageFailed, Temporary
 from .address import Endpoint, is_same_host, shake_hands
 from .secure_socket import SecureSocket
 from .stopping import Stop
@@ -40,6 +40,20 @@ EXPLANATIONS = {
     409: ("something else has the image", "try again when that has ended"),
     416: ("the image does not fit into the target", "make the target larger"),
 }
+
+
+#: Codes of failures that a retry does not mend (docs/images-api.md, errors): what it is, and what to do.
+STORAGE_FAILURES = {
+    "storage_full": ("the storage of the image is full", "make room there, and repeat the command"),
+    "storage_permission": (
+        "the server has no access to the image",
+        "its administrator finds the file and the reason in the log of the server",
+    ),
+    "storage_gone": ("the image is gone from the server", "is its storage mounted? The log of the server has its path"),
+    "cannot_flush": ("the server cannot put the image on stable storage", "it needs a ticket for another NBD server"),
+}
+#: The code of a status that says the same, for servers without codes (RFC 4918 11.5).
+CODES = {507: "storage_full"}
 
 
 class Answer(NamedTuple):
@@ -95,7 +109,8 @@ class ClientConnection:
     ) -> Answer:
         """Send a request and return its answer. timeout: seconds without progress until it fails.
 
-        Raises Refused for 4xx, Temporary for 5xx and connection failures, ServerFailed, Stopped.
+        Raises Refused for 4xx, StorageFailed and Temporary for 5xx, Temporary for connection failures, ServerFailed,
+        Stopped.
         """
         with self.translated():
             response = self._exchange(method, path, headers or {}, body, timeout, expected)
@@ -265,9 +280,20 @@ def _full_packets(sock: socket.socket) -> Iterator[None]:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
-def _failure(peer: str, method: str, response: http.client.HTTPResponse, reason: str) -> Exception:
+def _failure(peer: str, method: str, response: http.client.HTTPResponse, reason: str) -> ClientError:
+    told = response.headers["X-Error-Code"] or ""
+    code = told if re.fullmatch("[a-z_]{1,64}", told) else CODES.get(response.status)
+    failure = _meaning(peer, method, response, reason, code)
+    failure.code = code
+    return failure
+
+
+def _meaning(peer: str, method: str, response: http.client.HTTPResponse, reason: str, code: str | None) -> ClientError:
     status = response.status
     what = f"({method}: {status} {reason.strip()})"
+    if status >= 500 and code in STORAGE_FAILURES:
+        explanation, hint = STORAGE_FAILURES[code]
+        return StorageFailed(f"{explanation} {what}: {hint}")
     if status >= 500 or status in LATER:
         explanation = "the server is busy" if status in (*LATER, 503) else "the server failed"
         return Temporary(f"{explanation} {what}: see the log of {peer}", status, retry_after(response))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ...image.extents import Extent, ExtentList
 from ...image.extents_json import ExtentReader
 from ...units import MAX_OFFSET
-from ..errors import FlushFailed, Refused, ServerFailed, Temporary
+from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
@@ -123,10 +123,12 @@ class Image:
     def _failing_flush(self) -> Iterator[None]:
         try:
             yield
-        except Temporary as e:
-            if e.http_status == 500:
-                raise FlushFailed(f"{e}; what was written may be lost: upload anew") from e
-            raise
+        except (StorageFailed, Temporary) as e:
+            if isinstance(e, Temporary) and e.http_status != 500:
+                raise
+            failed = FlushFailed(f"{e}; what was written may be lost: upload anew")
+            failed.code = e.code
+            raise failed from e
 
     def extents(self, context: str = "zero") -> Sequence[Extent]:
         """Return the extents of the whole image, in order and without gaps."""

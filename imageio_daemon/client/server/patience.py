@@ -55,7 +55,10 @@ class Patience:
     def _given_up(self, error: Temporary) -> Temporary:
         if not self._seconds:
             return error
-        return Temporary(f"{error}; given up after {self._seconds:.0f} s, --retry-for waits longer", error.http_status)
+        text = f"{error}; given up after {self._seconds:.0f} s, --retry-for waits longer"
+        given_up = Temporary(text, error.http_status)
+        given_up.code = error.code
+        return given_up
 
     def _next_delay(self, error: Temporary) -> float:
         delay = min(FIRST_DELAY * float(1 << min(self._tries, 32)), MAX_DELAY)

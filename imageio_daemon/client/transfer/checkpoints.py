@@ -81,14 +81,17 @@ class Checkpoints:
         return again
 
     async def save_interrupted(self) -> None:
-        """Flush over a new connection, because the others are shut down, so that the next upload need not send it."""
+        """Flush over a new connection, because the others are shut down, so that the next upload need not send it.
+
+        It takes at most LAST_FLUSH seconds.
+        """
         if self.durable is None:
             return
         if not self._confirmed.is_waiting:
             if self._confirmed.size():
                 self._record.save(self._confirmed.pieces())
             return
-        log.info("interrupted: %s flushes what it has; interrupt again to end at once", self._session.peer)
+        log.info("%s flushes what it has; interrupt again to end at once", self._session.peer)
         stop = Stop()
         image = self._session.reconnect(stop)
         # If it fails, what the last checkpoint has confirmed stays.

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...amounts import human
 from ...image.ranges import RangeSet
 from ...units import MiB
-from ..errors import ChecksumMismatch, LocalError, Refused, Temporary, Usage
+from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StorageFailed, Temporary, Usage
 from ..local.source import Source
 from ..server.image import Image
 from ..server.session import ClientSession
@@ -101,11 +101,14 @@ class Upload:
     async def run(self) -> Uploaded:
         """Upload the image; return when it is on stable storage and, if asked for, verified.
 
-        If cancelled, it flushes and saves the record first. Raises ClientError.
+        If cancelled, and if the storage has no room for more, it flushes and saves the record first. Raises
+        ClientError.
         """
         try:
             return await self._upload()
-        except asyncio.CancelledError:
+        except FlushFailed:
+            raise
+        except (asyncio.CancelledError, StorageFailed):
             await self._checkpoints.save_interrupted()
             self._tick()
             raise

@@ -5,12 +5,22 @@ import io
 import os
 import random
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import Progress, Settings, StateMismatch, Temporary, Uploaded, download, upload
+from imageio_daemon.client import (
+    Progress,
+    Settings,
+    StateMismatch,
+    StorageFailed,
+    Temporary,
+    Uploaded,
+    download,
+    upload,
+)
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.image import Image as ServerImage
 from imageio_daemon.client.transfer import comparison, sender
@@ -89,6 +99,22 @@ def test_another_copy_of_the_source_goes_on(
     copy.write_bytes(full.read_bytes())
     assert upload(copy, url, settings=settings).progress.resumed > 8 * MiB
     assert target.content() == full.read_bytes()
+
+
+def test_full_storage_keeps_what_it_has_taken(
+    daemon: Daemon, settings: Settings, full: Path, small_filesystem: Path
+) -> None:
+    target = small_filesystem / "target"
+    target.touch()
+    url = daemon.url(daemon.add_ticket(target, SIZE))
+    told: list[Progress] = []
+    with pytest.raises(StorageFailed):
+        upload(full, url, settings=settings, room_check=False, progress=told.append)
+    assert told[-1].durable == told[-1].data > 0
+    subprocess.run(["mount", "-o", "remount,size=64M", small_filesystem], check=True)
+    done = upload(full, url, settings=settings)
+    assert done.progress.resumed == told[-1].durable
+    assert target.read_bytes() == full.read_bytes()
 
 
 def test_restart_sends_all(interrupted: tuple[str, Image], full: Path, settings: Settings) -> None:

@@ -19,6 +19,7 @@ from imageio_daemon.client import (
     Refused,
     ServerFailed,
     Settings,
+    StorageFailed,
     Usage,
     upload,
 )
@@ -227,13 +228,13 @@ def test_insecure_trusts_anyone(daemon: Daemon, source: Path, new_image: MakeIma
     assert target.content() == source.read_bytes()
 
 
-def test_full_storage_is_told(daemon: Daemon, full_filesystem: Path, tmp_path: Path) -> None:
+def test_full_storage_is_told(daemon: Daemon, tls: Settings, full_filesystem: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(pattern(MiB))
     url = daemon.url(daemon.add_ticket(full_filesystem, MiB))
-    settings = Settings(cafile=str(daemon.cafile), local=False, retry_for=0.2)
-    with pytest.raises(ServerFailed, match=r"the server failed .*507 .* see the log"):
-        upload(source, url, settings=settings, room_check=False)
+    with pytest.raises(StorageFailed, match=r"is full \((PUT|PATCH): 507 .*: make room there") as raised:
+        upload(source, url, settings=tls, room_check=False)
+    assert raised.value.code == "storage_full"
 
 
 def test_storage_without_room_is_told_before_data_is_sent(
