@@ -13,8 +13,8 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
-from .local.formats import format_of
-from .local.opening import open_source
+from .local.formats import named
+from .local.opening import How, open_source
 from .local.qemu import Increment, QemuTarget
 from .local.source import Source
 from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
@@ -63,6 +63,7 @@ def upload(
     *,
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002 - as the command and qemu call it
+    decompress: str | None = None,
     member: str | None = None,
     size: int | None = None,
     restart: bool = False,
@@ -75,9 +76,11 @@ def upload(
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
-    source: a file or block device, or a binary stream of `size` bytes. format: `raw`, or any that qemu knows; None:
-    what the suffix of the name says, or else raw after a check that it does not look like anything else. member: the
-    member of a tar archive, such as an OVA, to upload.
+    source: a file or block device, or a binary stream. format: `raw`, or any that qemu knows; None: what the suffix of
+    the name says, or else raw after a check that it does not look like anything else. decompress: `gz`, `xz`, `zstd` or
+    `bz2`; None: what the suffix of the name says, if there is no format. member: the member of a tar archive, such as
+    an OVA, to upload. size: bytes of a stream, or of what is decompressed; None: what compressed data tells, or a file
+    that is read twice.
 
     What an interrupted upload has left on stable storage is not sent again: the server tells it, or, if it cannot, a
     state file, which is written beside the source, or at the path `state`; False: nowhere. restart: send all.
@@ -90,10 +93,11 @@ def upload(
     if isinstance(source, str | os.PathLike) and is_url(os.fspath(source)):
         raise Usage("the image comes first, then the URL")
     with (
-        contextlib.closing(open_source(source, format, member, size)) as opened,
+        contextlib.closing(open_source(source, How(format, decompress, member, size))) as opened,
         ClientSession(url, settings) as session,
     ):
-        options = Options(verify, restart, compare_all, _state_path(source, state), checkpoint, room_check)
+        kept = _state_path(source, state) if not opened.is_stream or state is not True else None
+        options = Options(verify, restart, compare_all, kept, checkpoint, room_check)
         return asyncio.run(Upload(opened, session, options, progress).run())
 
 
@@ -142,7 +146,7 @@ def info(
     """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(open_source(image, format)) as source:
+    with contextlib.closing(open_source(image, How(format))) as source:
         return _with_extents(Info(source.size), source.extents())
 
 
@@ -162,7 +166,7 @@ def checksum(
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
-    with contextlib.closing(open_source(image, format)) as source:
+    with contextlib.closing(open_source(image, How(format))) as source:
         return asyncio.run(_hash(source, algorithm, block_size))
 
 
@@ -188,7 +192,7 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
     if is_url(os.fspath(target)):
         raise Usage("the URL comes first, then the image")
     path = Path(target)
-    format_name = format_name or format_of(path.name) or "raw"
+    format_name = format_name or named(path.name).format or "raw"
     is_raw = format_name == "raw"
     is_device = is_existing_device(path)
     if is_device and not is_raw:

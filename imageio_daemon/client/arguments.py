@@ -8,6 +8,7 @@ from typing import TypeAlias
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
 from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from .local.formats import COMPRESSIONS
 from .server.session import RETRY_FOR
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -81,7 +82,15 @@ def _add_upload(commands: _Commands) -> None:
     _add_format(command)
     command.add_argument("--member", metavar="NAME", help="upload this member of the tar archive IMAGE, such as an OVA")
     command.add_argument(
-        "--size", type=parse_size, metavar="BYTES", help="size of standard input; K, M, G, T may follow"
+        "--decompress",
+        choices=sorted(COMPRESSIONS.values()),
+        help="decompress IMAGE on the way (default: by its suffix, .gz, .xz, .zst or .bz2, without --format)",
+    )
+    command.add_argument(
+        "--size",
+        type=parse_size,
+        metavar="BYTES",
+        help="size of standard input, or of what is decompressed; K, M, G, T may follow",
     )
     again = command.add_mutually_exclusive_group()
     again.add_argument("--restart", action="store_true", help="send all, also what an earlier upload has sent")

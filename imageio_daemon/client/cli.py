@@ -18,7 +18,7 @@ from . import api
 from .arguments import parser
 from .display import CLEAR_LINE, Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
-from .local.formats import format_of
+from .local.formats import named
 from .local.target import is_existing_device
 from .server.session import Settings
 from .transfer.progress import Progress
@@ -145,6 +145,7 @@ def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
         options.url,
         settings=_settings(options),
         format=options.format,
+        decompress=options.decompress,
         member=options.member,
         size=options.size,
         restart=options.restart,
@@ -162,7 +163,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
     if to_stdout and options.json:
         raise Usage("standard output can't take the image and JSON")
     target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
-    is_raw = (options.format or format_of(options.image) or "raw") == "raw"
+    is_raw = (options.format or named(options.image).format or "raw") == "raw"
     if to_stdout:
         transfer.incomplete = "the output"
     elif (options.dirty and is_raw) or is_existing_device(Path(options.image)):

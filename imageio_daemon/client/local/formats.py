@@ -9,6 +9,9 @@ from ..errors import Usage
 #: Formats that qemu reads, by the suffix of a name.
 FORMATS = {".qcow2": "qcow2", ".vmdk": "vmdk", ".vhdx": "vhdx", ".vhd": "vpc", ".vpc": "vpc", ".vdi": "vdi"}
 
+#: What compresses, by the suffix of a name. The names are those of --decompress.
+COMPRESSIONS = {".gz": "gz", ".xz": "xz", ".zst": "zstd", ".bz2": "bz2"}
+
 #: Bytes at the beginning and at the end of an image in which another format than raw shows itself.
 HEAD = 512
 TAIL = 512
@@ -30,20 +33,29 @@ MARKS = (
     Mark("vhdx", "say --format vhdx", 0, b"vhdxfile"),
     Mark("vpc", "say --format vpc", 0, b"conectix"),
     Mark("vdi", "say --format vdi", 64, b"\x7f\x10\xda\xbe"),
-    Mark("gzip", "decompress it", 0, b"\x1f\x8b\x08"),
-    Mark("xz", "decompress it", 0, b"\xfd7zXZ\0"),
-    Mark("zstd", "decompress it", 0, b"\x28\xb5\x2f\xfd"),
-    Mark("zstd", "decompress it", 0, b"\x50\x2a\x4d\x18"),  # what pzstd begins with
-    Mark("bzip2", "decompress it", 4, b"1AY&SY"),
+    Mark("gzip", "say --decompress gz", 0, b"\x1f\x8b\x08"),
+    Mark("xz", "say --decompress xz", 0, b"\xfd7zXZ\0"),
+    Mark("zstd", "say --decompress zstd", 0, b"\x28\xb5\x2f\xfd"),
+    Mark("zstd", "say --decompress zstd", 0, b"\x50\x2a\x4d\x18"),  # what pzstd begins with
+    Mark("bzip2", "say --decompress bz2", 4, b"1AY&SY"),
     Mark("tar", "say --member NAME", 257, b"ustar"),
 )
 #: Images of vpc that have a fixed size are raw up to their footer.
 FOOTER = Mark("vpc", "say --format vpc", 0, b"conectix")
 
 
-def format_of(name: str) -> str | None:
-    """Return the format that the name of an image says; None: raw."""
-    return FORMATS.get(PurePath(name.lower()).suffix)
+class Named(NamedTuple):
+    """What the name of an image says. compression: None: it is not compressed. format: None: raw."""
+
+    compression: str | None
+    format: str | None
+
+
+def named(name: str) -> Named:
+    """Return what a name says by its suffixes, as in disk.qcow2 and disk.raw.zst."""
+    path = PurePath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    return Named(compression, FORMATS.get(path.with_suffix("").suffix if compression else path.suffix))
 
 
 def check_raw(name: str, head: bytes, tail: bytes = b"") -> None:

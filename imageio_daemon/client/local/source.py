@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of uploads: a file, a block device, a part of a file, a stream."""
+"""Sources of uploads that are read in any order: a file, a block device, a part of a file."""
 
 import errno
-import io
 import os
-import select
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from ...image.extents import Extent
 from ...units import MiB
-from ..errors import LocalError, Stopped
-from .turns import Turns
+from ..errors import LocalError
 
 
 class Source(Protocol):
@@ -124,68 +121,6 @@ class FileSource:
             f"{self._path} became shorter during the upload: it ends at byte {end}. "
             "Upload anew with --restart when nobody writes to it"
         )
-
-
-class StreamSource:
-    """An image in a binary stream. size: bytes, which the stream must have exactly."""
-
-    is_stream = True
-    portion = 4 * MiB
-    identity = None
-
-    def __init__(self, stream: BinaryIO, size: int) -> None:
-        self.size = size
-        self._stream = stream
-        self._turns = Turns()
-        self._woken, self._wake = os.pipe()
-
-    def extents(self) -> Iterator[Extent]:
-        """Yield one extent of data."""
-        if self.size:
-            yield Extent(0, self.size)
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Wait until all bytes before offset were read, and fill the buffer. Raises LocalError, Stopped."""
-        with self._turns.turn(offset, len(buffer)):
-            filled = 0
-            while filled < len(buffer):
-                count = self._readinto(buffer[filled:])
-                if not count:
-                    ended = offset + filled
-                    raise LocalError(f"the input ended at byte {ended}, and not at {self.size} as --size says")
-                filled += count
-            if offset + len(buffer) == self.size and self._readinto(memoryview(bytearray(1))):
-                raise LocalError(f"the input is longer than the {self.size} bytes that --size says")
-
-    def check(self) -> None:
-        """Do nothing: a stream is read once."""
-
-    def stop(self) -> None:
-        """Wake threads that wait for their turn, and one that waits for bytes of an unbuffered file."""
-        self._turns.stop()
-        os.write(self._wake, b"x")
-
-    def close(self) -> None:
-        """Close the pipe; the stream stays open for its owner."""
-        os.close(self._woken)
-        os.close(self._wake)
-
-    def _readinto(self, buffer: memoryview) -> int:
-        try:
-            if isinstance(self._stream, io.FileIO):
-                self._wait()
-            data = self._stream.read(len(buffer))
-        except (OSError, EOFError) as e:
-            raise LocalError(f"can't read the input: {getattr(e, 'strerror', None) or e}") from e
-        buffer[: len(data)] = data
-        return len(data)
-
-    def _wait(self) -> None:
-        poll = select.poll()
-        for fd in (self._stream.fileno(), self._woken):
-            poll.register(fd, select.POLLIN)
-        if self._woken in dict(poll.poll()):
-            raise Stopped("stopped")
 
 
 def identity(fd: int) -> dict[str, object] | None:

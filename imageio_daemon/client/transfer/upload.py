@@ -80,7 +80,7 @@ class Upload:
         self, source: Source, session: ClientSession, options: Options = Options(), report: Report | None = None
     ) -> None:
         if options.state is not None and source.identity is None:
-            raise Usage("nobody can see whether a block device was changed, so its upload has no state")
+            raise Usage("nobody sees that a block device or what is decompressed has changed: its upload has no state")
         self._source = source
         self._session = session
         self._options = options

@@ -122,6 +122,7 @@ def test_suffix_says_the_format(
         ("bzip2", bz2.compress(b"disk")),
         ("zstd", bytes.fromhex("28b52ffd2004210000") + b"disk"),
     ],
+    ids=["gzip", "xz", "bzip2", "zstd"],
 )
 def test_compressed_file_is_no_disk(daemon: Daemon, tmp_path: Path, kind: str, content: bytes) -> None:
     (tmp_path / "packed").write_bytes(content)

@@ -25,7 +25,8 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local.qemu import run_qemu_img
-from imageio_daemon.client.local.source import FileSource, StreamSource
+from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client.local.stream import Input, StreamSource
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
@@ -156,7 +157,7 @@ def test_wait_for_silent_input_ends() -> None:
     with (
         open(end, "rb", buffering=0) as stream,
         open(other, "wb"),
-        contextlib.closing(StreamSource(stream, KiB)) as opened,
+        contextlib.closing(StreamSource(Input(stream), KiB)) as opened,
         ThreadPoolExecutor(1) as pool,
     ):
         reading = pool.submit(opened.read, 0, memoryview(bytearray(KiB)))
