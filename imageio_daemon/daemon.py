@@ -44,7 +44,7 @@ from .transfers.durable import DurableRecords
 from .transfers.limits import Limits
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
-from .watching import watch_host, watch_transfers
+from .watching import watch_expired, watch_host, watch_transfers
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,8 @@ class Daemon:
         transfers = watch_transfers(self._store, self._records, self._still_draining)
         status = self._supervision.watch_status(self._store, self._served)
         life = self._supervision.watch_life(self._liveness)
-        return watch_host(self._tls, self._engine), transfers, self._reloading.run(), status, life
+        expired = watch_expired(self._store, self._config.daemon.purge_expired)
+        return watch_host(self._tls, self._engine), transfers, expired, self._reloading.run(), status, life
 
     def _still_draining(self, left: int) -> None:
         """Tell the service manager how many transfers are left, and end after the last one."""

@@ -9,6 +9,7 @@ from .net.tls_contexts import ServerTls
 from .storage.file.engine import Engine
 from .storage.running import HANGING
 from .transfers.durable import DurableRecords
+from .transfers.expired import purge_expired, release_expired
 from .transfers.store import TransferStore
 
 log = logging.getLogger(__name__)
@@ -18,6 +19,8 @@ HOST_INTERVAL = 30.0
 #: Seconds between checks for expired tickets. Their images are closed at the second check, after C has returned idle
 #: connections. A check of 10,000 tickets with open images takes 10 ms, and a sample of each 14 ms.
 EXPIRY_INTERVAL = 2.0
+#: Seconds between looks for tickets that have expired long ago. It is how often what cannot be removed is logged.
+PURGE_INTERVAL = 60.0
 
 
 async def watch_host(tls: ServerTls | None, engine: Engine) -> None:
@@ -31,6 +34,13 @@ async def watch_host(tls: ServerTls | None, engine: Engine) -> None:
                 log.warning("storage hangs: %s", operation)
 
 
+async def watch_expired(store: TransferStore, seconds: int) -> None:
+    """Remove tickets so many seconds after they have expired; 0: never."""
+    while seconds:
+        await asyncio.sleep(PURGE_INTERVAL)
+        await purge_expired(store, seconds)
+
+
 async def watch_transfers(store: TransferStore, records: DurableRecords, draining: Callable[[int], None]) -> None:
     """Close the images of expired tickets, and take samples for the rates of the others.
 
@@ -38,7 +48,7 @@ async def watch_transfers(store: TransferStore, records: DurableRecords, drainin
     """
     while True:
         await asyncio.sleep(EXPIRY_INTERVAL)
-        store.release_expired()
+        release_expired(store)
         store.sample()
         store.keeping.renew()
         records.watch()

@@ -97,6 +97,14 @@ class Daemon:
         "Keep tickets in the state directory, so that they survive a restart until they expire or are removed. Set it "
         "to false if the program that manages the host installs its tickets again after each start of the daemon.",
     )
+    purge_expired: int = number(
+        _DAY,
+        "Time after which the daemon removes tickets that have expired, so that a caller may forget to. 0 keeps them "
+        "until they are removed. Until then lists show them as expired, and they can be extended.",
+        "seconds",
+        0,
+        365 * _DAY,
+    )
     drop_privileges: bool = flag(
         True,
         "If the daemon is started as root, it becomes user_name and group_name after it has opened its sockets.",

@@ -57,7 +57,7 @@ def left(state: State) -> str:
     if state["canceled"]:
         return "removed"
     seconds = state["expires"] - time.monotonic()
-    return f"in {duration(seconds)}" if seconds > 0 else "expired"
+    return f"in {duration(seconds)}" if seconds > 0 else f"expired {duration(-seconds)} ago"
 
 
 def _is_secret(name: str, value: object) -> bool:

@@ -66,6 +66,11 @@ class Permission:
         return self._clock() >= self.lease.expires
 
     @property
+    def expired_for(self) -> float:
+        """Return the seconds since the ticket has expired; negative if it has not."""
+        return self._clock() - self.lease.expires
+
+    @property
     def idle(self) -> float:
         """Return the seconds since the last request ended, or since the ticket was added."""
         return self._clock() - self.lease.active

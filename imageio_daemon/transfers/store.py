@@ -265,11 +265,6 @@ class TransferStore:
             self._cancel(transfer, goes_on=goes_on)
         return transfers
 
-    def release_expired(self) -> None:
-        """Release the images of expired tickets on which no request runs; see Transfer.release_expired()."""
-        for transfer in self.all():
-            transfer.release_expired()
-
     def sample(self) -> None:
         """Take a sample of each transfer, for the rates of their status."""
         for transfer in self.all():

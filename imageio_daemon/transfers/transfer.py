@@ -330,6 +330,7 @@ class Transfer:
             status |= {
                 "transfer": self.ticket.log_name,
                 "expires": int(self.permission.lease.expires),
+                "expired": self.permission.expired,
                 "active": active,
                 "canceled": self.permission.canceled,
                 "connections": len(self.connections),

@@ -15,6 +15,7 @@ from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.handshake import Options
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
+from imageio_daemon.transfers.expired import release_expired
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.nbdservers import make_qcow2
@@ -72,7 +73,7 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     ticket = Ticket(ticket_id="x", url="file:///x", size=SIZE, ops=ops, timeout=0, inactivity_timeout=60)
     transfer = store.add(ticket)
     await write(await transfer.backend(), pool, 5, b"data")
-    store.release_expired()
+    release_expired(store)
     while transfer.end.in_use:
         await asyncio.sleep(0.01)
     assert not list(servers.iterdir())

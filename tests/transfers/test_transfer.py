@@ -21,6 +21,7 @@ from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.running import Kind
 from imageio_daemon.storage.totals import Totals
+from imageio_daemon.transfers.expired import release_expired
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
@@ -530,6 +531,7 @@ def test_status_tells_the_ticket_and_its_state(transfer_status: dict[str, object
         "timeout": 300,
         "inactivity_timeout": 60,
         "expires": 1300,
+        "expired": False,
         "active": False,
         "canceled": False,
         "connections": 0,
@@ -733,7 +735,7 @@ async def released(transfer: Transfer) -> None:
 async def test_expired_transfer_lets_go_of_its_image_after_a_flush(
     expired: Transfer, store: TransferStore, opener: Opener
 ) -> None:
-    store.release_expired()
+    release_expired(store)
     while expired.end.in_use:
         await asyncio.sleep(0)
     assert opener.backend.calls == ["flush", "close"]
