@@ -9,7 +9,7 @@ Functions are synchronous; from a coroutine, call them with asyncio.to_thread().
 are raised as ClientError, whose text is one line for the user.
 """
 
-from .api import Info, checksum, download, extents, info, upload
+from .api import Info, checksum, disks, download, extents, info, upload
 from .errors import (
     ChecksumMismatch,
     ClientError,
@@ -46,6 +46,7 @@ __all__ = [
     "Uploaded",
     "Usage",
     "checksum",
+    "disks",
     "download",
     "extents",
     "info",

@@ -14,7 +14,7 @@ from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK,
 from ..image.extents import Extent
 from .errors import Usage
 from .local.formats import named
-from .local.opening import How, open_source
+from .local.opening import How, disk_names, open_source
 from .local.qemu import Increment, QemuTarget
 from .local.source import Source
 from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
@@ -99,6 +99,14 @@ def upload(
         kept = _state_path(source, state) if not opened.is_stream or state is not True else None
         options = Options(verify, restart, compare_all, kept, checkpoint, room_check)
         return asyncio.run(Upload(opened, session, options, progress).run())
+
+
+def disks(archive: str | os.PathLike[str], *, decompress: str | None = None) -> list[str]:
+    """Return the names of the members of a tar archive, such as an OVA, that are disks, in their order.
+
+    decompress: as for upload(). A compressed archive is read to its end. Raises ClientError.
+    """
+    return disk_names(Path(archive), How(decompress=decompress))
 
 
 def download(

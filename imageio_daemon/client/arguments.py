@@ -78,9 +78,15 @@ def _add_format(command: argparse.ArgumentParser) -> None:
 def _add_upload(commands: _Commands) -> None:
     command = _command(commands, "upload", "Make the image at a URL read as a local one.")
     command.add_argument("image", metavar="IMAGE", help="a file or block device; - is standard input")
-    command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    command.add_argument("url", metavar="URL", nargs="+", help=f"{IMAGE_URL}; with --all one for each disk")
     _add_format(command)
-    command.add_argument("--member", metavar="NAME", help="upload this member of the tar archive IMAGE, such as an OVA")
+    members = command.add_mutually_exclusive_group()
+    members.add_argument(
+        "--member",
+        metavar="NAME",
+        help="upload this member of the tar archive IMAGE (default: the one disk of an .ova or .tar)",
+    )
+    members.add_argument("--all", action="store_true", help="upload all disks of the archive IMAGE, in its order")
     command.add_argument(
         "--decompress",
         choices=sorted(COMPRESSIONS.values()),

@@ -18,6 +18,7 @@ from . import api
 from .arguments import parser
 from .display import CLEAR_LINE, Display, display
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
+from .local.archive import shown
 from .local.formats import named
 from .local.target import is_existing_device
 from .server.session import Settings
@@ -138,15 +139,28 @@ def _standard_input() -> BinaryIO:
 
 
 def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
+    if options.all:
+        names = api.disks(options.image, decompress=options.decompress)
+        if len(names) != len(options.url):
+            raise Usage(f"there are {len(options.url)} URLs for the {len(names)} disks {', '.join(map(shown, names))}")
+        for name, url in zip(names, options.url, strict=True):
+            _upload_one(options, transfer, url, name)
+    elif len(options.url) > 1:
+        raise Usage("an image has one URL; --all uploads the disks of an archive to several")
+    else:
+        _upload_one(options, transfer, options.url[0], options.member)
+
+
+def _upload_one(options: argparse.Namespace, transfer: _Transfer, url: str, member: str | None) -> None:
     source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
     transfer.incomplete = "the target"
     done = api.upload(
         source,
-        options.url,
+        url,
         settings=_settings(options),
         format=options.format,
         decompress=options.decompress,
-        member=options.member,
+        member=member,
         size=options.size,
         restart=options.restart,
         compare_all=options.compare_all,
@@ -155,7 +169,8 @@ def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
         room_check=not options.no_room_check,
         progress=transfer.report,
     )
-    transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified)
+    disk = shown(member) if options.all and member else None
+    transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified, disk=disk)
 
 
 def _download(options: argparse.Namespace, transfer: _Transfer) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What names tell of images, and what contents contradict. A format is never guessed from content."""
 
-from pathlib import PurePath
+import os
 from typing import NamedTuple
 
 from ..errors import Usage
@@ -11,6 +11,10 @@ FORMATS = {".qcow2": "qcow2", ".vmdk": "vmdk", ".vhdx": "vhdx", ".vhd": "vpc", "
 
 #: What compresses, by the suffix of a name. The names are those of --decompress.
 COMPRESSIONS = {".gz": "gz", ".xz": "xz", ".zst": "zstd", ".bz2": "bz2"}
+
+#: Archives, which are all tar, and short suffixes of compressed ones.
+ARCHIVES = (".tar", ".ova")
+SHORT = {".tgz": (".tar", "gz"), ".txz": (".tar", "xz"), ".tzst": (".tar", "zstd"), ".tbz2": (".tar", "bz2")}
 
 #: Bytes at the beginning and at the end of an image in which another format than raw shows itself.
 HEAD = 512
@@ -45,17 +49,20 @@ FOOTER = Mark("vpc", "say --format vpc", 0, b"conectix")
 
 
 class Named(NamedTuple):
-    """What the name of an image says. compression: None: it is not compressed. format: None: raw."""
+    """What the name of an image says. compression: None: it is not compressed. archive: tar. format: None: raw."""
 
     compression: str | None
+    archive: bool
     format: str | None
 
 
 def named(name: str) -> Named:
-    """Return what a name says by its suffixes, as in disk.qcow2 and disk.raw.zst."""
-    path = PurePath(name.lower())
-    compression = COMPRESSIONS.get(path.suffix)
-    return Named(compression, FORMATS.get(path.with_suffix("").suffix if compression else path.suffix))
+    """Return what a name says by its suffixes, as in disk.qcow2, disk.raw.zst and disks.tar.gz."""
+    stem, suffix = os.path.splitext(name.lower())
+    inner, compression = SHORT.get(suffix) or (suffix, None)
+    if suffix in COMPRESSIONS:
+        inner, compression = os.path.splitext(stem)[1], COMPRESSIONS[suffix]
+    return Named(compression, inner in ARCHIVES, FORMATS.get(inner))
 
 
 def check_raw(name: str, head: bytes, tail: bytes = b"") -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user names becomes a source: a file, a part of one, what qemu reads, what is decompressed, a stream."""
+"""What a user names becomes a source: a file, a member of an archive, what qemu reads, what is decompressed, a pipe."""
 
 import contextlib
 import logging
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import Usage
+from .archive import Member, choose, disks, enter, members, members_of_file
 from .compressed import Decompressed, count
-from .formats import HEAD, TAIL, check_raw, named
+from .formats import HEAD, TAIL, Named, check_raw, named
 from .qemu import QemuSource
 from .sizes import ZSTD_HEADER, told_size, zstd_head
 from .source import FileSource, Source, open_image
 from .stream import Ahead, Input, Reader, StreamSource
-from .tar import find_member
 
 log = logging.getLogger(__name__)
 
@@ -37,19 +37,40 @@ class How:
 def open_source(source: str | os.PathLike[str] | BinaryIO, how: How = How()) -> Source:
     """Open a local image. Raises Usage if the arguments contradict each other or the content, LocalError."""
     if not isinstance(source, str | os.PathLike):
-        return _open_stream(Input(source), how, how.decompress, how.format)
+        return _open_stream(Input(source), how, _kind("", how))
     path = Path(source)
-    says = named(path.name)
-    if compression := how.decompress or (says.compression if how.format is None else None):
-        return _open_stream(Input.of_file(path), how, compression, how.format or says.format)
+    kind = _kind(path.name, how)
+    if kind.compression:
+        return _open_stream(Input.of_file(path), how, kind)
     if how.size is not None:
         raise Usage("a size is for streams; a file has its own")
-    return _open_file(path, how)
+    found = choose(members_of_file(path), str(path), how.member) if kind.archive else None
+    return _open_file(path, how.format or (named(found.name).format if found else kind.format), how, found)
 
 
-def _open_file(path: Path, how: How) -> Source:
-    found = find_member(path, how.member) if how.member is not None else None
-    known = how.format or named(found.name if found else path.name).format
+def disk_names(path: Path, how: How = How()) -> list[str]:
+    """Return the names of the disks in an archive, in its order. Raises LocalError."""
+    return [member.name for member in disks(_members(path, _kind(path.name, how).compression))]
+
+
+def _kind(name: str, how: How) -> Named:
+    """Return what is said by the arguments, and by the name where these say nothing."""
+    says = named(name)
+    if how.member is not None:
+        return Named(how.decompress or says.compression, True, how.format)
+    if how.format is not None:
+        return Named(how.decompress, False, how.format)
+    return says._replace(compression=how.decompress or says.compression)
+
+
+def _members(path: Path, compression: str | None) -> list[Member]:
+    if compression is None:
+        return members_of_file(path)
+    with contextlib.closing(Input.of_file(path)) as source:
+        return list(members(Decompressed(source, compression, source.name), source.name))
+
+
+def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
         return QemuSource(path, known, found)
     opened = FileSource(path, offset=found.offset, size=found.size) if found else FileSource(path)
@@ -69,26 +90,55 @@ def _part(image: FileSource, offset: int, length: int) -> bytes:
     return bytes(buffer)
 
 
-def _open_stream(source: Input, how: How, compression: str | None, known: str | None) -> StreamSource:
+def _open_stream(source: Input, how: How, kind: Named) -> StreamSource:
     """Open what is read once. The input is closed if this raises."""
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
-        if how.member is not None:
-            raise Usage("members are read of uncompressed archives that are files")
-        if known not in (None, "raw"):
-            raise Usage(f"an image of the format {known} is no stream: decompress or copy it to a file first")
-        size, told = _size(source, compression, how.size)
-        ahead = Ahead(source)
-        if size is None and compression == "zstd":
-            size, told = zstd_head(ahead.peek(ZSTD_HEADER)), "its header"
-        if size is None:
-            raise Usage("a stream needs --size: the server must know how much comes")
-        content = Ahead(Decompressed(ahead, compression, source.name)) if compression else ahead
-        if how.format is None:
-            check_raw(source.name, content.peek(HEAD))
-        opened = StreamSource(source, size, content, told)
+        opened = _open_member(source, how, kind) if kind.archive else _open_whole(source, how, kind)
         stack.pop_all()
         return opened
+
+
+def _open_member(source: Input, how: How, kind: Named) -> StreamSource:
+    if how.size is not None:
+        raise Usage("a size is for streams; a member of an archive has its own")
+    name = how.member
+    if name is None and source.path is not None:
+        log.info("%s is read twice: --member saves that", source.name)
+        name = choose(_members(source.path, kind.compression), source.name, None).name
+    if name is None:
+        raise Usage("an archive in a stream is read once: say --member NAME")
+    _require_raw(how.format or named(name).format)
+    found = enter(
+        Decompressed(source, kind.compression, source.name) if kind.compression else source, source.name, name
+    )
+    return StreamSource(source, found.member.size, _checked(found, how, source.name), "the archive")
+
+
+def _open_whole(source: Input, how: How, kind: Named) -> StreamSource:
+    _require_raw(kind.format)
+    size, told = _size(source, kind.compression, how.size)
+    ahead = Ahead(source)
+    if size is None and kind.compression == "zstd":
+        size, told = zstd_head(ahead.peek(ZSTD_HEADER)), "its header"
+    if size is None:
+        raise Usage("a stream needs --size: the server must know how much comes")
+    content = Decompressed(ahead, kind.compression, source.name) if kind.compression else ahead
+    return StreamSource(source, size, _checked(content, how, source.name), told)
+
+
+def _require_raw(known: str | None) -> None:
+    if known not in (None, "raw"):
+        raise Usage(f"an image of the format {known} is no stream: decompress or copy it to a file first")
+
+
+def _checked(content: Reader, how: How, name: str) -> Reader:
+    """Return the same content, after a look at its first bytes if its format was not said."""
+    if how.format is not None:
+        return content
+    ahead = Ahead(content)
+    check_raw(name, ahead.peek(HEAD))
+    return ahead
 
 
 def _size(source: Input, compression: str | None, said: int | None) -> tuple[int | None, str]:

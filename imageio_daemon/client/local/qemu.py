@@ -13,10 +13,10 @@ from pathlib import Path
 from ...image.extents import Extent
 from ...units import KiB, MiB
 from ..errors import LocalError
+from .archive import Member
 from .nbd_image import NbdImage
 from .part_file import PartFile
 from .source import changed, identity_of
-from .tar import Member
 
 #: Cluster size of new qcow2 images, in bytes, qemu's default.
 CLUSTER = 64 * KiB

@@ -7,7 +7,6 @@ import lzma
 import os
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -16,19 +15,10 @@ from imageio_daemon.client import LocalError, Settings, Usage, checksum, downloa
 from tests.client.conftest import SIZE
 from tests.client.programs import run
 from tests.support.daemon import Daemon
-from tests.support.images import MakeImage, MiB, pattern
+from tests.support.images import MakeImage, MiB
 from tests.support.realstorage import allocated
 
 FORMATS = ("qcow2", "vmdk", "vhdx", "vpc", "vdi")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """A raw image with a size that every format can have: data, zeros, a hole."""
-    path = tmp_path / "disk.raw"
-    path.write_bytes(pattern(3 * MiB) + bytes(MiB) + pattern(MiB, 1))
-    os.truncate(path, 63 * MiB)
-    return path
 
 
 def qemu_img(*arguments: str | Path) -> None:
@@ -130,19 +120,6 @@ def test_compressed_file_is_no_disk(daemon: Daemon, tmp_path: Path, kind: str, c
         upload(tmp_path / "packed", daemon.url("ticket"))
 
 
-def test_archive_is_no_disk(daemon: Daemon, ova: Path) -> None:
-    unnamed = ova.rename(ova.with_name("unnamed"))
-    with pytest.raises(Usage, match="unnamed looks like tar: say --member NAME, or say --format raw"):
-        upload(unnamed, daemon.url("ticket"))
-
-
-def test_member_that_looks_like_another_format_is_refused(daemon: Daemon, ova: Path, disk: Path) -> None:
-    with tarfile.open(ova, "w") as archive:
-        archive.add(converted(disk, "qcow2"), "disk")
-    with pytest.raises(Usage, match="looks like qcow2"):
-        upload(ova, daemon.url("ticket"), member="disk")
-
-
 def test_format_raw_takes_the_bytes_as_they_are(
     daemon: Daemon, tls: Settings, disk: Path, new_image: MakeImage
 ) -> None:
@@ -174,45 +151,6 @@ def test_programs_of_qemu_end(daemon: Daemon, tls: Settings, disk: Path, new_ima
     upload(converted(disk, "qcow2"), daemon.url(target.ticket), settings=tls, format="qcow2")
     running = subprocess.run(["pgrep", "-f", str(disk.parent)], check=False, capture_output=True, text=True)
     assert running.stdout == ""
-
-
-# Archives
-
-
-@pytest.fixture
-def ova(disk: Path) -> Path:
-    """An archive with a description and a disk in the format that OVA files have."""
-    stream = converted(disk, "vmdk", "-o", "subformat=streamOptimized")
-    (disk.parent / "appliance.ovf").write_text("<Envelope/>")
-    path = disk.with_name("appliance.ova")
-    with tarfile.open(path, "w") as archive:
-        archive.add(disk.parent / "appliance.ovf", "appliance.ovf")
-        archive.add(stream, "disk1.vmdk")
-        archive.add(disk, "disk2.raw")
-    return path
-
-
-def test_member_of_an_ova(daemon: Daemon, tls: Settings, ova: Path, disk: Path, new_image: MakeImage) -> None:
-    target = new_image(size=63 * MiB)
-    url = daemon.url(target.ticket)
-    upload(ova, url, settings=tls, member="disk1.vmdk", format="vmdk", verify=True)
-    assert target.content() == disk.read_bytes()
-
-
-def test_raw_member(daemon: Daemon, tls: Settings, ova: Path, disk: Path, new_image: MakeImage) -> None:
-    target = new_image(size=63 * MiB)
-    upload(ova, daemon.url(target.ticket), settings=tls, member="disk2.raw", verify=True)
-    assert target.content() == disk.read_bytes()
-
-
-def test_missing_member_is_told_with_those_there_are(daemon: Daemon, ova: Path) -> None:
-    with pytest.raises(LocalError, match=r"has no member disk, but appliance\.ovf, disk1"):
-        upload(ova, daemon.url("ticket"), member="disk")
-
-
-def test_file_that_is_no_archive_is_told(daemon: Daemon, disk: Path) -> None:
-    with pytest.raises(LocalError, match="as an uncompressed tar archive"):
-        upload(disk, daemon.url("ticket"), member="disk")
 
 
 # Disks

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of tar archives, such as OVA files: read in place, or on the way from a compressed archive or a pipe."""
+
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import NamedTuple, Protocol
+
+from ...units import KiB, MiB
+from ..errors import LocalError
+from .stream import Reader
+
+#: What an OVA has besides disks: description, manifest, certificate (DSP0243, "Distribution"), settings of firmware.
+NO_DISKS = (".ovf", ".mf", ".cert", ".nvram")
+#: Members of an archive, bytes of one header with its extensions and of all of them together that are read. A member
+#: has 1 to 3 KiB of headers, names of files are shorter than 4 KiB.
+MAX_MEMBERS = 10_000
+MAX_HEADER = 64 * KiB
+MAX_HEADERS = 32 * MiB
+#: Bytes that are read at a time to pass over members of a stream.
+SKIP = 1 * MiB
+#: Names that a message lists.
+LISTED = 20
+
+
+class Member(NamedTuple):
+    """The content of a member: offset in the archive and size, in bytes. sparse: it is not stored as it reads."""
+
+    name: str
+    offset: int
+    size: int
+    sparse: bool = False
+
+
+class _Seekable(Protocol):
+    def read(self, size: int) -> bytes: ...
+    def seek(self, offset: int) -> int: ...
+
+
+class _Headers:
+    """A file for tarfile, which reads headers from it and seeks to the next: forward only, and within the limits."""
+
+    def __init__(self, reader: Reader, file: _Seekable | None) -> None:
+        self._reader = reader
+        self._file = file
+        self._position = 0
+        self._left = MAX_HEADERS
+
+    def read(self, size: int) -> bytes:
+        self._left -= size
+        if not 0 <= size <= MAX_HEADER or self._left < 0:
+            raise tarfile.ReadError("its headers are too long")
+        data = b""
+        while len(data) < size and (more := self._reader.read(size - len(data))):
+            data += more
+        self._position += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        if position < self._position:
+            raise tarfile.ReadError("a member begins before the one in front of it")
+        if self._file is not None:
+            self._file.seek(position)
+            self._position = position
+        while self._position < position and (data := self._reader.read(min(SKIP, position - self._position))):
+            self._position += len(data)
+
+
+class Content:
+    """A member of an archive that is read in order."""
+
+    def __init__(self, reader: Reader, member: Member) -> None:
+        self.member = member
+        self._reader = reader
+        self._left = member.size
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes, none at the end. Raises LocalError, Stopped."""
+        data = self._reader.read(min(size, self._left)) if self._left else b""
+        self._left -= len(data)
+        return data
+
+
+def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterator[Member]:
+    """Yield the regular members. After each one, the reader is at its content. name: of the archive, in messages.
+
+    file: what the reader reads, if it can seek. Raises LocalError.
+    """
+    try:
+        # Not "r|": what it reads ahead is lost to who reads the content.
+        archive = tarfile.TarFile(fileobj=_Headers(reader, file), mode="r")  # type: ignore[arg-type]
+        for number, found in enumerate(archive):
+            if number == MAX_MEMBERS:
+                raise tarfile.ReadError(f"it has more than {MAX_MEMBERS} members")
+            if found.isreg():
+                yield Member(found.name, found.offset_data, found.size, found.issparse())
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as e:
+        raise LocalError(f"can't read {name} as a tar archive: {e}") from e
+
+
+def members_of_file(path: Path) -> list[Member]:
+    """Return the regular members of an uncompressed archive, all of which are there. Raises LocalError."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = list(members(file, str(path), file))
+            end = file.seek(0, 2)
+    except OSError as e:
+        raise LocalError(f"can't read {path}: {e.strerror}") from e
+    for member in found:
+        if not member.sparse and member.offset + member.size > end:
+            raise LocalError(f"{path} ends in the middle of {shown(member.name)}")
+    return found
+
+
+def enter(reader: Reader, archive: str, name: str) -> Content:
+    """Pass over an archive to the content of a member. Raises LocalError."""
+    passed = []
+    for member in members(reader, archive):
+        if member.name == name:
+            return Content(reader, _whole(member, archive))
+        passed.append(member)
+    return Content(reader, choose(passed, archive, name))
+
+
+def disks(found: Iterable[Member]) -> list[Member]:
+    """Return those members that are no descriptions of an OVA."""
+    return [member for member in found if PurePath(member.name.lower()).suffix not in NO_DISKS]
+
+
+def choose(found: list[Member], archive: str, name: str | None) -> Member:
+    """Return the member with a name; None: the one disk. Raises LocalError, whose message lists the members."""
+    chosen = [member for member in found if member.name == name] if name is not None else disks(found)
+    if name is not None and not chosen:
+        raise LocalError(f"{archive} has no member {shown(name)}, but {_listed(found)}")
+    if len(chosen) != 1:
+        raise LocalError(
+            f"{archive} has not one disk, but {_listed(chosen)}: say --member NAME, or --all with all URLs"
+        )
+    return _whole(chosen[0], archive)
+
+
+def shown(name: str) -> str:
+    """Return a name as messages have it: an archive may have any characters in it."""
+    return name if name.isprintable() else repr(name)
+
+
+def _whole(member: Member, archive: str) -> Member:
+    if member.sparse:
+        raise LocalError(f"{shown(member.name)} is stored as a sparse file in {archive}: extract it with tar first")
+    return member
+
+
+def _listed(found: list[Member]) -> str:
+    more = [f"{len(found) - LISTED} more"] if len(found) > LISTED else []
+    return ", ".join([*(shown(member.name) for member in found[:LISTED]), *more]) or "none"
