@@ -12,6 +12,10 @@ from ...image.extents import Extent
 from ...units import MiB
 from ..errors import LocalError
 
+#: Alignment of direct reads, in bytes: that of the largest sectors, and of memory pages. 2 GiB of a loop device, one
+#: thread, cold: 3.6 s through the page cache, with 3.6 s of processor time; 0.7 to 1.6 s past it, with 0.1 s.
+BLOCK = 4096
+
 
 class Source(Protocol):
     """An image that several threads read. `is_stream`: each byte can be read once, in order."""
@@ -47,7 +51,7 @@ class Source(Protocol):
 
 
 class FileSource:
-    """A raw image in a file or block device, or in a part of one."""
+    """A raw image in a file or block device, or in a part of one. Devices are read past the page cache."""
 
     is_stream = False
     portion = 32 * MiB
@@ -55,6 +59,7 @@ class FileSource:
     def __init__(self, path: Path, *, offset: int = 0, size: int | None = None) -> None:
         self._path = path
         self._fd = open_image(path)
+        self._direct = _open_direct(self._fd)
         try:
             end = os.lseek(self._fd, 0, os.SEEK_END)
             self._offset = offset
@@ -62,7 +67,7 @@ class FileSource:
             self._opened = identity(self._fd)
             self.identity = self._opened and self._opened | {"offset": offset, "length": self.size}
         except OSError as e:
-            os.close(self._fd)
+            self.close()
             raise LocalError(f"can't read {path}: {e.strerror}") from e
 
     def extents(self) -> Iterator[Extent]:
@@ -82,7 +87,7 @@ class FileSource:
         while filled < len(buffer):
             position = self._offset + offset + filled
             try:
-                count = os.preadv(self._fd, [buffer[filled:]], position)
+                count = self._read(buffer[filled:], position)
             except OSError as e:
                 raise LocalError(
                     f"can't read {self._path} at byte {position}: {e.strerror} (qemu-img or ddrescue can save the rest)"
@@ -102,6 +107,21 @@ class FileSource:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+        if self._direct is not None:
+            os.close(self._direct)
+
+    def _read(self, buffer: memoryview, position: int) -> int:
+        """Read some bytes: those of whole blocks past the page cache, where it is possible."""
+        whole = len(buffer) // BLOCK * BLOCK
+        if self._direct is not None and whole and position % BLOCK == 0:
+            try:
+                # 0 bytes: the end is in this block.
+                if count := os.preadv(self._direct, [buffer[:whole]], position):
+                    return count
+            except OSError as e:
+                if e.errno != errno.EINVAL:  # memory that is not aligned
+                    raise
+        return os.preadv(self._fd, [buffer], position)
 
     def _seek(self, offset: int, whence: int) -> int:
         try:
@@ -121,6 +141,16 @@ class FileSource:
             f"{self._path} became shorter during the upload: it ends at byte {end}. "
             "Upload anew with --restart when nobody writes to it"
         )
+
+
+def _open_direct(fd: int) -> int | None:
+    """Open a block device once more, for direct I/O; None for files, and where there is none (EINVAL of open(2))."""
+    if not stat.S_ISBLK(os.fstat(fd).st_mode):
+        return None
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return None
 
 
 def identity(fd: int) -> dict[str, object] | None:
