@@ -5,6 +5,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from .reloading import Reloading
 from .service import logs, privileges
 from .service.events import Events
 from .service.log_level import LogLevel
+from .service.notifying import Notifier
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool, Buffers
@@ -42,6 +44,7 @@ from .storage.qemu.process import remove_leftovers
 from .supervision import Supervision
 from .transfers.durable import DurableRecords
 from .transfers.limits import Limits
+from .transfers.notices import Notices
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
 from .watching import watch_expired, watch_host, watch_transfers
@@ -98,6 +101,8 @@ class Daemon:
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
         self._events = await asyncio.to_thread(Events, self._state)
+        self._notifier = Notifier(self._config.control.notify)
+        self._notices = Notices(self._notifier.tell, time.monotonic, wanted=self._notifier.wanted)
         self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(self._state_path))
         self._store = TransferStore(
             partial(self._opener.open, self._engine),
@@ -109,6 +114,7 @@ class Daemon:
             records=self._records,
             limits=self._limits,
             events=self._events,
+            notices=self._notices,
         )
         self._store.at_work.most = self._config.limits.transfers
         lane_memory = memory.of_lanes(self._config)
@@ -213,6 +219,7 @@ class Daemon:
             lanes=self._lanes,
             limits={"http": limit, "nbd": nbd_limit} if config.nbd.enable else {"http": limit},
             tls=secure,
+            notifier=self._notifier,
         )
         exposition = Exposition(Metrics(watched))
         made[0]["control"] = control_server(
@@ -250,7 +257,7 @@ class Daemon:
 
     def _watches(self) -> Sequence[Coroutine[None, None, None]]:
         """Return what goes on until the end."""
-        transfers = watch_transfers(self._store, self._records, self._still_draining)
+        transfers = watch_transfers(self._store, self._records, self._notices, self._still_draining)
         status = self._supervision.watch_status(self._store, self._served)
         life = self._supervision.watch_life(self._liveness)
         expired = watch_expired(self._store, self._config.daemon.purge_expired)
@@ -264,7 +271,7 @@ class Daemon:
 
     async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
         timeout = self._reloading.config.daemon.shutdown_timeout
-        self._supervision.stopping(timeout + ENDING_TIMEOUT + 2 * STATE_TIMEOUT)
+        self._supervision.stopping(timeout + ENDING_TIMEOUT + 3 * STATE_TIMEOUT)
         deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT
         self._sockets.remove()
         for listener in listening:
@@ -290,6 +297,7 @@ class Daemon:
                 self._lanes.free()
         kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
         kept = self._events.close(STATE_TIMEOUT) and kept
+        await asyncio.to_thread(self._notifier.close, STATE_TIMEOUT)
         if self._state is not None and ended and kept and not self._records.working:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:

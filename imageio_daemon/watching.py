@@ -10,6 +10,7 @@ from .storage.file.engine import Engine
 from .storage.running import HANGING
 from .transfers.durable import DurableRecords
 from .transfers.expired import purge_expired, release_expired
+from .transfers.notices import Notices
 from .transfers.store import TransferStore
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ async def watch_expired(store: TransferStore, seconds: int) -> None:
         await purge_expired(store, seconds)
 
 
-async def watch_transfers(store: TransferStore, records: DurableRecords, draining: Callable[[int], None]) -> None:
-    """Close the images of expired tickets, and take samples for the rates of the others.
+async def watch_transfers(
+    store: TransferStore, records: DurableRecords, notices: Notices, draining: Callable[[int], None]
+) -> None:
+    """Close the images of expired tickets, take samples for the rates of the others, and tell what is new.
 
     draining: is told how many transfers are left, while the store drains.
     """
@@ -50,6 +53,7 @@ async def watch_transfers(store: TransferStore, records: DurableRecords, drainin
         await asyncio.sleep(EXPIRY_INTERVAL)
         release_expired(store)
         store.sample()
+        notices.look()
         store.keeping.renew()
         records.watch()
         if store.drain is not None:

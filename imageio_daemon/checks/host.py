@@ -6,6 +6,7 @@ They change nothing: no socket listens afterwards, no file is made.
 
 import os
 import pwd
+import shlex
 import shutil
 import socket
 import stat
@@ -18,6 +19,7 @@ from ..config.config import Config
 from ..config.sections import Daemon as DaemonSection
 from ..errors import ConfigError
 from ..net import listening, tls_contexts
+from ..service import notifying
 from .finding import Finding, failed, ok, warning
 
 #: Days before the end of a certificate from which on it is a warning. Usual renewals come 30 days before.
@@ -39,6 +41,8 @@ def of_user(config: Config, paths: Sequence[str], *, prepared: bool) -> Iterator
     yield from sockets(config, prepared=prepared)
     if config.daemon.state_dir:
         yield state_dir(config.daemon.state_dir, prepared=prepared)
+    if config.control.notify:
+        yield receiver(config.control.notify)
     yield formats(config)
     for path in paths:
         yield image(path)
@@ -132,6 +136,20 @@ def _listens(service: str, place: str, attempt: "partial[None]", *, running: boo
     return ok(service, place)
 
 
+def receiver(target: str) -> Finding:
+    """Check that the command of [control] notify can be run, or that somebody listens on its socket."""
+    if not target.startswith(notifying.SOCKET):
+        program = shlex.split(target)[0]
+        is_program = os.path.isfile(program) and os.access(program, os.X_OK)
+        return ok("notify", target) if is_program else failed("notify", f"{_user_name()} cannot run {program}")
+    address = target.removeprefix(notifying.SOCKET)
+    if answers(address):
+        return ok("notify", target)
+    return warning(
+        "notify", f"{_user_name()} cannot connect to {address}: notifications are lost until somebody listens"
+    )
+
+
 def formats(config: Config) -> Finding:
     """Check what tickets with a format need."""
     if shutil.which("qemu-nbd") is None:
@@ -171,10 +189,10 @@ def control_socket(config: Config) -> str:
 
 
 def answers(path: str) -> bool:
-    """Tell whether a process listens on the control socket."""
+    """Tell whether a process listens on a unix socket; @NAME is an abstract one."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(path)
+            probe.connect(f"\0{path[1:]}" if path.startswith("@") else path)
         except OSError:
             return False
     return True

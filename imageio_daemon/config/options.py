@@ -6,6 +6,7 @@ Each function returns a dataclass field of one kind; :func:`describe` returns th
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -134,6 +135,19 @@ def unix_address(default: str, reason: str) -> str:
         return address
 
     return _field(default, Option(parse, "a path, @NAME for an abstract name, or nothing", reason))
+
+
+def receiver(default: str, reason: str) -> str:
+    """Make an option that is a command with its arguments, quoted as in a shell, or the address of a unix socket."""
+
+    def parse(text: str) -> str:
+        is_socket = text.startswith("unix:")
+        words = [text.removeprefix("unix:")] if is_socket else shlex.split(text)
+        if not text.isprintable() or (text and not words[0].startswith(("/", "@") if is_socket else "/")):
+            raise ValueError(text)
+        return text
+
+    return _field(default, Option(parse, "an absolute path with arguments, unix:/path, unix:@NAME, or nothing", reason))
 
 
 def _field(default: _T, option: Option) -> _T:

@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..units import MAX_TRANSFERS, GiB, MiB
-from .options import byte_rate, choice, flag, number, size, text
+from .options import byte_rate, choice, flag, number, receiver, size, text
 
 _DAY = 24 * 3600  # seconds
 
@@ -156,6 +156,12 @@ class Control:
         "seconds",
         0,
         3600,
+    )
+    notify: str = receiver(
+        "",
+        "Who is told when a transfer stalls, is idle, is finalized or ends, when its ticket expires or its storage "
+        "fails: a command that is run for each, as the daemon's user, and finds a line of JSON on standard input, or "
+        "a unix socket that gets the line over a connection of its own.",
     )
 
 

@@ -26,6 +26,8 @@ from .watched import Watched
 
 #: States of tickets, as metrics tell them. ending: cancelled, and the image is not closed yet.
 TICKETS = ("active", "idle", "expired", "ending")
+#: What became of notifications, as Notifier counts them.
+NOTIFICATIONS = ("sent", "failed", "lost")
 #: States of records of what is durable. failed: its journal cannot be kept. closed: for good, after a failed flush.
 RECORDS = ("kept", "closed", "failed")
 #: Operations of storage. Of some that fail in a lane the operation is unknown: there were too many.
@@ -223,6 +225,10 @@ def _resources(watched: Watched) -> Iterator[Metric]:
     lost = _counter("log_lines_dropped", "Lines of the log that were dropped, because nothing read it.")
     lost.add_metric((), logs.lines_lost())
     yield lost
+    told = _counter("notifications", "Notifications of [control] notify.", "result")
+    for result in NOTIFICATIONS:
+        told.add_metric((result,), getattr(watched.notifier, result))
+    yield told
     if watched.tls is not None:
         expires = watched.tls.context.expires
         yield _single("certificate_expiry_timestamp_seconds", "When the certificate in use expires.", expires)

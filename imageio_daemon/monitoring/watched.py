@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..lanes.lane import Lanes
 from ..net.connection_limit import ConnectionLimit
 from ..net.tls_contexts import ServerTls
+from ..service.notifying import Notifier
 from ..service.served import Served
 from ..storage.buffers import BufferPool
 from ..storage.file.engine import Engine
@@ -29,3 +30,4 @@ class Watched:
     lanes: Lanes | None
     limits: Mapping[str, ConnectionLimit]
     tls: ServerTls | None
+    notifier: Notifier

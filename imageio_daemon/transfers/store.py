@@ -21,6 +21,7 @@ from .keeping import Keeping, until_forgotten
 from .kept import open_kept
 from .kept_record import Record
 from .limits import Limits
+from .notices import Notices
 from .permission import Clock
 from .ticket import Access, Changes, Ticket
 from .transfer import Transfer
@@ -44,7 +45,8 @@ class TransferStore:
     open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
     store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
     next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. limits: of
-    rates; None: there are none but those of tickets. events: are told what is done to tickets. clock: in seconds.
+    rates; None: there are none but those of tickets. events: are told what is done to tickets. notices: look at
+    transfers; None: nobody does. clock: in seconds.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class TransferStore:
         records: DurableRecords | None = None,
         limits: Limits | None = None,
         events: Events | None = None,
+        notices: Notices | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._records = records or DurableRecords(None)
         #: Of rates.
         self.limits = limits or Limits()
         self._events = events or Events(None)
+        self._notices = notices
         self._open_backend = open_backend
         self._identify = identify
         self.most_tickets = most_tickets
@@ -169,6 +173,8 @@ class TransferStore:
         transfer.end.when_left(self._leave)
         transfer.end.when_left(lambda _: self.totals.end(transfer))
         transfer.end.when_ended(self._forget)
+        if self._notices is not None:
+            self._notices.follow(transfer)
         if replaced is not None:
             self._cancel(replaced)
         if record is None:

@@ -177,6 +177,11 @@ class Transfer:
         return self._traffic.running
 
     @property
+    def goes_on(self) -> bool:
+        """Tell whether the transfer was cancelled by the end of the process, and the next one has it."""
+        return self._image.goes_on
+
+    @property
     def in_use(self) -> bool:
         """Tell whether a request runs or a connection is there. May be called in any thread."""
         return self.running > 0 or len(self.connections) > 0

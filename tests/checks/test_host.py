@@ -217,6 +217,23 @@ def test_daemon_that_runs_is_found_by_its_socket(configure: Configure, tmp_path:
 # Images
 
 
+def test_command_of_notifications_must_be_a_program(configure: Configure, tmp_path: Path) -> None:
+    assert host.receiver("/bin/true with arguments").verdict is Verdict.OK
+    found = host.receiver(f"{tmp_path} x")
+    assert (found.verdict, found.check) == (Verdict.FAILED, "notify")
+    assert f"cannot run {tmp_path}" in found.text
+    assert "notify" in {
+        finding.check for finding in host.of_user(configure(control={"notify": "/x"}), (), prepared=False)
+    }
+
+
+def test_socket_of_notifications_without_a_listener_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    assert host.receiver(f"unix:{path}").verdict is Verdict.WARNING
+    with socket.create_server(str(path), family=socket.AF_UNIX):
+        assert host.receiver(f"unix:{path}").verdict is Verdict.OK
+
+
 def test_formats_need_qemu(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such")
     assert "qemu-nbd is not installed" in host.formats(configure()).text
