@@ -13,7 +13,8 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
-from .local.formats import named
+from .local.compressing import CompressedFile
+from .local.formats import Named, named
 from .local.opening import How, disk_names, open_source
 from .local.qemu import Increment, QemuTarget
 from .local.source import Source
@@ -122,10 +123,10 @@ def download(
     """Make target read as the image at url, on stable storage.
 
     target: a file, which is replaced when the download is complete; a block device; or a binary stream. format: of a
-    new file: raw, or any that qemu can create; None: what the suffix of its name says, or else raw. dirty: download
-    only the extents that have changed since the server's checkpoint, into a file or device with an older copy, or into
-    a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was received with the server's.
-    progress: called every 0.1 s.
+    new file: raw, or any that qemu can create; None: what the suffix of its name says, also whether it is compressed,
+    or else raw. dirty: download only the extents that have changed since the server's checkpoint, into a file or device
+    with an older copy, or into a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was
+    received with the server's. progress: called every 0.1 s.
 
     Raises ClientError.
     """
@@ -200,8 +201,11 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
     if is_url(os.fspath(target)):
         raise Usage("the URL comes first, then the image")
     path = Path(target)
-    format_name = format_name or named(path.name).format or "raw"
+    says = named(path.name) if format_name is None else Named(None, False, format_name)
+    format_name = says.format or "raw"
     is_raw = format_name == "raw"
+    if says.archive or (says.compression and (dirty or not is_raw)):
+        raise Usage(f"{path} is no name for an image that is downloaded: it can be compressed, or in another format")
     is_device = is_existing_device(path)
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
@@ -211,6 +215,8 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
         if format_name != "qcow2":
             raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
         return Increment(path)
+    if says.compression:
+        return CompressedFile(path, says.compression)
     return NewFile(path) if is_raw else QemuTarget(path, format_name)
 
 

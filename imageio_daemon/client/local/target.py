@@ -3,7 +3,7 @@
 
 import stat
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from ...units import MiB
 from ..errors import LocalError
@@ -126,6 +126,16 @@ class ExistingImage:
         """Do nothing: writes end by themselves."""
 
 
+class Writer(Protocol):
+    """What a stream is written to."""
+
+    def write(self, data: memoryview, /) -> int:
+        """Write some bytes, and return their number."""
+
+    def flush(self) -> object:
+        """Write what is kept back."""
+
+
 class Stream:
     """Standard output, or another stream."""
 
@@ -133,7 +143,7 @@ class Stream:
     block = 1
     reads_zero = False
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: Writer) -> None:
         self._stream = stream
         self._turns = Turns()
 

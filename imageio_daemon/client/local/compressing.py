@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Downloads into a compressed file: gz, xz, zstd, bz2."""
+
+import bz2
+import lzma
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from ..errors import LocalError
+from .compressed import zstd
+from .part_file import PartFile
+from .target import Stream
+
+#: Threads of zstd beside the one that has its turn.
+ZSTD_THREADS = 2
+
+
+class Encoder(Protocol):
+    """What the compressors of the standard library have in common."""
+
+    def compress(self, data: memoryview, /) -> bytes:
+        """Return what is ready."""
+
+    def flush(self) -> bytes:
+        """Return the rest."""
+
+
+def _zstd(size: int) -> Encoder:
+    """With the size in its header, so that who reads it knows it, and a checksum, as `zstd` writes it."""
+    encoder = zstd.ZstdCompressor(
+        options={zstd.CompressionParameter.nb_workers: ZSTD_THREADS, zstd.CompressionParameter.checksum_flag: 1}
+    )
+    encoder.set_pledged_input_size(size)
+    return encoder
+
+
+#: By the names of formats.COMPRESSIONS, for an image of so many bytes. Levels are those of the programs.
+ENCODERS: dict[str, Callable[[int], Encoder]] = {
+    "gz": lambda _: zlib.compressobj(wbits=16 + zlib.MAX_WBITS),
+    "xz": lambda _: lzma.LZMACompressor(),
+    "zstd": _zstd,
+    "bz2": lambda _: bz2.BZ2Compressor(),
+}
+
+
+class _Writer:
+    """A stream that compresses what is written to it."""
+
+    def __init__(self, file: BinaryIO, encoder: Encoder) -> None:
+        self._file = file
+        self._encoder = encoder
+
+    def write(self, data: memoryview) -> int:
+        self._put(self._encoder.compress(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Write the end of the compressed stream."""
+        self._put(self._encoder.flush())
+
+    def _put(self, packed: bytes) -> None:
+        rest = memoryview(packed)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+
+class CompressedFile(Stream):
+    """A new file with the compressed image, called NAME.part until it is complete. kind: of ENCODERS."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._part = PartFile(path)
+        self._kind = kind
+        try:
+            self._file = self._part.path.open("r+b", buffering=0)
+        except OSError as e:
+            self._part.remove()
+            raise LocalError(f"can't write {self._part.path}: {e.strerror}") from e
+        super().__init__(self._file)
+
+    def start(self, size: int) -> None:
+        """Begin the compressed stream."""
+        self._stream = _Writer(self._file, ENCODERS[self._kind](size))
+
+    def finish(self) -> None:
+        """End the compressed stream, and rename the file."""
+        super().finish()
+        self._file.close()
+        self._part.publish()
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._part.remove()
