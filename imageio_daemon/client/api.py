@@ -16,7 +16,8 @@ from .errors import Usage
 from .local.compressing import CompressedFile
 from .local.formats import Named, named
 from .local.opening import How, disk_names, open_source
-from .local.qemu import Increment, QemuTarget
+from .local.qcow2 import CompressedQcow2, Increment
+from .local.qemu import QemuTarget
 from .local.source import Source
 from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
 from .server.address import is_url
@@ -116,6 +117,7 @@ def download(
     *,
     settings: Settings = DEFAULTS,
     format: str | None = None,  # noqa: A002
+    compress: bool = False,
     dirty: bool = False,
     verify: bool = False,
     progress: Report | None = None,
@@ -124,16 +126,16 @@ def download(
 
     target: a file, which is replaced when the download is complete; a block device; or a binary stream. format: of a
     new file: raw, or any that qemu can create; None: what the suffix of its name says, also whether it is compressed,
-    or else raw. dirty: download only the extents that have changed since the server's checkpoint, into a file or device
-    with an older copy, or into a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was
-    received with the server's. progress: called every 0.1 s.
+    or else raw. compress: the clusters of a qcow2 image. dirty: download only the extents that have changed since the
+    server's checkpoint, into a file or device with an older copy, or into a new qcow2 image to be rebased on such a
+    copy. verify: compare the checksum of what was received with the server's. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if dirty and verify:
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
     with ClientSession(url, settings) as session:
-        opened = _open_target(target, format, dirty=dirty)
+        opened = _open_target(target, format, compress=compress, dirty=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
         except BaseException:
@@ -193,9 +195,11 @@ def _state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | o
     return path.with_name(path.name + SUFFIX) if beside else None
 
 
-def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, dirty: bool) -> Target:
+def _open_target(
+    target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, compress: bool, dirty: bool
+) -> Target:
     if not isinstance(target, str | os.PathLike):
-        if dirty or format_name not in (None, "raw"):
+        if compress or dirty or format_name not in (None, "raw"):
             raise Usage("a stream can't be written in another format, nor where something has changed")
         return Stream(target)
     if is_url(os.fspath(target)):
@@ -206,6 +210,8 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
     is_raw = format_name == "raw"
     if says.archive or (says.compression and (dirty or not is_raw)):
         raise Usage(f"{path} is no name for an image that is downloaded: it can be compressed, or in another format")
+    if compress and (format_name != "qcow2" or dirty):
+        raise Usage("compressed clusters are those of a whole qcow2 image; other files are compressed by their suffix")
     is_device = is_existing_device(path)
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
@@ -217,6 +223,8 @@ def _open_target(target: str | os.PathLike[str] | BinaryIO, format_name: str | N
         return Increment(path)
     if says.compression:
         return CompressedFile(path, says.compression)
+    if compress:
+        return CompressedQcow2(path)
     return NewFile(path) if is_raw else QemuTarget(path, format_name)
 
 

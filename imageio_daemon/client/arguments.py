@@ -118,6 +118,7 @@ def _add_download(commands: _Commands) -> None:
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     command.add_argument("image", metavar="IMAGE", help="a file to make, or a block device; - is standard output")
     _add_format(command)
+    command.add_argument("--compress", action="store_true", help="compress the clusters of a qcow2 image")
     command.add_argument(
         "--dirty", action="store_true", help="only what has changed, into a copy that exists or a new qcow2"
     )

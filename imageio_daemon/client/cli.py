@@ -190,6 +190,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
         target,
         settings=_settings(options),
         format=options.format,
+        compress=options.compress,
         dirty=options.dirty,
         verify=options.verify,
         progress=transfer.report,

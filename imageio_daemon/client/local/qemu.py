@@ -11,15 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...image.extents import Extent
-from ...units import KiB, MiB
+from ...units import MiB
 from ..errors import LocalError
 from .archive import Member
 from .nbd_image import NbdImage
 from .part_file import PartFile
 from .source import changed, identity_of
 
-#: Cluster size of new qcow2 images, in bytes, qemu's default.
-CLUSTER = 64 * KiB
 #: Most connections to one qemu-nbd: one for each thread.
 SHARED = 64
 START_TIMEOUT = 30.0
@@ -30,7 +28,15 @@ STOP_TIMEOUT = 600.0
 class QemuNbd:
     """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError."""
 
-    def __init__(self, path: Path, format_name: str, *, member: Member | None = None, writable: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        format_name: str,
+        *,
+        member: Member | None = None,
+        writable: bool = False,
+        compress: bool = False,
+    ) -> None:
         self._path = path
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
@@ -38,7 +44,7 @@ class QemuNbd:
         socket = f"{self._directory}/nbd"
         command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
         command += ["--discard=unmap"] if writable else ["--read-only"]
-        command += _image(path, format_name, member)
+        command += _image(path, format_name, member, compress=compress)
         try:
             # A process group of its own, so that Ctrl-C does not kill it.
             self._process = subprocess.Popen(  # noqa: S603 - no shell
@@ -141,6 +147,7 @@ class QemuTarget:
     block = 1
     reads_zero = True
     options: tuple[str, ...] = ()
+    compress = False
 
     def __init__(self, path: Path, format_name: str) -> None:
         self._part = PartFile(path)
@@ -158,7 +165,7 @@ class QemuTarget:
         run_qemu_img(
             "create", "-q", "-f", self._format, *self.options, "--", str(self._part.path.absolute()), str(size)
         )
-        self._server = QemuNbd(self._part.path, self._format, writable=True)
+        self._server = QemuNbd(self._part.path, self._format, writable=True, compress=self.compress)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
@@ -170,9 +177,12 @@ class QemuTarget:
     def finish(self) -> None:
         """Flush the image, end qemu-nbd, and rename the file."""
         self._image.flush()
+        self._close()
+        self._part.publish()
+
+    def _close(self) -> None:
         if self._server is not None:
             self._server.close()
-        self._part.publish()
 
     def abandon(self) -> None:
         """Remove the image."""
@@ -184,26 +194,6 @@ class QemuTarget:
 
     def stop(self) -> None:
         """Do nothing: writes end by themselves."""
-
-
-class Increment(QemuTarget):
-    """A new qcow2 image with the changed extents, to be rebased on an older copy by `qemu-img rebase -u`.
-
-    Whole clusters are written: qemu fills the rest of a newly allocated cluster with zeros, not with the older copy.
-    """
-
-    block = CLUSTER
-    reads_zero = False
-    options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
-
-    def __init__(self, path: Path) -> None:
-        if path.exists():
-            raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
-        super().__init__(path, "qcow2")
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros, also where the older copy has data."""
-        self._image.zero(offset, length)
 
 
 def run_qemu_img(*arguments: str) -> str:
@@ -230,10 +220,13 @@ def _chain(path: Path, format_name: str) -> list[Path]:
     return [Path(layer["filename"]) for layer in json.loads(told)]
 
 
-def _image(path: Path, format_name: str, member: Member | None) -> list[str]:
+def _image(path: Path, format_name: str, member: Member | None, *, compress: bool) -> list[str]:
     # An absolute path: qemu may take a relative one for a URL.
     name = str(path.absolute())
-    if member is None:
+    if member is None and not compress:
         return [f"--format={format_name}", "--", name]
-    part = {"driver": "raw", "offset": member.offset, "size": member.size, "file": {"driver": "file", "filename": name}}
-    return ["--", "json:" + json.dumps({"driver": format_name, "file": part})]
+    file: dict[str, object] = {"driver": "file", "filename": name}
+    if member is not None:
+        file = {"driver": "raw", "offset": member.offset, "size": member.size, "file": file}
+    image = {"driver": format_name, "file": file}
+    return ["--", "json:" + json.dumps({"driver": "compress", "file": image} if compress else image)]

@@ -23,7 +23,7 @@ class Target(Protocol):
 
     @property
     def block(self) -> int:
-        """Return the granularity of dirty ranges, in bytes."""
+        """Return the granularity of what is written, in bytes."""
 
     @property
     def reads_zero(self) -> bool:

@@ -14,7 +14,7 @@ from ..server.session import ClientSession
 from . import workers
 from .digest import Digest, DigestPart
 from .memory import new_buffer
-from .plan import Queue, Unit, dirty_units, units, widened
+from .plan import Queue, Unit, dirty_units, units, whole, widened
 from .progress import Counter, Progress, Report
 from .zeros import runs
 
@@ -83,7 +83,7 @@ class Download:
         if self._dirty:
             self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
         elif "extents" in self._session.abilities.features:
-            self._extents = image.extents()
+            self._extents = whole(image.extents(), self._target.block) if self._target.block > 1 else image.extents()
         else:
             self._extents = [Extent(0, image.size())]
         size = sum(extent.length for extent in self._extents)

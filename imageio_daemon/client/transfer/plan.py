@@ -65,6 +65,12 @@ def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
             yield extent._replace(start=start, length=end - start, dirty=number % 2 == 1)
 
 
+def whole(extents: Iterable[Extent], block: int) -> list[Extent]:
+    """Return the extents, with data extended to whole blocks. block: bytes."""
+    marked = [extent._replace(dirty=not extent.zero) for extent in extents]
+    return [extent._replace(zero=not extent.dirty, hole=False, dirty=False) for extent in widened(marked, block)]
+
+
 def _blocks(extents: Iterable[Extent], block_size: int) -> Iterator[DataBlock | ZeroBlocks]:
     plan = BlockPlan(block_size)
     for extent in extents:

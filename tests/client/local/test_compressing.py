@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Downloads into compressed files and pipes."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 from imageio_daemon.client import Settings, Usage, checksum, download, info
 from tests.client.conftest import SIZE
 from tests.client.programs import command, run
+from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon
-from tests.support.images import MakeImage, MiB
+from tests.support.images import KiB, MakeImage, MiB, pattern
 
 PROGRAMS = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
 
@@ -76,3 +78,51 @@ def test_what_is_not_made_is_refused(daemon: Daemon, tmp_path: Path, name: str) 
 def test_changes_are_not_compressed(daemon: Daemon, tmp_path: Path) -> None:
     with pytest.raises(Usage, match="is no name for an image"):
         download(daemon.url("ticket"), tmp_path / "copy.zst", dirty=True)
+
+
+# Clusters of qcow2
+
+
+@pytest.fixture
+def fragments(tmp_path: Path) -> Path:
+    """An image whose extents are no whole clusters, and whose size is neither."""
+    path = tmp_path / "fragments"
+    with path.open("wb") as file:
+        for number in range(200):
+            file.seek(number * 40 * KiB)
+            file.write(bytes([number + 1]) * 4 * KiB)
+        file.truncate(9 * MiB + 5 * KiB)
+    return path
+
+
+def test_clusters_are_compressed(
+    daemon: Daemon, settings: Settings, fragments: Path, new_image: MakeImage, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.qcow2"
+    download(daemon.url(new_image(path=fragments).ticket), copy, settings=settings, compress=True, verify=True)
+    subprocess.run(["qemu-img", "compare", "-f", "raw", "-F", "qcow2", fragments, copy], check=True, timeout=60)
+    checked = subprocess.run(["qemu-img", "check", "--output=json", copy], check=True, capture_output=True, timeout=60)
+    told = json.loads(checked.stdout)
+    assert told["compressed-clusters"] == told["allocated-clusters"] > 100
+
+
+def test_lost_connections_leave_no_half_clusters(
+    daemon: Daemon, fragments: Path, new_image: MakeImage, tmp_path: Path
+) -> None:
+    copy, random = tmp_path / "copy.qcow2", tmp_path / "random"
+    random.write_bytes(pattern(6 * MiB))
+    budgets = iter([MiB + 1000, MiB + 30_000, 2 * MiB + 7])
+    options = ("--no-local", "--connections=1", "--cafile", daemon.cafile, "--compress")
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        ticket = new_image(path=random).ticket
+        done = run("download", "-q", *options, f"https://localhost:{proxy.port}/images/{ticket}", copy)
+    assert done.status == 0, done
+    subprocess.run(["qemu-img", "compare", "-f", "raw", "-F", "qcow2", random, copy], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(("name", "dirty"), [("copy.raw", False), ("copy.vmdk", False), ("copy.qcow2", True)])
+def test_only_whole_qcow2_images_have_compressed_clusters(
+    daemon: Daemon, tmp_path: Path, name: str, dirty: bool
+) -> None:
+    with pytest.raises(Usage, match="compressed clusters are those of a whole qcow2 image"):
+        download(daemon.url("ticket"), tmp_path / name, compress=True, dirty=dirty)
