@@ -15,6 +15,7 @@ from ..image.extents import Extent
 from .errors import Usage
 from .local.compressing import CompressedFile
 from .local.formats import Named, named
+from .local.in_use import locked
 from .local.opening import How, disk_names, open_source
 from .local.qcow2 import CompressedQcow2, Increment
 from .local.qemu import QemuTarget
@@ -74,6 +75,7 @@ def upload(
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
     room_check: bool = True,
+    shared: bool = False,
     progress: Report | None = None,
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
@@ -88,14 +90,16 @@ def upload(
     state file, which is written beside the source, or at the path `state`; False: nowhere. restart: send all.
     compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
     flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
-    the storage of the target is too small. progress: called every 0.1 s.
+    the storage of the target is too small. shared: other programs may write to the source meanwhile; otherwise it is
+    locked, and refused if one does. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if isinstance(source, str | os.PathLike) and is_url(os.fspath(source)):
         raise Usage("the image comes first, then the URL")
     with (
-        contextlib.closing(open_source(source, How(format, decompress, member, size))) as opened,
+        locked(source, writes=False, shared=shared),
+        contextlib.closing(open_source(source, How(format, decompress, member, size, shared))) as opened,
         ClientSession(url, settings) as session,
     ):
         kept = _state_path(source, state) if not opened.is_stream or state is not True else None
@@ -120,6 +124,7 @@ def download(
     compress: bool = False,
     dirty: bool = False,
     verify: bool = False,
+    shared: bool = False,
     progress: Report | None = None,
 ) -> Downloaded:
     """Make target read as the image at url, on stable storage.
@@ -128,13 +133,14 @@ def download(
     new file: raw, or any that qemu can create; None: what the suffix of its name says, also whether it is compressed,
     or else raw. compress: the clusters of a qcow2 image. dirty: download only the extents that have changed since the
     server's checkpoint, into a file or device with an older copy, or into a new qcow2 image to be rebased on such a
-    copy. verify: compare the checksum of what was received with the server's. progress: called every 0.1 s.
+    copy. verify: compare the checksum of what was received with the server's. shared: other programs may use a target
+    that exists meanwhile; otherwise it is locked, and refused if one does. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if dirty and verify:
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
-    with ClientSession(url, settings) as session:
+    with locked(target, writes=True, shared=shared), ClientSession(url, settings) as session:
         opened = _open_target(target, format, compress=compress, dirty=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
@@ -157,7 +163,7 @@ def info(
     """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(open_source(image, How(format))) as source:
+    with contextlib.closing(open_source(image, How(format, shared=True))) as source:
         return _with_extents(Info(source.size), source.extents())
 
 
@@ -168,16 +174,20 @@ def checksum(
     format: str | None = None,  # noqa: A002
     algorithm: str = DEFAULT_ALGORITHM,
     block_size: int = DEFAULT_BLOCK,
+    shared: bool = False,
 ) -> str:
     """Return the digest of an image, computed by the server of a URL, or here for a file or device.
 
-    What is hashed: image/blockhash.py.
+    What is hashed: image/blockhash.py. shared: other programs may write to a local image meanwhile, see upload().
     """
     if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
-    with contextlib.closing(open_source(image, How(format))) as source:
+    with (
+        locked(image, writes=False, shared=shared),
+        contextlib.closing(open_source(image, How(format, shared=shared))) as source,
+    ):
         return asyncio.run(_hash(source, algorithm, block_size))
 
 

@@ -75,6 +75,10 @@ def _add_format(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_shared(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--shared", action="store_true", help="even if another program uses the local image")
+
+
 def _add_upload(commands: _Commands) -> None:
     command = _command(commands, "upload", "Make the image at a URL read as a local one.")
     command.add_argument("image", metavar="IMAGE", help="a file or block device; - is standard input")
@@ -109,6 +113,7 @@ def _add_upload(commands: _Commands) -> None:
     )
     state.add_argument("--no-state", action="store_true", help="keep it nowhere then")
     command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
+    _add_shared(command)
     _add_connections(command)
     _add_server(command)
 
@@ -122,6 +127,7 @@ def _add_download(commands: _Commands) -> None:
     command.add_argument(
         "--dirty", action="store_true", help="only what has changed, into a copy that exists or a new qcow2"
     )
+    _add_shared(command)
     _add_connections(command)
     _add_server(command)
 
@@ -138,6 +144,7 @@ def _add_questions(commands: _Commands) -> None:
     command = _command(commands, "checksum", "Print the checksum of an image.")
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
     _add_format(command)
+    _add_shared(command)
     command.add_argument("--algorithm", default=DEFAULT_ALGORITHM, metavar="NAME", help="default: %(default)s")
     command.add_argument(
         "--block-size", type=parse_size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s"

@@ -167,6 +167,7 @@ def _upload_one(options: argparse.Namespace, transfer: _Transfer, url: str, memb
         state=not options.no_state if options.state is None else options.state,
         verify=options.verify,
         room_check=not options.no_room_check,
+        shared=options.shared,
         progress=transfer.report,
     )
     disk = shown(member) if options.all and member else None
@@ -193,6 +194,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
         compress=options.compress,
         dirty=options.dirty,
         verify=options.verify,
+        shared=options.shared,
         progress=transfer.report,
     )
     transfer.finish("downloaded", done.progress, checksum=done.checksum)
@@ -225,6 +227,7 @@ def _checksum(options: argparse.Namespace, _: _Transfer) -> None:
         format=options.format,
         algorithm=options.algorithm,
         block_size=options.block_size,
+        shared=options.shared,
     )
     told = {"algorithm": options.algorithm, "block_size": options.block_size, "checksum": digest}
     print(json.dumps(told) if options.json else digest)

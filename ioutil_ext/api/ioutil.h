@@ -266,6 +266,13 @@ uint64_t iou_handle_generation(iou_handle *handle);
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
                 uint64_t buffer_size, iou_control *control, iou_completion *completion);
 
+/*
+ * Lock the file or device of a descriptor that is open for reading, as qemu does: to read it while nobody writes to it,
+ * or, writes: to write to it. Closing the descriptor and its copies unlocks it. Blocks on the file system. -EBUSY:
+ * another program uses it in a way that contradicts; -ENOLCK: the file system has no such locks; or another -errno.
+ */
+int iou_lock(int fd, uint32_t writes);
+
 /* Look at the file of a descriptor. Blocks on the file system. */
 void iou_file_birth(int fd, iou_birth *birth);
 

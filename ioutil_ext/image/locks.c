@@ -16,41 +16,41 @@
 #include "base/syscalls.h"
 #include "image/locks.h"
 
-/* What a program does with an image: the bit is added to the two bases. */
-enum use { USE_READ = 0, USE_WRITE = 1, USE_RESIZE = 3 };
+/* What a program does with an image: bits, whose numbers are added to the two bases. */
+enum { READS = 1 << 0, WRITES = 1 << 1, RESIZES = 1 << 3, USES = 4 };
 #define USED 100   /* the byte of a use that the holder of the lock makes */
 #define DENIED 200 /* the byte of a use that the holder does not let others make */
 
-/* Others may read an image while it is written here, if they put up with changes. */
-static const enum use USES[] = {USE_READ, USE_WRITE, USE_RESIZE};
-static const enum use DENIALS[] = {USE_WRITE, USE_RESIZE};
-#define LENGTH(array) (sizeof(array) / sizeof((array)[0]))
-
-/* A block device keeps its size. */
-static bool applies(const struct image *image, enum use use) {
-    return use != USE_RESIZE || image->grows;
-}
-
-/* Say what is done and denied. */
-static int announce(const struct image *image) {
+static int set_locks(int fd, uint64_t base, unsigned uses) {
     int error = 0;
-    for (size_t i = 0; !error && i < LENGTH(USES); i++)
-        if (applies(image, USES[i]))
-            error = sys_lock(image->lock_fd, USED + USES[i]);
-    for (size_t i = 0; !error && i < LENGTH(DENIALS); i++)
-        error = sys_lock(image->lock_fd, DENIED + DENIALS[i]);
+    for (unsigned use = 0; !error && use < USES; use++)
+        if (uses & 1u << use)
+            error = sys_lock(fd, base + use);
     return error;
 }
 
-/* 1: another program denies what is done, or does what is denied. */
-static int contradicted(const struct image *image) {
+/* 1: another program has locked one of them. */
+static int find_locks(int fd, uint64_t base, unsigned uses) {
     int found = 0;
-    for (size_t i = 0; !found && i < LENGTH(USES); i++)
-        if (applies(image, USES[i]))
-            found = sys_locked(image->lock_fd, DENIED + USES[i]);
-    for (size_t i = 0; !found && i < LENGTH(DENIALS); i++)
-        found = sys_locked(image->lock_fd, USED + DENIALS[i]);
+    for (unsigned use = 0; !found && use < USES; use++)
+        if (uses & 1u << use)
+            found = sys_locked(fd, base + use);
     return found;
+}
+
+/* Others may read an image while it is written here, if they put up with changes. A block device keeps its size. */
+static int lock_descriptor(int fd, bool writes, bool grows) {
+    unsigned uses = !writes ? READS : grows ? READS | WRITES | RESIZES : READS | WRITES;
+    unsigned denied = WRITES | RESIZES;
+    int error = set_locks(fd, USED, uses);
+    if (!error)
+        error = set_locks(fd, DENIED, denied);
+    if (!error)
+        error = find_locks(fd, DENIED, uses);
+    if (!error)
+        error = find_locks(fd, USED, denied);
+    /* An exclusive lock of a byte (EAGAIN, EACCES) is not qemu's, but one all the same. */
+    return error == 1 || error == -EAGAIN || error == -EACCES ? -EBUSY : error;
 }
 
 /* File systems without these locks: NFS without a lock service, some of FUSE. EINVAL: a kernel before Linux 3.15. */
@@ -58,16 +58,18 @@ static bool is_unsupported(int error) {
     return error == -ENOLCK || error == -EOPNOTSUPP || error == -ENOSYS || error == -EINVAL;
 }
 
+int iou_lock(int fd, uint32_t writes) {
+    struct stat st;
+    if (fstat(fd, &st) == -1)
+        return -errno;
+    int error = lock_descriptor(fd, writes, S_ISREG(st.st_mode));
+    return is_unsupported(error) ? -ENOLCK : error;
+}
+
 static int lock_bytes(struct op *op, struct image *image) {
-    int error = announce(image);
-    if (!error)
-        error = contradicted(image);
+    int error = lock_descriptor(image->lock_fd, true, image->grows);
     image->locked = !error;
-    if (!error || is_unsupported(error))
-        return 0;
-    /* An exclusive lock of a byte (EAGAIN, EACCES) is not qemu's, but one all the same. */
-    bool busy = error == 1 || error == -EAGAIN || error == -EACCES;
-    return op_fail(op, IOU_SYS_LOCK, busy ? EBUSY : error);
+    return error && !is_unsupported(error) ? op_fail(op, IOU_SYS_LOCK, error) : 0;
 }
 
 /* Open the descriptor of the locks. Fails if the path names another file now. */

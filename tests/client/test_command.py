@@ -84,7 +84,7 @@ def test_verbose_tells_the_way(daemon: Daemon, source: Path, target: Image) -> N
 
 
 def test_info_extents_and_checksum(daemon: Daemon, source: Path, new_image: MakeImage) -> None:
-    url = daemon.url(new_image(path=source).ticket)
+    url = daemon.url(new_image(path=source, ops=["read"]).ticket)
     there = run("info", "--cafile", daemon.cafile, url).out
     assert f"size: {SIZE + 1}\n" in there
     assert json.loads(run("info", "--json", source).out)["size"] == SIZE + 1

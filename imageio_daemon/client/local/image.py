@@ -54,7 +54,8 @@ class LocalImage:
 
     def _open(self, flags: int) -> None:
         name = ffi.new("char[]", os.fsencode(self._path.resolve()))
-        completion = _execute(ffi.NULL, lib.IOU_OPEN, lib.IOU_WRITABLE | flags, 0, len(name) - 1, name, len(name) - 1)
+        flags |= lib.IOU_WRITABLE | lib.IOU_SHARED  # in_use.py has the locks
+        completion = _execute(ffi.NULL, lib.IOU_OPEN, flags, 0, len(name) - 1, name, len(name) - 1)
         self._handles.append(self._checked("open", completion).handle)
 
     def _change(self, kind: int, what: str, *arguments: Any) -> None:

@@ -25,13 +25,14 @@ class How:
     """How to read a local image. None: as its name says.
 
     format: raw, or one that qemu knows. decompress: gz, xz, zstd or bz2. member: of a tar archive. size: in bytes, of a
-    stream, and of what is decompressed.
+    stream, and of what is decompressed. shared: other programs may write to the image meanwhile.
     """
 
     format: str | None = None
     decompress: str | None = None
     member: str | None = None
     size: int | None = None
+    shared: bool = False
 
 
 def open_source(source: str | os.PathLike[str] | BinaryIO, how: How = How()) -> Source:
@@ -72,8 +73,9 @@ def _members(path: Path, compression: str | None) -> list[Member]:
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
-        return QemuSource(path, known, found)
-    opened = FileSource(path, offset=found.offset, size=found.size) if found else FileSource(path)
+        return QemuSource(path, known, found, shared=how.shared)
+    offset, size = (found.offset, found.size) if found else (0, None)
+    opened = FileSource(path, offset=offset, size=size, shared=how.shared)
     if how.format is None:
         with contextlib.ExitStack() as stack:
             stack.callback(opened.close)

@@ -36,6 +36,7 @@ class QemuNbd:
         member: Member | None = None,
         writable: bool = False,
         compress: bool = False,
+        shared: bool = False,
     ) -> None:
         self._path = path
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
@@ -44,7 +45,7 @@ class QemuNbd:
         socket = f"{self._directory}/nbd"
         command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
         command += ["--discard=unmap"] if writable else ["--read-only"]
-        command += _image(path, format_name, member, compress=compress)
+        command += _image(path, format_name, member, compress=compress, shared=shared)
         try:
             # A process group of its own, so that Ctrl-C does not kill it.
             self._process = subprocess.Popen(  # noqa: S603 - no shell
@@ -106,7 +107,7 @@ class QemuSource:
     is_stream = False
     portion = 32 * MiB
 
-    def __init__(self, path: Path, format_name: str, member: Member | None = None) -> None:
+    def __init__(self, path: Path, format_name: str, member: Member | None = None, *, shared: bool = False) -> None:
         self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
         self.identity: Mapping[str, object] | None = None
         if None not in self._files.values():
@@ -115,7 +116,8 @@ class QemuSource:
                 "member": list(member) if member else None,
                 "files": list(self._files.values()),
             }
-        self._server = QemuNbd(path, format_name, member=member)
+        self._shared = shared
+        self._server = QemuNbd(path, format_name, member=member, shared=shared)
         self.size = self._server.image.size
 
     def extents(self) -> Iterator[Extent]:
@@ -129,7 +131,7 @@ class QemuSource:
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
         for file, opened in self._files.items():
-            if identity_of(file) != opened:
+            if not self._shared and identity_of(file) != opened:
                 raise changed(file)
 
     def stop(self) -> None:
@@ -220,13 +222,15 @@ def _chain(path: Path, format_name: str) -> list[Path]:
     return [Path(layer["filename"]) for layer in json.loads(told)]
 
 
-def _image(path: Path, format_name: str, member: Member | None, *, compress: bool) -> list[str]:
+def _image(path: Path, format_name: str, member: Member | None, *, compress: bool, shared: bool) -> list[str]:
     # An absolute path: qemu may take a relative one for a URL.
     name = str(path.absolute())
-    if member is None and not compress:
+    if member is None and not compress and not shared:
         return [f"--format={format_name}", "--", name]
-    file: dict[str, object] = {"driver": "file", "filename": name}
+    file: dict[str, object] = {"driver": "host_device" if path.is_block_device() else "file", "filename": name}
     if member is not None:
         file = {"driver": "raw", "offset": member.offset, "size": member.size, "file": file}
-    image = {"driver": format_name, "file": file}
+    image: dict[str, object] = {"driver": format_name, "file": file}
+    if shared:
+        image |= {"read-only": True, "force-share": True}
     return ["--", "json:" + json.dumps({"driver": "compress", "file": image} if compress else image)]

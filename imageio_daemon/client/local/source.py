@@ -56,8 +56,9 @@ class FileSource:
     is_stream = False
     portion = 32 * MiB
 
-    def __init__(self, path: Path, *, offset: int = 0, size: int | None = None) -> None:
+    def __init__(self, path: Path, *, offset: int = 0, size: int | None = None, shared: bool = False) -> None:
         self._path = path
+        self._shared = shared
         self._fd = open_image(path)
         self._direct = _open_direct(self._fd)
         try:
@@ -97,8 +98,8 @@ class FileSource:
             filled += count
 
     def check(self) -> None:
-        """Raise LocalError if size or mtime have changed."""
-        if identity(self._fd) != self._opened:
+        """Raise LocalError if size or mtime have changed, unless others may write to it."""
+        if not self._shared and identity(self._fd) != self._opened:
             raise changed(self._path)
 
     def stop(self) -> None:

@@ -61,7 +61,7 @@ def test_backing_chain_is_read_through(daemon: Daemon, tls: Settings, disk: Path
 def test_download_makes_another_format(
     daemon: Daemon, tls: Settings, disk: Path, new_image: MakeImage, tmp_path: Path, name: str
 ) -> None:
-    url = daemon.url(new_image(path=disk).ticket)
+    url = daemon.url(new_image(path=disk, ops=["read"]).ticket)
     copy = tmp_path / "copy"
     copy.write_bytes(b"older")
     download(url, copy, settings=tls, format=name)

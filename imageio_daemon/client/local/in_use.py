@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local images are locked as qemu does while they are read or written, and those that others use are refused."""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from ioutil_ext import lib
+
+from ..errors import LocalError
+
+#: Seconds for finding out who has an image: a host may have thousands of processes.
+SEARCH_TIME = 2.0
+#: What a user does who knows better.
+REMEDY = "end that first, or say --shared if the image may be used by both"
+
+
+def locked(
+    image: str | os.PathLike[str] | BinaryIO, *, writes: bool, shared: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Keep other programs from writing to a local image for a block.
+
+    writes: the block writes to it, so nobody else may use it. shared: do nothing. Nothing is locked of streams, if
+    nothing is there, if it may not be opened, which is told by who opens it next, and on a file system that has no such
+    locks. Entering raises LocalError if another program uses the image in a way that contradicts.
+    """
+    if shared or not isinstance(image, str | os.PathLike):
+        return contextlib.nullcontext()
+    return _locked(Path(image), writes=writes)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, writes: bool) -> Iterator[None]:
+    fd = _open(path, writes=writes)
+    if fd is None:
+        yield
+        return
+    try:
+        _refuse_mounted(path, fd, writes=writes)
+        error = -lib.iou_lock(fd, writes)
+        if error == errno.EBUSY:
+            raise LocalError(f"{path} is in use by {_who_has(fd)}: {REMEDY}")
+        if error not in (0, errno.ENOLCK):
+            raise LocalError(f"can't lock {path}: {os.strerror(error)}")
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open(path: Path, *, writes: bool) -> int | None:
+    """Return a descriptor for locks, of a device that is written an exclusive one. Raises LocalError."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            return None
+        exclusively = os.O_EXCL if writes and stat.S_ISBLK(mode) else 0
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | exclusively)
+    except OSError as e:
+        if e.errno == errno.EBUSY:
+            raise LocalError(f"{path} is {_holder(_name(path.stat().st_rdev))}: {REMEDY}") from e
+        return None
+
+
+def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
+    """Raise LocalError if a device is mounted so that it changes, or a file is the content of a loop device."""
+    status = os.fstat(fd)
+    is_device = stat.S_ISBLK(status.st_mode)
+    devices = [_name(status.st_rdev)] if is_device else _loops_of(path)
+    for device in devices:
+        mounts = [mount for mount in _mounts(device) if writes or mount.writable]
+        if mounts:
+            raise LocalError(f"{path} is mounted on {mounts[0].target}: {REMEDY}")
+    if writes and devices and not is_device:
+        raise LocalError(f"{path} is the content of /dev/{devices[0]}: {REMEDY}")
+
+
+class _Mount:
+    """A mount. device: the number of its file system; source: what was mounted; writable: it may change."""
+
+    def __init__(self, line: str) -> None:
+        # proc_pid_mountinfo(5): id, parent, device, root, target, options, optional fields, -, type, source, options
+        before, _, after = line.partition(" - ")
+        self.device, _, target = before.split()[2:5]
+        _, source, options = after.split()
+        self.target, self.source = _unescaped(target), _unescaped(source)
+        self.writable = "rw" in options.split(",")
+
+
+def _mounts(name: str) -> Iterator[_Mount]:
+    """Yield the mounts of a block device and of its partitions. name: in /sys/class/block."""
+    try:
+        below = [name, *(entry for entry in os.listdir(f"/sys/class/block/{name}") if entry.startswith(name))]
+        numbers = {_read(f"/sys/class/block/{each}/dev") for each in below}
+        lines = _read("/proc/self/mountinfo").splitlines()
+    except OSError:
+        return  # without /sys or /proc nobody knows
+    for mount in map(_Mount, lines):
+        # btrfs has device numbers of its own, and the name of the device only as the source.
+        if mount.device in numbers or mount.source in {f"/dev/{each}" for each in below}:
+            yield mount
+
+
+def _loops_of(path: Path) -> list[str]:
+    """Return the loop devices with the content of a file."""
+    found = []
+    for backing in Path("/sys/class/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            if os.path.samefile(_read(str(backing)), path):
+                found.append(backing.parent.parent.name)
+    return found
+
+
+def _holder(name: str) -> str:
+    """Say what has opened a block device exclusively. name: in /sys/class/block."""
+    for mount in _mounts(name):
+        return f"mounted on {mount.target}"
+    with contextlib.suppress(OSError):
+        for holder in os.listdir(f"/sys/class/block/{name}/holders"):
+            return f"part of /dev/{holder}"
+    return "in use by another program"
+
+
+def _who_has(fd: int) -> str:
+    """Name a program that has locked the file of a descriptor. The kernel names no owner of such a lock."""
+    inode = f":{os.fstat(fd).st_ino} "
+    own, deadline = str(os.getpid()), time.monotonic() + SEARCH_TIME
+    for pid in os.listdir("/proc"):
+        if pid.isdigit() and pid != own and _has_locked(pid, inode):
+            return f"{_read(f'/proc/{pid}/comm')} (pid {pid})"
+        if time.monotonic() > deadline:
+            break
+    return "another program, maybe on another host"
+
+
+def _has_locked(pid: str, inode: str) -> bool:
+    """Tell whether a process has locks of a file; a process of another user tells nothing."""
+    with contextlib.suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fdinfo"):
+            with contextlib.suppress(FileNotFoundError):
+                lines = _read(f"/proc/{pid}/fdinfo/{descriptor}").splitlines()
+                if any("OFDLCK" in line and inode in line for line in lines):
+                    return True
+    return False
+
+
+def _name(device: int) -> str:
+    """Return the name of a device in /sys/class/block; "" if there is none."""
+    try:
+        return os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+    except OSError:
+        return ""
+
+
+def _unescaped(text: str) -> str:
+    return text.encode("latin-1", "replace").decode("unicode_escape") if "\\" in text else text
+
+
+def _read(path: str) -> str:
+    with open(path, errors="replace") as file:
+        return file.read().strip()
