@@ -56,8 +56,8 @@ class FakeImage:
             yield
 
     def opened(self) -> Image:
-        """Open a handle; the fake must be installed."""
-        return Image(self.placeholder)
+        """Open a handle; the fake must be installed. Nobody else uses it, and O_PATH knows no locks."""
+        return Image(self.placeholder, shared=True)
 
     def names(self, *wanted: str) -> list[str]:
         """Return the names of the calls made, repetitions left out; only the wanted ones if any are given."""
