@@ -51,7 +51,7 @@ class FakeImage:
     @contextmanager
     def installed(self) -> Iterator[None]:
         names = ["open", "pread", "pwrite", "fallocate", "blkzeroout", "ftruncate", "size"]
-        names += ["fdatasync", "write_back", "drop_clean", "lseek"]
+        names += ["fdatasync", "write_back", "drop_clean", "lseek", "lock", "locked"]
         with replaced(**{name: getattr(self, name) for name in names}):
             yield
 
@@ -126,6 +126,12 @@ class FakeImage:
         if self.is_block:
             raise OSError(errno.EINVAL, "block devices know no holes")
         return offset if whence == os.SEEK_DATA else len(self.content)
+
+    def lock(self, fd: int, byte: int) -> int:
+        return 0  # a descriptor of O_PATH cannot be locked
+
+    def locked(self, fd: int, byte: int) -> int:
+        return 0
 
     def _enter(self, name: str, offset: int, length: int) -> None:
         self.calls.append(Call(name, offset, length))
