@@ -32,7 +32,8 @@ import pytest
 import imageio_daemon
 from imageio_daemon.client.errors import Usage
 from imageio_daemon.client.server.address import ImageUrl
-from imageio_daemon.client.server.connection import ClientConnection, retry_after
+from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.failures import error_code, retry_after
 from imageio_daemon.client.server.image import Image
 from imageio_daemon.errors import Error, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
@@ -521,6 +522,11 @@ def read_retry_after(data: bytes) -> None:
     retry_after(SimpleNamespace(headers={"Retry-After": data.decode("latin-1")}))  # type: ignore[arg-type]
 
 
+@row("an error code, as the client reads it", COMMON)
+def read_error_code(data: bytes) -> None:
+    error_code(SimpleNamespace(headers={"X-Error-Code": data.decode("latin-1")}, status=500))  # type: ignore[arg-type]
+
+
 @row("a reason, as the client shows it", COMMON, KiB)
 def show_reason(data: bytes) -> None:
     connection = object.__new__(ClientConnection)
@@ -750,7 +756,9 @@ PATTERNS = {
     "client/server/address.py:parse": "a url of the client",
     "client/arguments.py:_format": _USER,
     "amounts.py:parse_seconds": _USER,
-    "client/server/connection.py:retry_after": "a time to try again, as the client reads it",
+    "client/server/failures.py:error_code": "an error code, as the client reads it",
+    "client/server/failures.py:retry_after": "a time to try again, as the client reads it",
+    "control/certificate.py:_LABEL": _USER,
     "client/server/image.py:size": "a size, as the client reads it",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
     "frontends/http/headers.py:_DIGITS": "a number",

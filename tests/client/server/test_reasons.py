@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import FlushFailed, Settings, StorageFailed, Temporary, info, upload
-from imageio_daemon.client.server.connection import STORAGE_FAILURES
+from imageio_daemon.client.server.failures import STORAGE_FAILURES
 from tests.client.programs import run
 from tests.examples.programs import ScriptedServer, answer, features
 
