@@ -97,31 +97,42 @@ static void leave_quota(struct ticket_quota *quota) {
     free(quota);
 }
 
+/* Leave what the lane has joined. The lock is held. */
+static void leave_parts(struct iou_lane *lane) {
+    if (lane->memory.share)
+        limit_part(lane->memory.share);
+    if (lane->memory.slabs)
+        slab_part(lane->lanes, lane->memory.slabs);
+    if (lane->memory.quota)
+        leave_quota(lane->memory.quota);
+    lane->memory.share = NULL;
+}
+
 int lanes_join(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
     pthread_mutex_lock(&lanes->lock);
     lane->memory.quota = join_quota(lanes, lane->lease);
     lane->memory.slabs = lane->memory.quota ? slab_join(lanes, lane->handle->image->device) : NULL;
-    if (lane->memory.slabs) {
-        lane->memory.limit = slab_limit(lane->memory.slabs);
+    lane->memory.share = lane->memory.slabs ? limit_join(slab_limit(lane->memory.slabs), lane->lease) : NULL;
+    bool joined = lane->memory.share;
+    if (joined) {
         link_append(&lanes->members, &lane->memory.member);
         lanes->count++;
-    } else if (lane->memory.quota) {
-        leave_quota(lane->memory.quota);
+    } else {
+        leave_parts(lane);
     }
     pthread_mutex_unlock(&lanes->lock);
-    return lane->memory.slabs ? 0 : -ENOMEM;
+    return joined ? 0 : -ENOMEM;
 }
 
 void lanes_leave(struct iou_lane *lane) {
     struct iou_lanes *lanes = lane->lanes;
-    if (!lane->memory.slabs)
+    if (!lane->memory.share)
         return;
     pthread_mutex_lock(&lanes->lock);
     link_remove(&lane->memory.member);
     lanes->count--;
-    leave_quota(lane->memory.quota);
-    slab_part(lanes, lane->memory.slabs);
+    leave_parts(lane);
     pthread_mutex_unlock(&lanes->lock);
 }
 

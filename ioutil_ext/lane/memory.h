@@ -18,7 +18,7 @@
 /* A lane's part in the memory that all lanes share. */
 struct lane_memory {
     struct device_slabs *slabs;
-    struct device_limit *limit;
+    struct limit_share *share; /* of the ticket in what its device does at a time */
     struct ticket_quota *quota;
     struct link member; /* in lanes->members */
     uint64_t used;      /* bytes of pieces; under the lock of lanes */

@@ -85,7 +85,7 @@ bool operation_turn(struct lane_thread *thread, struct op *op) {
     op_await(op);
     bool counts = is_limited(lane, op);
     if (counts)
-        limit_enter(lane->memory.limit, &use);
+        limit_enter(lane->memory.share, &use);
     work_go_on(IOU_WAIT_TURN, thread->storage_since);
     uint64_t since = work_wait(IOU_WAIT_STORAGE);
     long sleeps = count_sleeps();
@@ -94,7 +94,7 @@ bool operation_turn(struct lane_thread *thread, struct op *op) {
     note_sleep(lane, op->kind, op->handle->ops->remote || count_sleeps() != sleeps);
     thread->storage_since = 0;
     if (counts)
-        limit_leave(lane->memory.limit, &use);
+        limit_leave(lane->memory.share, &use);
     return ended;
 }
 
