@@ -159,7 +159,7 @@ def test_interrupt_ends_the_wait_for_a_silent_server(source: Path) -> None:
 
 def test_interrupt_ends_the_wait_for_silent_input() -> None:
     with ScriptedServer(features("flush", "zero"), answer("200 OK"), hang=True) as server:
-        process = start("upload", "--size", "1M", "-", server.url)
+        process = start("upload", "--format", "raw", "--size", "1M", "-", server.url)
         assert server.done.wait(TIMEOUT)
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
