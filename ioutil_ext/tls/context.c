@@ -53,7 +53,9 @@ static bool set_policy(SSL_CTX *ssl, const iou_tls_policy *policy) {
         verify |= SSL_VERIFY_FAIL_IF_NO_PEER_CERT;
     SSL_CTX_set_verify(ssl, verify, NULL);
     X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(ssl), policy->verify_flags);
-    SSL_CTX_set_options(ssl, policy->options);
+    /* The end of a connection without a farewell is an end: HTTP and NBD tell all lengths, so nothing is cut unnoticed.
+       Contexts of some versions of Python have the option, and of others not. */
+    SSL_CTX_set_options(ssl, policy->options | SSL_OP_IGNORE_UNEXPECTED_EOF);
     SSL_CTX_set_security_level(ssl, policy->security_level);
     SSL_CTX_set_mode(ssl, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER |
                               SSL_MODE_RELEASE_BUFFERS | SSL_MODE_AUTO_RETRY);
