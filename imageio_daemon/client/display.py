@@ -2,6 +2,7 @@
 """The display of a transfer: a bar on a terminal or lines of JSON, and a summary at the end."""
 
 import json
+import os
 import sys
 import time
 from typing import TextIO
@@ -9,7 +10,9 @@ from typing import TextIO
 from ..amounts import duration, human
 from .transfer.progress import Phase, Progress
 
-WIDTH = 30
+#: Characters of the longest bar, and of the shortest that is worth its place.
+WIDTH, LEAST_WIDTH = 30, 5
+DEFAULT_COLUMNS = 80
 #: Control characters that clear the bar before another line (ECMA-48 EL).
 CLEAR_LINE = "\r\033[K"
 #: Seconds between two lines of JSON.
@@ -41,16 +44,25 @@ class Text(Display):
         if not self._terminal:
             return
         if progress.phase is Phase.TRANSFERRING:
+            rate = f"{human(progress.rate)}/s"
             left = f", {duration(progress.left)} left" if progress.left is not None else ""
-            text = f"{human(progress.rate)}/s: {parts(progress)}{left}"
-            self._draw(progress.done / progress.total if progress.total else 1.0, text)
+            share = progress.done / progress.total if progress.total else 1.0
+            self._draw(share, f"{rate}: {parts(progress)}{left}", f"{rate}{left}", rate)
         else:
             share = progress.checked / progress.to_check if progress.to_check else 1.0
             self._draw(share, f"{progress.phase} {human(progress.checked)}" if progress.to_check else progress.phase)
 
-    def _draw(self, share: float, text: str) -> None:
-        bar = ("#" * int(share * WIDTH)).ljust(WIDTH)
-        self._stream.write(f"\r[{bar}] {share:4.0%} {text}\033[K")
+    def _draw(self, share: float, *texts: str) -> None:
+        """Draw the first of the texts that fits beside a bar. A line that is wrapped could not be drawn over."""
+        # Each time: windows change. Terminals that do not know their width say 0.
+        columns = (os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS) - 1
+        percent = f"{share:4.0%} "
+        fitting = (text for text in texts if len(percent) + len(text) + len("[] ") + LEAST_WIDTH <= columns)
+        line = percent + next(fitting, texts[-1])
+        width = min(WIDTH, columns - len(line) - len("[] "))
+        if width >= LEAST_WIDTH:
+            line = f"[{('#' * int(share * width)).ljust(width)}] {line}"
+        self._stream.write(f"\r{line[: max(columns, 0)]}\033[K")
         self._stream.flush()
 
     def finish(self, verb: str, progress: Progress, **details: object) -> None:
