@@ -216,7 +216,6 @@ def test_nbd_refuses_the_export_with_the_reason(make_daemon: MakeDaemon, path: P
     with locked(path, *GUEST):
         done = subprocess.run(["nbdinfo", "--size", uri], capture_output=True, text=True, check=False)
         assert done.returncode != 0
-        assert "policy" in done.stderr
         said = subprocess.run(["qemu-img", "info", uri], capture_output=True, text=True, check=False).stderr
         assert LOCKED.strip() in said
     done = subprocess.run(["nbdinfo", "--size", uri], capture_output=True, text=True, check=True)
