@@ -186,6 +186,9 @@ async def test_other_formats_refuse_all(start: Start, tmp_path: Path, image_form
 async def test_what_does_not_fit_into_one_request_is_refused(
     make_image: Callable[..., Path], start: Start, content: bytes, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    version = subprocess.run(["qemu-nbd", "--version"], check=True, capture_output=True, text=True).stdout
+    if name == "MAX_COMPACT_LENGTH" and int(version.split()[1].partition(".")[0]) > 7:
+        pytest.skip("this qemu-nbd has extended headers, whose requests may have any length")
     monkeypatch.setattr(nbd_session, name, MiB)
     monkeypatch.setattr(nbd_session.ClientSession, "_may_mix", name != "SEGMENT")
     backend = await start(make_image("plain"), connections=1)

@@ -183,7 +183,9 @@ class Client:
         """Send a request and return its cookie."""
         cookie = cookie or next(self._cookies)
         header = self.begin(command, offset, length or len(data), flags, cookie)
-        self.writer.writelines((header, data))  # at once: the server may close as soon as it has seen the header
+        # At once: the server may close as soon as it has seen the header. Later versions of asyncio keep an empty piece
+        # for ever.
+        self.writer.writelines([piece for piece in (header, data) if piece])
         return cookie
 
     def send_writes(self, writes: Iterable[tuple[int, bytes]]) -> None:

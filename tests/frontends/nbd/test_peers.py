@@ -201,6 +201,10 @@ OPTIONS: dict[str, tuple[int, bytes, str, str, str]] = {
 }  # fmt: skip
 
 
+#: What later versions answer: qemu-nbd 8.2 has extended headers.
+NEWER = {("qemu-nbd", "extended headers"): "ok"}
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 async def test_options_are_answered_as_other_servers_do(server: tuple[str, Connect], name: str) -> None:
     program, connect = server
@@ -211,7 +215,8 @@ async def test_options_are_answered_as_other_servers_do(server: tuple[str, Conne
         found = "closed" if await client.at_end() else "answered"
     else:
         found = await outcome(client, client.ask(option, payload))
-    assert found == answers[["imageio-daemon", "qemu-nbd", "nbdkit"].index(program)]
+    expected = answers[["imageio-daemon", "qemu-nbd", "nbdkit"].index(program)]
+    assert found in (expected, NEWER.get((program, name)))
     if found != "closed" and option not in (Option.ABORT, Option.EXTENDED_HEADERS):
         await client.go("image")
         assert (await client.request(READ, 0, 512)).data == pattern(512)
