@@ -157,6 +157,7 @@ class Server:
             "size": size,
             "timeout": 3600,
             "ops": ["read", "write"],
+            "shared": True,  # servers that are compared have one image
             **fields,
         }
         self._control("PUT", str(ticket["uuid"]), json.dumps(ticket).encode())
