@@ -33,7 +33,7 @@ def make(options: argparse.Namespace, _: ControlService) -> None:
     extension = _alternative_names(names)
     directory = Path(options.directory)
     files = directory / CERT_FILE, directory / KEY_FILE
-    if not options.force and (present := [str(path) for path in files if path.exists()]):
+    if not options.force and (present := [str(path) for path in files if os.path.lexists(path)]):
         raise ControlError(f"{' and '.join(present)} would be replaced: --force does it")
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".certificate-") as made:
@@ -64,7 +64,9 @@ def _alternative_name(name: str) -> str:
             if "%" not in name:  # a zone, which may be any text, is of one host
                 return f"IP:{ipaddress.ip_address(name)}"
         except ValueError:
-            if all(map(_LABEL.fullmatch, name.split("."))):
+            labels = name.split(".")
+            # Digits at the end are an address with a mistake, and no domain (RFC 3696, 2).
+            if all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdecimal():
                 return f"DNS:{name}"
     raise Usage(f"{output.printable(name[:MAX_NAME])} is neither a host name nor an address")
 

@@ -98,9 +98,18 @@ def test_nothing_is_replaced_unless_it_is_asked_for(make: Make, tmp_path: Path, 
     assert tmp_path.joinpath(name).read_text() != "old"
 
 
-@pytest.mark.parametrize(
-    "name", ["", "a b", "a\nb", "a,DNS:b", "-a.example", "a..b", "fe80::1%eth0", "fe80::1%\nx = y", "x" * 254, "a" * 64]
-)
+def test_link_to_what_is_not_there_is_not_replaced(make: Make, tmp_path: Path) -> None:
+    tmp_path.joinpath("cert.pem").symlink_to("not-mounted/cert.pem")
+    make().failed_with(f"{tmp_path}/cert.pem would be replaced: --force does it", 1)
+    assert tmp_path.joinpath("cert.pem").is_symlink()
+
+
+#: What is neither a host name nor an address, for one reason each.
+NO_NAMES = ("", "a b", "a\nb", "a,DNS:b", "-a.example", "a..b", "fe80::1%eth0", "fe80::1%\nx = y", "x" * 254, "a" * 64)
+NO_ADDRESSES = ("a.1", "192.0.2.256", "192.0.2")
+
+
+@pytest.mark.parametrize("name", NO_NAMES + NO_ADDRESSES)
 def test_what_is_no_name_is_refused(make: Make, tmp_path: Path, name: str) -> None:
     make("--", name).failed_with("is neither a host name nor an address", 2)
     assert not list(tmp_path.iterdir())
