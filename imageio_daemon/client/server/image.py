@@ -126,7 +126,7 @@ class Image:
         except (StorageFailed, Temporary) as e:
             if isinstance(e, Temporary) and e.http_status != 500:
                 raise
-            failed = FlushFailed(f"{e}; what was written may be lost: upload anew")
+            failed = FlushFailed(f"{e}; what was written may be lost: upload anew, with a new ticket")
             failed.code = e.code
             raise failed from e
 

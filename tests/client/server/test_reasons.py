@@ -2,6 +2,7 @@
 """Failures that a retry does not mend end a transfer at once, and say what does."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ OK = answer("200 OK")
 SIZE = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/7")
 #: As long as a test: it would hang.
 PATIENT = Settings(retry_for=1000, connections=1)
+
+
+def test_storage_failures_are_those_that_the_api_does_not_repeat() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "images-api.md"
+    final = re.findall(r"^\| 5[0-9]{2} \| `([a-z_]+)` \|.*\| no \|$", page.read_text(), re.MULTILINE)
+    assert set(final) == set(STORAGE_FAILURES)
 
 
 @pytest.mark.parametrize("code", STORAGE_FAILURES)

@@ -218,7 +218,10 @@ def test_failed_flush_starts_anew(full: Path) -> None:
     ok, total = answer("200 OK"), answer("206 Partial Content", "x", "Content-Range: bytes 0-0/12582912")
     script = [features("flush", "zero"), total, ok, ok, ok, ok, answer("500 Internal Server Error", "failed")]
     settings = Settings(connections=1)
-    with ScriptedServer(*script) as server, pytest.raises(FlushFailed, match="may be lost: upload anew"):
+    with (
+        ScriptedServer(*script) as server,
+        pytest.raises(FlushFailed, match="may be lost: upload anew, with a new ticket"),
+    ):
         upload(full, server.url, settings=settings, checkpoint=0)
     assert not full.with_name("source.imageio-upload").exists()
 
