@@ -67,7 +67,8 @@ from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.nbd.extents import extents as nbd_extents
 from imageio_daemon.storage.qemu import chain
 from imageio_daemon.transfers.kept_record import MAX_RECORD, Clocks, Record
-from imageio_daemon.transfers.ticket import MAX_URL, Ticket
+from imageio_daemon.transfers.keys import MAX_URL
+from imageio_daemon.transfers.ticket import Ticket
 from imageio_daemon.units import KiB
 from imageio_daemon.urls import hosts
 from imageio_daemon.urls import http as http_url
@@ -773,8 +774,8 @@ PATTERNS = {
     "config/options.py": _USER,
     "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
     "storage/http/client.py:_TOTAL": "a Content-Range of another server",
-    "transfers/ticket.py:_CONTROL": "the JSON of a ticket or a PATCH",
-    "transfers/ticket.py:_SURROGATE": "the JSON of a ticket or a PATCH",
+    "transfers/keys.py:_CONTROL": "the JSON of a ticket or a PATCH",
+    "transfers/keys.py:_SURROGATE": "the JSON of a ticket or a PATCH",
 }
 
 

@@ -2,42 +2,19 @@
 """Tickets: the access of a client to one image. A ticket is validated once and immutable, and its id is secret."""
 
 import hashlib
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest, OutOfRange
-from ..units import MAX_OFFSET, MAX_RATE, MIN_RATE
+from ..units import MAX_OFFSET
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
+from . import keys
 
 #: What may have the image of a ticket: a file or device, an NBD server, another server of the images API, or, for an
 #: image with a format, a qemu-nbd of ours.
 STORAGE = ("file", "nbd", "http", "qemu")
-#: The longest ticket id, in bytes of UTF-8. The id is the name of an NBD export, and clients may refuse names of more
-#: than 256 bytes.
-MAX_ID = 255
-#: The longest url, file name and transfer id, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
-MAX_URL = 4096 + 256
-MAX_FILENAME = 1024
-MAX_TRANSFER_ID = 255
-#: The longest name of a tenant, in bytes of UTF-8.
-MAX_TENANT = 255
-#: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
-MAX_SIZE = 10**39 - 1
-#: The longest name of a bitmap, in bytes: the limit of qcow2.
-MAX_BITMAP = 1023
-
-_FILE_URL = "file://"
-#: The formats of image files. The daemon never probes the format, because a guest decides how a raw image begins.
-FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
-_T = TypeVar("_T")
 
 
 class Access(Enum):
@@ -85,28 +62,28 @@ class Ticket:
         """
         if not isinstance(data, dict):
             raise InvalidRequest("Invalid ticket: expected a JSON object")
-        url = _url(_required(data, "url", str))
-        size = _number(_required(data, "size", int), "size", 0, MAX_SIZE)
+        url = keys.image_url(keys.required(data, "url", str))
+        size = keys.number(keys.required(data, "size", int), "size", 0, keys.MAX_SIZE)
         return cls(
-            ticket_id=_text(_required(data, "uuid", str), "uuid", MAX_ID, empty=False),
+            ticket_id=keys.text(keys.required(data, "uuid", str), "uuid", keys.MAX_ID, empty=False),
             url=url,
             size=min(size, MAX_OFFSET),
             declared_size=size if size > MAX_OFFSET else None,
-            ops=_ops(_required(data, "ops", list)),
-            timeout=_number(_required(data, "timeout", int), "timeout", 0),
-            inactivity_timeout=_number(
-                _optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
+            ops=_ops(keys.required(data, "ops", list)),
+            timeout=keys.number(keys.required(data, "timeout", int), "timeout", 0),
+            inactivity_timeout=keys.number(
+                keys.optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
             ),
-            transfer_id=_given_text(data, "transfer_id", MAX_TRANSFER_ID),
-            filename=_filename(_optional(data, "filename", str, None)),
-            sparse=_optional(data, "sparse", bool, False),
-            dirty=_optional(data, "dirty", bool, False),
-            format=_format(_optional(data, "format", str, "raw"), url),
-            backing_chain=_optional(data, "backing_chain", bool, True),
-            bitmap=_bitmap(_optional(data, "bitmap", str, None)),
-            rate=_rate(data),
-            tenant=_given_text(data, "tenant", MAX_TENANT, empty=False),
-            shared=_optional(data, "shared", bool, False),
+            transfer_id=keys.given_text(data, "transfer_id", keys.MAX_TRANSFER_ID),
+            filename=keys.filename(keys.optional(data, "filename", str, None)),
+            sparse=keys.optional(data, "sparse", bool, False),
+            dirty=keys.optional(data, "dirty", bool, False),
+            format=keys.image_format(keys.optional(data, "format", str, "raw"), url),
+            backing_chain=keys.optional(data, "backing_chain", bool, True),
+            bitmap=keys.bitmap(keys.optional(data, "bitmap", str, None)),
+            rate=keys.rate(data),
+            tenant=keys.given_text(data, "tenant", keys.MAX_TENANT, empty=False),
+            shared=keys.optional(data, "shared", bool, False),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +131,7 @@ class Ticket:
     @property
     def path(self) -> str:
         """Return the path of a file url, without percent-decoding."""
-        return self.url.removeprefix(_FILE_URL)
+        return self.url.removeprefix(keys.FILE_URL)
 
     @property
     def nbd(self) -> nbd_url.NbdAddress | None:
@@ -205,93 +182,8 @@ class Changes(NamedTuple):
         if not isinstance(data, dict):
             raise InvalidRequest("Invalid request: expected a JSON object")
         if "rate" in data and "timeout" not in data:
-            return cls(None, _rate(data))
-        return cls(_number(_required(data, "timeout", int), "timeout", 0), _rate(data))
-
-
-def _required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    if key not in data:
-        raise InvalidRequest(f"Invalid ticket: missing {key!r}")
-    return _typed(data[key], key, kind)
-
-
-def _optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -> Any:
-    return _typed(data[key], key, kind) if key in data else default
-
-
-def _typed(value: object, key: str, kind: type[_T]) -> _T:
-    # bool is a subclass of int, but true is not a size.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
-    return value
-
-
-def _number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
-    if not least <= value <= most:
-        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {most}")
-    return value
-
-
-def _text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
-    if not value and not empty:
-        raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
-    # JSON can contain lone surrogates, which cannot be encoded in UTF-8.
-    if _SURROGATE.search(value) or len(value.encode()) > limit:
-        raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
-    return value
-
-
-def _url(value: str) -> str:
-    _text(value, "url", MAX_URL, empty=False)
-    if "\0" in value:
-        raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
-    if nbd_url.is_nbd(value):
-        nbd_url.parse(value)
-        return value
-    if http_url.is_http(value):
-        http_url.parse(value)
-        return value
-    if not value.startswith(_FILE_URL):
-        supported = ", ".join(("file", "https", *nbd_url.SCHEMES))
-        raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
-    if not value.startswith(_FILE_URL + "/"):
-        raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
-    return value
-
-
-def _format(value: str, url: str) -> str:
-    if value not in FORMATS:
-        raise InvalidRequest(f"Invalid ticket: unknown 'format', known: {', '.join(FORMATS)}")
-    if value != "raw" and not url.startswith(_FILE_URL):
-        raise InvalidRequest("Invalid ticket: 'format' is for file urls; other servers know theirs")
-    return value
-
-
-def _bitmap(value: str | None) -> str | None:
-    if value is not None and (not value or _CONTROL.search(value)):
-        raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
-    return None if value is None else _text(value, "bitmap", MAX_BITMAP)
-
-
-def _rate(data: Mapping[str, Any]) -> int | None:
-    if "rate" not in data:
-        return None
-    value = _typed(data["rate"], "rate", int)
-    if value and not MIN_RATE <= value <= MAX_RATE:
-        raise InvalidRequest(f"Invalid ticket: 'rate' must be 0, for no limit, or between {MIN_RATE} and {MAX_RATE}")
-    return value
-
-
-def _given_text(data: Mapping[str, Any], key: str, limit: int, *, empty: bool = True) -> str | None:
-    return _text(_typed(data[key], key, str), key, limit, empty=empty) if key in data else None
-
-
-def _filename(value: str | None) -> str | None:
-    if value is None:
-        return None
-    if _CONTROL.search(value):
-        raise InvalidRequest("Invalid ticket: 'filename' holds control characters")
-    return _text(value, "filename", MAX_FILENAME)
+            return cls(None, keys.rate(data))
+        return cls(keys.number(keys.required(data, "timeout", int), "timeout", 0), keys.rate(data))
 
 
 def _ops(values: list[object]) -> tuple[Access, ...]:

@@ -15,7 +15,7 @@ import pytest
 
 from imageio_daemon.control import errors
 from imageio_daemon.control.arguments import FORMATS, parser
-from imageio_daemon.transfers import ticket
+from imageio_daemon.transfers import keys
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl, run
 from tests.support.commands import commands, man_page
 from tests.support.daemon import PROJECT, Daemon
@@ -109,7 +109,7 @@ def test_starts_without_the_server() -> None:
 
 
 def test_formats_are_those_of_tickets() -> None:
-    assert ticket.FORMATS == FORMATS
+    assert keys.FORMATS == FORMATS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

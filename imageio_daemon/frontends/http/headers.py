@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote_plus, unquote_to_bytes
 
 from ...errors import InvalidRequest, OutOfRange
-from ...transfers.ticket import MAX_ID
+from ...transfers.keys import MAX_ID
 from ...units import KiB, MiB
 
 #: Most digits of a number. The largest offset, 2**63 - 1, has 19. A longer number is valid, and past every image.

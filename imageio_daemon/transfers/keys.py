@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the keys of a ticket's document may hold. Functions raise InvalidRequest, whose text never has the ticket id."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ..errors import InvalidRequest
+from ..units import MAX_OFFSET, MAX_RATE, MIN_RATE
+from ..urls import http as http_url
+from ..urls import nbd as nbd_url
+
+#: The longest ticket id, in bytes of UTF-8. The id is the name of an NBD export, and clients may refuse names of more
+#: than 256 bytes.
+MAX_ID = 255
+#: The longest url, file name and transfer id, in bytes of UTF-8. PATH_MAX is 4096 with its NUL.
+MAX_URL = 4096 + 256
+MAX_FILENAME = 1024
+MAX_TRANSFER_ID = 255
+#: The longest name of a tenant, in bytes of UTF-8.
+MAX_TENANT = 255
+#: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
+MAX_SIZE = 10**39 - 1
+#: The longest name of a bitmap, in bytes: the limit of qcow2.
+MAX_BITMAP = 1023
+
+FILE_URL = "file://"
+#: The formats of image files. The daemon never probes the format, because a guest decides how a raw image begins.
+FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+_T = TypeVar("_T")
+
+
+def required(data: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
+    """Return the value of a key that every ticket has."""
+    if key not in data:
+        raise InvalidRequest(f"Invalid ticket: missing {key!r}")
+    return typed(data[key], key, kind)
+
+
+def optional(data: Mapping[str, Any], key: str, kind: type[_T], default: Any) -> Any:
+    """Return the value of a key, or the default if it is not there."""
+    return typed(data[key], key, kind) if key in data else default
+
+
+def typed(value: object, key: str, kind: type[_T]) -> _T:
+    """Return a value of this type."""
+    # bool is a subclass of int, but true is not a size.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be of type {kind.__name__}")
+    return value
+
+
+def number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
+    """Return a number between two limits, both included."""
+    if not least <= value <= most:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be between {least} and {most}")
+    return value
+
+
+def text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
+    """Return text that can be encoded. limit: bytes of UTF-8."""
+    if not value and not empty:
+        raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
+    # JSON can contain lone surrogates, which cannot be encoded in UTF-8.
+    if _SURROGATE.search(value) or len(value.encode()) > limit:
+        raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
+    return value
+
+
+def image_url(value: str) -> str:
+    """Return a url of a scheme that is known, whose form is right."""
+    text(value, "url", MAX_URL, empty=False)
+    if "\0" in value:
+        raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
+    if nbd_url.is_nbd(value):
+        nbd_url.parse(value)
+        return value
+    if http_url.is_http(value):
+        http_url.parse(value)
+        return value
+    if not value.startswith(FILE_URL):
+        supported = ", ".join(("file", "https", *nbd_url.SCHEMES))
+        raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
+    if not value.startswith(FILE_URL + "/"):
+        raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
+    return value
+
+
+def image_format(value: str, url: str) -> str:
+    """Return the format of the image at a url."""
+    if value not in FORMATS:
+        raise InvalidRequest(f"Invalid ticket: unknown 'format', known: {', '.join(FORMATS)}")
+    if value != "raw" and not url.startswith(FILE_URL):
+        raise InvalidRequest("Invalid ticket: 'format' is for file urls; other servers know theirs")
+    return value
+
+
+def bitmap(value: str | None) -> str | None:
+    """Return the name of a bitmap."""
+    if value is not None and (not value or _CONTROL.search(value)):
+        raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
+    return None if value is None else text(value, "bitmap", MAX_BITMAP)
+
+
+def rate(data: Mapping[str, Any]) -> int | None:
+    """Return a rate, in bytes per second; 0: no limit; None: the document has none."""
+    if "rate" not in data:
+        return None
+    value = typed(data["rate"], "rate", int)
+    if value and not MIN_RATE <= value <= MAX_RATE:
+        raise InvalidRequest(f"Invalid ticket: 'rate' must be 0, for no limit, or between {MIN_RATE} and {MAX_RATE}")
+    return value
+
+
+def given_text(data: Mapping[str, Any], key: str, limit: int, *, empty: bool = True) -> str | None:
+    """Return the text of a key; None: it is not there."""
+    return text(typed(data[key], key, str), key, limit, empty=empty) if key in data else None
+
+
+def filename(value: str | None) -> str | None:
+    """Return a name that can stand in a header field."""
+    if value is None:
+        return None
+    if _CONTROL.search(value):
+        raise InvalidRequest("Invalid ticket: 'filename' holds control characters")
+    return text(value, "filename", MAX_FILENAME)
