@@ -17,7 +17,7 @@ from .config.config import Config
 from .errors import ConfigError
 from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers
-from .lanes.lane import Lanes
+from .lanes.shared import Lanes
 from .monitoring.exposition import Exposition
 from .monitoring.health import Health
 from .monitoring.liveness import Liveness

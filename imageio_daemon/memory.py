@@ -2,7 +2,7 @@
 """The shares of [daemon] buffer_memory, in bytes."""
 
 from .config.config import Config
-from .lanes.lane import MIN_LANE_MEMORY
+from .lanes.shared import MIN_LANE_MEMORY
 
 #: Eighths that are reserved for data held by transports: with TLS about 0.5 MiB for each busy connection. Without the
 #: reserve, 64 TLS uploads reached 237 MiB RSS with buffer_memory = 128M.

@@ -52,7 +52,8 @@ async def watch_transfers(
     while True:
         await asyncio.sleep(EXPIRY_INTERVAL)
         release_expired(store)
-        store.sample()
+        for transfer in store.all():
+            transfer.sample()
         notices.look()
         store.keeping.renew()
         records.watch()

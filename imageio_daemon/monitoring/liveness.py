@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
-from ..lanes.lane import Lanes
+from ..lanes.shared import Lanes
 from ..net.loops import ServingLoop
 
 LANES = "lanes"

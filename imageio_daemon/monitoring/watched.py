@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..lanes.lane import Lanes
+from ..lanes.shared import Lanes
 from ..net.connection_limit import ConnectionLimit
 from ..net.tls_contexts import ServerTls
 from ..service.notifying import Notifier

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limit on transfers that are at work at a time. Shared by the event loops; transfers/transfer.py has the rules."""
+"""The limit on transfers that are at work at a time. Shared by the event loops; transfers/__init__.py has the rules."""
 
 import threading
 import time

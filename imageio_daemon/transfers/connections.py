@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connections of a transfer: their limit, and the callbacks that end them with the transfer.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import threading

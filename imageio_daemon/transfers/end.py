@@ -2,7 +2,7 @@
 """The end of one transfer, from its cancellation until its image is free.
 
 An image is free when no cancelled transfer uses it; see transfers/ending.py. Shared by the event loops;
-transfers/transfer.py has the rules.
+transfers/__init__.py has the rules.
 """
 
 import asyncio

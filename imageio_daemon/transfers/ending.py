@@ -5,7 +5,7 @@ An image is free when no cancelled transfer uses it, under any url. Opening wait
 write of a removed ticket comes before the first write of the next ticket. The end of a transfer also waits for it:
 after the removal of a ticket its image may be moved or deleted.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import asyncio
@@ -14,8 +14,12 @@ from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
 
-from ..errors import InUse
+from ..errors import InUse, TooManyTickets
 from .ticket import Ticket
+
+#: The limit of tickets and ending transfers together is this factor times the limit of tickets. Without it, tickets
+#: that are replaced again and again while storage hangs would take all memory.
+ENDING_FACTOR = 2
 
 
 class EndingTransfer(Protocol):
@@ -74,6 +78,12 @@ class EndingTransfers:
 
     def __len__(self) -> int:
         return len(self._keys)
+
+    def require_room(self, tickets: int, most_tickets: int) -> None:
+        """Raise TooManyTickets if there is no room beside so many tickets. most_tickets: at a time."""
+        most = ENDING_FACTOR * most_tickets
+        if tickets + len(self) >= most:
+            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
 
     def add(self, transfer: EndingTransfer) -> None:
         """Add a transfer. Called before and after its cancellation, because the identity may be known only then."""

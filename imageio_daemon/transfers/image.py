@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image of a transfer: the first request opens it for all, and it is closed after the last one.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import asyncio

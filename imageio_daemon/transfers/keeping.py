@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tickets of a store that outlive the process: kept after each change, renewed by and by, forgotten in time.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import heapq

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The permission of a ticket. It expires, the control service extends it, use renews it, and a cancel ends it.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import threading

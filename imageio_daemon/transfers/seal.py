@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seal of a ticket's image: after a finalize nothing changes the image through the ticket any more.
 
-Shared by the event loops; transfers/transfer.py has the rules.
+Shared by the event loops; transfers/__init__.py has the rules.
 """
 
 import concurrent.futures

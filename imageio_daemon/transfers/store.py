@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All transfers of the daemon, by ticket id. Shared by the event loops; transfers/transfer.py has the rules."""
+"""All transfers of the daemon, by ticket id. Shared by the event loops; transfers/__init__.py has the rules."""
 
 import logging
 import threading
@@ -30,9 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the close of an image may take in a removal that does not wait for requests. Normal: some ms.
 CLOSE_TIMEOUT = 5.0
-#: The limit of tickets and ending transfers together is this factor times the limit of tickets. Without it, tickets
-#: that are replaced again and again while storage hangs would take all memory.
-ENDING_FACTOR = 2
 
 
 async def _unknown(_: Ticket) -> None:
@@ -271,11 +268,6 @@ class TransferStore:
             self._cancel(transfer, goes_on=goes_on)
         return transfers
 
-    def sample(self) -> None:
-        """Take a sample of each transfer, for the rates of their status."""
-        for transfer in self.all():
-            transfer.sample()
-
     def interrupt(self) -> None:
         """Cancel all transfers, for the shutdown. Their requests end at their next step. The next process has them."""
         self.keeping.renew(at_end=True)
@@ -291,9 +283,7 @@ class TransferStore:
         """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""
         if replaced is None and len(self._transfers) >= self.most_tickets:
             raise TooManyTickets(f"The limit of {self.most_tickets} tickets is reached")
-        most = ENDING_FACTOR * self.most_tickets
-        if len(self._transfers) + len(self._ending) >= most:
-            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
+        self._ending.require_room(len(self._transfers), self.most_tickets)
 
     def _ends(self, transfer: Transfer) -> None:
         """Add a transfer that is being cancelled to the registry. Called with the lock."""

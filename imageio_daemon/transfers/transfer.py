@@ -1,21 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers: a ticket in use, with its permission, connections, operations, lanes, image, progress and end.
-
-The event loops of the process share transfers. These are the rules for all objects that loops share (transfers,
-backends, the engine, buffers, limits, hashing):
-
-- A plain lock guards state that changes in several steps. It is held for a few steps only: not during a wait, a
-  callback of a peer or a call of storage. A single read, or a single change of a set or dict, needs no lock, because
-  the GIL makes it atomic.
-- A shared object has no asyncio primitives. Code that waits for another loop waits for a concurrent future, or for a
-  future of its own loop that the other loop sets with call_soon_threadsafe().
-- The objects of a request (its operation, buffers, connection and their timers) are used on the loop that has received
-  the request. Other threads may only cancel them and read their counters.
-- A loop may see late that another loop has cancelled a transfer, or has released its image after the ticket's expiry.
-  begin() and add_lane() check this. All code that uses the image holds an operation or a lane, and the image is closed
-  only when there is none; Backend.info and Backend.generation need neither. Code that got its backend before begin()
-  passes the backend to it. Other code calls begin() first, and backend() then.
-"""
+"""A transfer: a ticket in use, with its permission, connections, operations, lanes, image, report and end."""
 
 import dataclasses
 import threading
@@ -38,7 +22,8 @@ from .ending import EndingTransfers
 from .image import Identify, OpenBackend, TransferImage, arrival
 from .limits import Limits
 from .permission import Clock, Permission
-from .rate import Pauses, Rate
+from .rate import Pauses
+from .report import Report
 from .seal import Seal
 from .ticket import Access, Ticket
 from .traffic import Traffic
@@ -74,13 +59,12 @@ class Transfer:
         self._traffic = Traffic()
         self.permission = Permission(ticket, self._lock, Seal(self._traffic, self._lock), clock)
         self.connections = Connections(self.permission, self._lock, most_connections, clock)
-        self._clock = clock
         self._records = records
-        self._rate = Rate(clock())
-        pauses = self._pauses = Pauses()
+        pauses = Pauses()
         #: The limit on the rate. All that moves bytes of the image for a client takes from it before.
         self.bucket = limits.bucket(ticket)
         self._limits = limits
+        self._report = Report(self._traffic, self.permission, self.connections, self.bucket, pauses, clock)
         until_free = partial(ending.until_free, ticket.url)
         self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
         self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, ending, identify)
@@ -112,13 +96,7 @@ class Transfer:
 
     @contextmanager
     def track(
-        self,
-        access: Access | None,
-        offset: int = 0,
-        length: int = 0,
-        *,
-        kind: Kind | None = None,
-        part: bool = False,
+        self, access: Access | None, offset: int = 0, length: int = 0, *, kind: Kind | None = None, part: bool = False
     ) -> Iterator[Operation]:
         """Run the block as an operation; see begin()."""
         op = self.begin(access, offset, length, kind=kind, part=part)
@@ -311,10 +289,7 @@ class Transfer:
     def sample(self) -> None:
         """Take a sample for the rate of the status, and look for a pause. Called at regular times."""
         with self._lock:
-            now = self._clock()
-            self._rate.sample(now, self._traffic.totals().moved)
-            if not self.running:
-                self._pauses.look(self.permission.lease.active, now)
+            self._report.sample()
 
     def totals(self) -> Totals:
         """Return what was done for this transfer so far. May be called in any thread."""
@@ -328,34 +303,7 @@ class Transfer:
 
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
-        status = self.ticket.to_json()
         with self._lock:
-            totals = self._traffic.totals()
-            active = bool(self.running)
-            status |= {
-                "transfer": self.ticket.log_name,
-                "expires": int(self.permission.lease.expires),
-                "expired": self.permission.expired,
-                "active": active,
-                "canceled": self.permission.canceled,
-                "connections": len(self.connections),
-                "clients": self.connections.clients(),
-                "idle_time": 0 if active else int(self.permission.idle),
-                "storage_wait": int(max(self._traffic.storage_waits(), default=0)),
-                "bytes_per_second": self._rate.per_second(self._clock(), totals.moved),
-                "limited": round(self.bucket.limited, 1),
-                "read": totals.read,
-                "written": totals.written,
-                "zeroed": dict(totals.zeroed),
-            }
-            if self.bucket.rate:
-                status["rate"] = self.bucket.rate
-            if slowest := self._traffic.slowest:
-                status["slowest_operation"] = slowest._replace(seconds=round(slowest.seconds, 3))._asdict()
-            if (record := self.record) is not None and self._image.opened is not None:
-                status["durable"] = record.state().bytes
-            if self.permission.seal.closed:
-                status["finalized"] = True
-            if len(self.ticket.ops) != len(Access):
-                status["transferred"] = self._traffic.transferred()
-        return status
+            record = self.record
+            durable = None if record is None or self._image.opened is None else record.state().bytes
+            return self._report.status(self.ticket, durable)

@@ -4,8 +4,8 @@
 import sys
 
 from imageio_daemon import cli
-from imageio_daemon.lanes import lane
+from imageio_daemon.lanes import shared
 
 if __name__ == "__main__":
-    lane.HTTP_LANES = 2
+    shared.HTTP_LANES = 2
     sys.exit(cli.main())

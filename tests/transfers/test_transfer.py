@@ -615,13 +615,11 @@ async def test_zeroed_bytes_are_told_by_method(transfer: Transfer, opener: Opene
     assert transfer.status()["zeroed"] == expected
 
 
-async def test_rate_counts_what_is_read_and_written(
-    store: TransferStore, transfer: Transfer, opener: Opener, clock: Clock
-) -> None:
+async def test_rate_counts_what_is_read_and_written(transfer: Transfer, opener: Opener, clock: Clock) -> None:
     with transfer.track(Access.WRITE, 0, 50) as op:
         op.advance(30)
         clock.now += 1
-        store.sample()
+        transfer.sample()
         assert transfer.status()["bytes_per_second"] == 30
         op.advance(20)
     lane = IdleLane()
@@ -633,7 +631,7 @@ async def test_rate_counts_what_is_read_and_written(
     assert transfer.status()["bytes_per_second"] == 60
     for _ in range(6):
         clock.now += 2
-        store.sample()
+        transfer.sample()
     assert transfer.status()["bytes_per_second"] == 0
 
 
@@ -643,11 +641,11 @@ async def test_rate_in_the_log_does_not_count_pauses(
     caplog.set_level("INFO")
     for _ in range(2):
         clock.now += 60
-        store.sample()
+        transfer.sample()
         with transfer.track(Access.WRITE, 0, 10 * MiB) as op:
             op.advance(10 * MiB)
             clock.now += 5
-            store.sample()
+            transfer.sample()
     await store.remove("secret", 1)
     (line,) = [record for record in caplog.records if record.message == "transfer ended"]
     told = vars(line)["fields"]

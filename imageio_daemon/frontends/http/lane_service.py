@@ -4,8 +4,8 @@
 import os
 
 from ...lanes.http import HttpLane, HttpTerms
-from ...lanes.lane import Lanes
 from ...lanes.places import Places
+from ...lanes.shared import Lanes
 from ...operations.bounds import readable_size
 from ...storage.backend import Backend
 from ...transfers.store import TransferStore

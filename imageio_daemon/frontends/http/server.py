@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ... import __version__
 from ...config.config import Config
 from ...errors import Error
-from ...lanes.lane import Lanes
+from ...lanes.shared import Lanes
 from ...monitoring.exposition import Exposition
 from ...monitoring.health import Health
 from ...net.connection_limit import ConnectionLimit

@@ -7,8 +7,9 @@ import socket
 from collections.abc import Callable
 
 from ...errors import Error, Forbidden
-from ...lanes.lane import Lanes, error_of
+from ...lanes.lane import error_of
 from ...lanes.nbd import ENDED, NbdLane, NbdTerms
+from ...lanes.shared import Lanes
 from ...nbdproto.server.transmission import ALLOCATION_ID, Transmission
 from ...net.poller import Poller
 from ...net.tls_socket import TlsSocket

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from typing import cast
 
 from ...errors import DENIED, Error, Forbidden, ImageInUse, StorageError, TooManyConnections, TooManyTransfers
-from ...lanes.lane import MAX_STAGED
 from ...lanes.nbd import NbdLane
+from ...lanes.shared import MAX_STAGED
 from ...nbdproto.constants import Reply
 from ...nbdproto.server.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.server.negotiation import ServerNegotiation

@@ -5,7 +5,7 @@ import asyncio
 import dataclasses
 
 from ...config.config import Config
-from ...lanes.lane import Lanes
+from ...lanes.shared import Lanes
 from ...nbdproto.server.negotiation import Tls
 from ...net.connection_limit import ConnectionLimit
 from ...net.tls_handshake import Pollers

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...lanes.lane import Lanes
+from ...lanes.shared import Lanes
 from ...nbdproto.server.negotiation import Tls
 from ...net.tls_handshake import Pollers
 from ...net.tls_socket import TlsContext

@@ -15,7 +15,8 @@ from imageio_daemon.frontends.http.connection import ServerConnection
 from imageio_daemon.frontends.http.lane_service import LaneService
 from imageio_daemon.frontends.http.routes import Routes
 from imageio_daemon.frontends.http.server import HttpServer
-from imageio_daemon.lanes.lane import MIN_LANE_MEMORY, Lane, Lanes
+from imageio_daemon.lanes.lane import Lane
+from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.net.connection_limit import ConnectionLimit
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.file.backend import FileBackend
@@ -65,7 +66,7 @@ class World:
     def lane(self) -> Lane:
         """Return the only lane."""
         (lane,) = self.lanes.alive
-        return lane
+        return cast(Lane, lane)
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[socket.socket]:

@@ -7,7 +7,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, OutOfRange, StorageError, Unavailable
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
-from imageio_daemon.lanes.lane import MIN_LANE_MEMORY
+from imageio_daemon.lanes.shared import MIN_LANE_MEMORY
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, ErrorNumber
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import MakeWorld

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import StorageError
-from imageio_daemon.lanes.lane import MIN_LANE_MEMORY, Lanes
+from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Command, CommandFlag, ErrorNumber
 from imageio_daemon.storage.file.engine import Engine
 from tests.frontends.nbd.calls import Calls

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.lanes.lane import MIN_LANE_MEMORY
+from imageio_daemon.lanes.shared import MIN_LANE_MEMORY
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from imageio_daemon.nbdproto.messages import RequestHeader
 from tests.frontends.nbd.calls import Calls

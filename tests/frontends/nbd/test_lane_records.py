@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from imageio_daemon.lanes import records as lane_records
-from imageio_daemon.lanes.lane import Lanes
+from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.service import request_log
 from ioutil_ext import lib

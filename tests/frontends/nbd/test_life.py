@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import Forbidden, StorageError
-from imageio_daemon.lanes import lane
+from imageio_daemon.lanes import shared
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
@@ -274,7 +274,7 @@ async def test_clients_above_the_limit_are_told() -> None:
 
 
 async def test_client_for_whom_there_is_no_lane_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "MAX_LANES", 1)
+    monkeypatch.setattr(shared, "MAX_LANES", 1)
     first, client = await world.go(), await world.connect()
     with pytest.raises(Refused, match="the limit is 1") as e:
         await client.ask(Option.GO, info("disk"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.lanes.lane import MIN_LANE_MEMORY
+from imageio_daemon.lanes.shared import MIN_LANE_MEMORY
 from imageio_daemon.nbdproto.constants import MAX_PAYLOAD, Chunk, Command, CommandFlag, ErrorNumber
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.transfers.ticket import Access

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.frontends.nbd.services import Options
-from imageio_daemon.lanes.lane import Lanes
+from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.server.negotiation import Tls

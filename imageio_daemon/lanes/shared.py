@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all lanes share: memory, limits, records and counters."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from ioutil_ext import ffi, lib
+
+from ..errors import TooManyConnections
+from ..service.served import Served
+from ..storage.backend import Backend
+from ..storage.bucket import Bucket
+from ..storage.file.engine import Engine
+from ..storage.lease import Lease
+from .image import LaneImage
+from .places import Places
+from .records import Records
+
+log = logging.getLogger(__name__)
+
+#: The least memory of all lanes together, in bytes.
+MIN_LANE_MEMORY: int = lib.IOU_LANES_MIN_MEMORY
+#: Most bytes that a lane takes with its connection, in each direction: received already, or still to be sent.
+MAX_STAGED: int = lib.IOU_LANE_MAX_STAGED
+#: Most lanes at a time of HTTP, whose connections come and go, and of each other protocol. A lane has a thread or more.
+HTTP_LANES = 1024
+MAX_LANES = 256
+
+
+_AnyLane = TypeVar("_AnyLane")
+#: The class of a protocol's lanes: a subclass of Lane, which is above this module.
+_Kind = Callable[["Lanes", Lease, Bucket, str, Mapping[str, object]], _AnyLane]
+
+
+class LaneMemory(NamedTuple):
+    """Memory for data of all lanes, in bytes: the limit, and what is in use. waiting: tickets that wait for some."""
+
+    limit: int
+    used: int
+    waiting: int
+
+
+class Lanes:
+    """The memory, limits and counters that all lanes share.
+
+    memory: bytes, at least MIN_LANE_MEMORY. served: counts requests and bytes by service.
+    """
+
+    def __init__(self, engine: Engine, memory: int, served: Served | None = None) -> None:
+        self.shared = engine.new_lanes(memory)
+        self.served = served or Served()
+        #: The records of requests, for the log.
+        self.records = Records(self.shared)
+        self.alive: set[Any] = set()  # keeps lanes alive until they have ended: C uses memory that they own
+        #: The places of HTTP connections.
+        self.places = Places(HTTP_LANES, self._recall)
+
+    def make(self, lease: Lease, bucket: Bucket, kind: _Kind[_AnyLane], service: str, **names: object) -> _AnyLane:
+        """Return a lane that has not started. bucket: limits its rate. service: name for the counts.
+
+        names: fields of its log lines.
+        """
+        return kind(self, lease, bucket, service, names)
+
+    def require_room(self, kind: type[Any]) -> None:
+        """Raise TooManyConnections if there are MAX_LANES lanes of this kind."""
+        if self._count(kind) >= MAX_LANES:
+            raise TooManyConnections(f"Too many connections, the limit is {MAX_LANES}")
+
+    def takes(self, backend: Backend, data: bytes) -> bool:
+        """Tell whether a lane can serve this image on a connection that has received these bytes already."""
+        return len(data) <= MAX_STAGED and isinstance(backend, LaneImage)
+
+    def _count(self, kind: type[Any]) -> int:
+        return sum(type(lane) is kind for lane in tuple(self.alive))  # a copy: other loops change the set
+
+    def _recall(self, more: int) -> None:
+        lib.iou_lanes_recall(self.shared, more)
+
+    def memory(self) -> LaneMemory:
+        """Return the memory that lanes have now."""
+        stats = ffi.new("iou_lanes_stats *")
+        lib.iou_lanes_get_stats(self.shared, stats)
+        return LaneMemory(int(stats.limit), int(stats.used), int(stats.waiting))
+
+    def look(self) -> None:
+        """Take each lock of the lanes' threads once, so return unless one of them holds a lock for ever. Blocks."""
+        for lane in tuple(self.alive):
+            _ = lane.stats
+        self.memory()
+
+    def free(self) -> None:
+        """Free the memory, unless lanes are left, because storage hangs or their loop stopped before their end."""
+        if lib.iou_lanes_free(self.shared):
+            log.warning("%d connections are left", len(self.alive))
