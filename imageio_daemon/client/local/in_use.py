@@ -84,9 +84,10 @@ class _Mount:
 
     def __init__(self, line: str) -> None:
         # proc_pid_mountinfo(5): id, parent, device, root, target, options, optional fields, -, type, source, options
+        # Spaces within a field are escaped, and a source may be empty.
         before, _, after = line.partition(" - ")
-        self.device, _, target = before.split()[2:5]
-        _, source, options = after.split()
+        self.device, _, target = before.split(" ")[2:5]
+        _, source, options = after.split(" ")
         self.target, self.source = _unescaped(target), _unescaped(source)
         self.writable = "rw" in options.split(",")
 

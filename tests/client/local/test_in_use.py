@@ -127,6 +127,17 @@ def test_mounted_source_is_refused_unless_it_is_read_only(device: Path, tmp_path
 
 
 @needs_mounts
+def test_mount_without_a_source_is_no_reason_to_fail(device: Path, tmp_path: Path) -> None:
+    where = tmp_path / "none"
+    where.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "", where], check=True)
+    try:
+        assert checksum(device)
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+@needs_mounts
 def test_source_is_refused_that_is_mounted_through_a_loop_device(device: Path, tmp_path: Path) -> None:
     with (
         mounted(device, tmp_path / "rw with space") as where,
