@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError, Unanswered
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...image.extents_json import ExtentReader
-from ...units import GiB, MiB
+from ...units import MiB
 from ...urls.http import HttpAddress
 from ..backend import BackendInfo, Context, Memory, Operation, ZeroMethod
 from ..durable import NO_RECORD, DurableRecord
@@ -24,14 +24,10 @@ from . import options as http_options
 from .client import DATA_TIMEOUT, Body, HttpClient, receive, total_size, unexpected
 from .options import Options
 from .unflushed import Unflushed
+from .zeroing import ZeroSteps
 
 log = logging.getLogger(__name__)
 
-#: Bytes zeroed by the first request, so that storage that writes zeros answers in time: 20 s at 50 MB/s. An answer
-#: within QUICK seconds doubles the next ones, so that 8 TiB of holes take 13 requests; a slow one halves them.
-ZERO_STEP = 1 * GiB
-QUICK = 1.0
-SLOW = 30.0
 #: How lanes cut long requests; see Pieces.
 PIECES = Pieces(2 * MiB, 2 * MiB, 3)
 
@@ -248,20 +244,16 @@ class HttpBackend(RemoteImage):
         op.advance(len(view))
 
     async def _zero(self, op: Operation, turn: Turn, offset: int, length: int, *, fua: bool) -> ZeroMethod:
-        end, most = offset + length, ZERO_STEP
+        end, steps = offset + length, ZeroSteps()
         async with turn:
             await self._record.changing(offset, length)
             while offset < end:
-                step = min(most, end - offset)
+                step = min(steps.most, end - offset)
                 instance = await self._unflushed.instance(op)
                 asked = time.monotonic()
                 await self._change(op, "PATCH", json={"op": "zero", "offset": offset, "size": step, "flush": False})
                 self._unflushed.changed(instance)
-                seconds = time.monotonic() - asked
-                if seconds < QUICK:
-                    most *= 2
-                elif seconds > SLOW:
-                    most = max(MiB, most // 2)
+                steps.answered(time.monotonic() - asked)
                 offset += step
                 self._written(offset)
                 op.advance(step)

@@ -22,7 +22,7 @@ from .blocks import Blocks, cut
 from .connection import Call
 from .handshake import Options
 from .reconnecting import ReconnectingSession
-from .session import ClientSession
+from .session import ClientSession, patched
 from .warm_up import WarmUp
 from .zeroing import can_zero_fast, is_fast, zero_blocks
 
@@ -216,7 +216,7 @@ class NbdBackend(RemoteImage):
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             flags = _fua(session) if fua else 0
             try:
-                calls = await self._patched(session, op, blocks, views, flags)
+                calls = await patched(session, op, blocks, views, flags)
                 for piece in session.data_pieces(blocks.start, blocks.end - blocks.start, REQUEST):
                     start = piece.offset - offset
                     payload = cut(views, start, start + piece.length)
@@ -240,7 +240,7 @@ class NbdBackend(RemoteImage):
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             fua_flag = _fua(session) if fua else 0
             try:
-                await session.change(await self._patched(session, op, blocks, None, fua_flag))
+                await session.change(await patched(session, op, blocks, None, fua_flag))
                 method = await zero_blocks(session, op, blocks, flags | fua_flag, REQUEST)
             except StorageError as e:
                 self._reconnecting.failed(e, fua_flag)
@@ -274,21 +274,6 @@ class NbdBackend(RemoteImage):
         return await session.status(op, offset, length, context, flags)
 
     # What they share
-
-    async def _patched(
-        self, session: ClientSession, op: Operation, blocks: Blocks, views: Sequence[memoryview] | None, flags: int
-    ) -> list[Call]:
-        """Read the blocks at the edges of a range and return writes of them with what is new. None: zeros."""
-        edges = blocks.edges
-        if not edges:
-            return []
-        await session.run([Call(op, Command.READ, e.block, len(e.memory), view=e.memory) for e in edges])
-        for edge in edges:
-            outside = None if views is None else cut(views, edge.outside.start, edge.outside.stop)
-            edge.memory[edge.inside] = bytes(edge.length) if outside is None else b"".join(outside)
-        return [
-            Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=[e.memory], counts=e.length) for e in edges
-        ]
 
     def _changed(self, offset: int, length: int, *, durable: bool) -> None:
         """Record a change, but none after a lost one, which the server may still make: over this one, too."""

@@ -18,6 +18,7 @@ from ...urls.nbd import NbdAddress
 from ..backend import Context, Operation
 from ..work import Countdown
 from . import extents as nbd_extents
+from .blocks import Blocks, cut
 from .connection import Call, ClientConnection
 from .handshake import ClientHandshake, Options
 
@@ -248,3 +249,17 @@ def same_image(before: Agreed, now: Agreed) -> bool:
 
 def _identity(agreed: Agreed) -> tuple[int, int, bool, list[str]]:
     return agreed.size, agreed.sizes.minimum, agreed.can(ExportFlag.READ_ONLY), agreed.bitmaps
+
+
+async def patched(
+    session: ClientSession, op: Operation, blocks: Blocks, views: Sequence[memoryview] | None, flags: int
+) -> list[Call]:
+    """Read the blocks at the edges of a range and return writes of them with what is new. None: zeros."""
+    edges = blocks.edges
+    if not edges:
+        return []
+    await session.run([Call(op, Command.READ, e.block, len(e.memory), view=e.memory) for e in edges])
+    for edge in edges:
+        outside = None if views is None else cut(views, edge.outside.start, edge.outside.stop)
+        edge.memory[edge.inside] = bytes(edge.length) if outside is None else b"".join(outside)
+    return [Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=[e.memory], counts=e.length) for e in edges]
