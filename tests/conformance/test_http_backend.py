@@ -30,6 +30,7 @@ from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import PAGE, BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.http import backend as http_backend
+from imageio_daemon.storage.http import zeroing as http_zeroing
 from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.http import unflushed
 from imageio_daemon.storage.http.backend import HttpBackend
@@ -166,7 +167,7 @@ def zeroed(server: ScriptedServer) -> list[tuple[int, int, bool]]:
 async def test_zeroing_goes_in_steps_and_flushes_last(
     open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_backend, "QUICK", 60)
+    monkeypatch.setattr(http_zeroing, "QUICK", 60)
     backend = await open_scripted(options(), first_byte(), answer(200), answer(200), answer(200), answer(200))
     op = Operation()
     assert await backend.zero(op, 5, 4 * GiB, allocate=False, fua=True) is ZeroMethod.REMOTE
@@ -178,8 +179,8 @@ async def test_zeroing_goes_in_steps_and_flushes_last(
 async def test_steps_of_zeroing_become_smaller_on_slow_storage(
     open_scripted: OpenScripted, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_backend, "QUICK", -1)
-    monkeypatch.setattr(http_backend, "SLOW", -1)
+    monkeypatch.setattr(http_zeroing, "QUICK", -1)
+    monkeypatch.setattr(http_zeroing, "SLOW", -1)
     backend = await open_scripted(options(), first_byte(), answer(200), answer(200))
     await backend.zero(Operation(), 0, GiB + GiB // 2, allocate=False)
     assert zeroed(server) == [(0, GiB, False), (GiB, GiB // 2, False)]
