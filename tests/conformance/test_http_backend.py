@@ -30,9 +30,9 @@ from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import PAGE, BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.http import backend as http_backend
-from imageio_daemon.storage.http import zeroing as http_zeroing
 from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.http import unflushed
+from imageio_daemon.storage.http import zeroing as http_zeroing
 from imageio_daemon.storage.http.backend import HttpBackend
 from imageio_daemon.storage.http.client import Body, HttpClient
 from imageio_daemon.storage.http.unflushed import Unflushed
