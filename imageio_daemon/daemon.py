@@ -293,8 +293,8 @@ class Daemon:
         hung = self._engine.stop(max(0.0, left))
         if self._lanes is not None:
             self._lanes.records.tell()
-            if ended:  # otherwise lanes on other loops may still use the shared memory
-                self._lanes.free()
+            if self._lanes.alive:  # storage hangs
+                log.warning("%d connections are left", len(self._lanes.alive))
         kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
         kept = self._events.close(STATE_TIMEOUT) and kept
         await asyncio.to_thread(self._notifier.close, STATE_TIMEOUT)

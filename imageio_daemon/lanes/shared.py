@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all lanes share: memory, limits, records and counters."""
 
-import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ioutil_ext import ffi, lib
@@ -16,8 +16,6 @@ from ..storage.lease import Lease
 from .image import LaneImage
 from .places import Places
 from .records import Records
-
-log = logging.getLogger(__name__)
 
 #: The least memory of all lanes together, in bytes.
 MIN_LANE_MEMORY: int = lib.IOU_LANES_MIN_MEMORY
@@ -54,7 +52,7 @@ class Lanes:
         self.records = Records(self.shared)
         self.alive: set[Any] = set()  # keeps lanes alive until they have ended: C uses memory that they own
         #: The places of HTTP connections.
-        self.places = Places(HTTP_LANES, self._recall)
+        self.places = Places(HTTP_LANES, partial(lib.iou_lanes_recall, self.shared))
 
     def make(self, lease: Lease, bucket: Bucket, kind: _Kind[_AnyLane], service: str, **names: object) -> _AnyLane:
         """Return a lane that has not started. bucket: limits its rate. service: name for the counts.
@@ -75,9 +73,6 @@ class Lanes:
     def _count(self, kind: type[Any]) -> int:
         return sum(type(lane) is kind for lane in tuple(self.alive))  # a copy: other loops change the set
 
-    def _recall(self, more: int) -> None:
-        lib.iou_lanes_recall(self.shared, more)
-
     def memory(self) -> LaneMemory:
         """Return the memory that lanes have now."""
         stats = ffi.new("iou_lanes_stats *")
@@ -89,8 +84,3 @@ class Lanes:
         for lane in tuple(self.alive):
             _ = lane.stats
         self.memory()
-
-    def free(self) -> None:
-        """Free the memory, unless lanes are left, because storage hangs or their loop stopped before their end."""
-        if lib.iou_lanes_free(self.shared):
-            log.warning("%d connections are left", len(self.alive))

@@ -2,6 +2,7 @@
 """The command of [control] notify is told what happens to transfers."""
 
 import json
+import signal
 import socket
 from functools import partial
 from pathlib import Path
@@ -30,3 +31,12 @@ def test_manager_is_told_of_expiry_and_end(make_daemon: MakeDaemon, tmp_path: Pa
     ]
     metrics = daemon.control("GET", "/metrics").body.decode()
     assert 'imageio_notifications_total{result="sent"} 2.0' in metrics
+
+
+def test_command_that_hangs_does_not_break_the_end(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    """The requests that C has served are told meanwhile, as often as the log includes them."""
+    (tmp_path / "image").write_bytes(bytes(MiB))
+    daemon = make_daemon(control={"notify": "/bin/sleep 20"}, log={"level": "debug"})
+    daemon.remove(daemon.add_ticket(tmp_path / "image", MiB))
+    daemon.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0

@@ -2,8 +2,6 @@
 """The asyncio side of the C engine: worker threads for the process, and a queue for each event loop."""
 
 import asyncio
-import errno
-import logging
 import threading
 from typing import Any, NamedTuple
 
@@ -13,8 +11,6 @@ from ...image.extents import ExtentList
 from ..backend import Holder, Operation
 from ..completions import RECORD_SIZE, check, kind_name, new_records
 from .loop_queue import LoopQueue
-
-log = logging.getLogger(__name__)
 
 #: Worker threads without work end after this many milliseconds.
 IDLE_MS = 10_000
@@ -47,7 +43,9 @@ class Engine:
     def __init__(self, io_threads: int) -> None:
         result = ffi.new("iou_engine **")
         check(lib.iou_engine_new(io_threads, IDLE_MS, result), "start storage threads")
-        self._engine = result[0]
+        #: Stays as long as anything refers to it, so that no thread uses what another one has freed. C frees it after
+        #: stop(), and keeps it if threads are left.
+        self._engine = ffi.gc(result[0], lib.iou_engine_free)
         self._lock = threading.Lock()
         self._queues: dict[asyncio.AbstractEventLoop, LoopQueue] = {}
 
@@ -132,10 +130,13 @@ class Engine:
         return Load(int(stats.threads), int(stats.busy), int(stats.queued))
 
     def new_lanes(self, memory: int) -> Any:
-        """Return what lanes of this engine share, with so many bytes of memory; see lanes/lane.py."""
+        """Return what lanes of this engine share, with so many bytes of memory; see lanes/lane.py.
+
+        It stays as long as anything refers to it. C keeps it longer if lanes are left.
+        """
         result = ffi.new("iou_lanes **")
         check(lib.iou_lanes_new(self._engine, memory, result), "prepare for NBD")
-        return result[0]
+        return ffi.gc(result[0], lib.iou_lanes_free)
 
     async def release_loop(self) -> None:
         """Wait for the operations of the running loop's queue, and free it."""
@@ -148,16 +149,7 @@ class Engine:
 
     def stop(self, timeout: float) -> list[Running]:
         """Refuse new operations and wait, blocking, for those that run; return those that still do after timeout s."""
-        if lib.iou_engine_stop(self._engine, int(timeout * 1000)) == 0:
-            with self._lock:
-                left = list(self._queues.values())
-            code = 0 if left else lib.iou_engine_free(self._engine)
-            if -code == errno.EBUSY:
-                log.warning("threads of connections are left")
-            else:
-                check(code, "free storage threads")
-            return []
-        return self.running()
+        return self.running() if lib.iou_engine_stop(self._engine, int(timeout * 1000)) else []
 
     def _queue(self) -> LoopQueue:
         loop = asyncio.get_running_loop()

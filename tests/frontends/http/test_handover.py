@@ -86,7 +86,7 @@ class World:
     async def stop(self) -> None:
         await self.http.stop(SOON)
         await self.store.close()
-        self.lanes.free()
+        assert not self.lanes.alive
         await self.engine.release_loop()
         assert not self.engine.stop(SOON)
 

@@ -153,7 +153,7 @@ class World:
         await self.server.stop(SOON)
         await self.until(lambda: not self.server.connections)
         await self.store.close()
-        self.lanes.free()
+        assert not self.lanes.alive
         await self.engine.release_loop()
         assert not self.engine.stop(SOON)
 
