@@ -148,7 +148,7 @@ async def _exports(world: World, count: int, begin: Callable[[Client], None]) ->
     async with AsyncExitStack() as cleanup:
         for _ in range(count):
             client = await world.export(world.hogs)
-            cleanup.callback(client.writer.transport.abort)
+            cleanup.callback(client.reset)  # and so keep it: a writer that is collected closes its connection
             client.pause_reading()
             begin(client)
         yield
