@@ -49,6 +49,7 @@ class ClientConnection:
         self._http: _HTTPConnection | None = None
         self._secret = ""
         self._socket: socket.socket | None = None  # http.client drops its own after "Connection: close"
+        self._response: http.client.HTTPResponse | None = None  # the last one; its file keeps the descriptor open
         self._tried = False
         self._was_connected = False
 
@@ -57,6 +58,9 @@ class ClientConnection:
         if self._http is not None:
             self._http.close()
             self._http = None
+        if self._response is not None:
+            self._response.close()
+            self._response = None
         if self._socket is not None:
             self._stop.discard(self._socket)
             self._socket.close()
@@ -133,7 +137,7 @@ class ClientConnection:
             # fails, and the answer has the reason.
             pass
         sock.settimeout(timeout)
-        response = http_connection.getresponse()
+        self._response = response = http_connection.getresponse()
         if response.status in expected:
             return response
         reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
