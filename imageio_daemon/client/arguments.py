@@ -41,6 +41,13 @@ def _command(commands: _Commands, name: str, text: str) -> argparse.ArgumentPars
 def _add_server(command: argparse.ArgumentParser) -> None:
     server = command.add_argument_group("server")
     server.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
+    server.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="sha256//BASE64",
+        help="trust a server with this public key, as curl's --pinnedpubkey; may be given several times",
+    )
     server.add_argument("--insecure", action="store_true", help="do not verify the server's certificate")
     way = server.add_mutually_exclusive_group()
     way.add_argument(

@@ -122,6 +122,7 @@ def _fail(options: argparse.Namespace, message: str, status: int, code: str | No
 def _settings(options: argparse.Namespace) -> Settings:
     return Settings(
         cafile=options.cafile,
+        pins=options.pin,
         insecure=options.insecure,
         unix_socket=options.unix_socket,
         local=not options.no_local,

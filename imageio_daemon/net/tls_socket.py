@@ -74,6 +74,15 @@ class TlsSocket:
         """
         return self._checked(lib.iou_tls_handshake(self.tls))
 
+    @property
+    def peer_key(self) -> bytes | None:
+        """Return the SHA-256 of the public key that the server has shown (RFC 7469 2.4), also if it was not believed.
+
+        None: it has shown none. Only a complete handshake proves that the server has the key.
+        """
+        digest = ffi.new("uint8_t[]", lib.IOU_TLS_KEY_HASH)
+        return None if lib.iou_tls_peer_key(self.tls, digest) else bytes(ffi.buffer(digest))
+
     def readinto(self, view: memoryview) -> int:
         """Receive as much as is there and fits into the view.
 

@@ -18,7 +18,8 @@ typedef struct iou_tls iou_tls;                 /* one connection */
 enum {
     IOU_TLS_WANTS_INPUT = -4096, /* call again when the socket is readable; no errno is so large */
     IOU_TLS_WANTS_ROOM = -4097,  /* call again when the socket is writable */
-    IOU_TLS_REASON = 256         /* bytes of the text of a failure, with its NUL */
+    IOU_TLS_REASON = 256,        /* bytes of the text of a failure, with its NUL */
+    IOU_TLS_KEY_HASH = 32        /* bytes of the hash of a public key: SHA-256 */
 };
 
 /* The policy of a context. Python sets it from its SSLContext. */
@@ -59,6 +60,13 @@ void iou_tls_free(iou_tls *tls);
  * -EPROTO, -ECONNRESET or another errno of the socket: it has failed.
  */
 int iou_tls_handshake(iou_tls *tls);
+
+/*
+ * Tell the hash of the public key (SubjectPublicKeyInfo in DER: RFC 7469 2.4) of the certificate that the server has
+ * shown, IOU_TLS_KEY_HASH bytes. Also after -EKEYREJECTED; only a handshake that is complete proves that the server has
+ * the key. -ENOENT: it has shown none, or we are the server.
+ */
+int iou_tls_peer_key(iou_tls *tls, uint8_t *hash);
 
 /*
  * Receive at most size bytes. Returns how many: all that have arrived, unless they are in very many records. 0: the

@@ -9,6 +9,8 @@
 #include <time.h>
 
 #include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/x509.h>
 
 #include "base/numbers.h"
 #include "tls/parts.h"
@@ -82,6 +84,25 @@ static bool load_files(SSL_CTX *ssl, const iou_tls_policy *policy) {
                                    SSL_CTX_check_private_key(ssl) == 1);
 }
 
+static bool hash_key(X509 *certificate, uint8_t *hash) {
+    uint8_t *key = NULL;
+    int size = i2d_X509_PUBKEY(X509_get_X509_PUBKEY(certificate), &key);
+    bool done = size > 0 && EVP_Digest(key, (size_t)size, hash, NULL, EVP_sha256(), NULL) == 1;
+    OPENSSL_free(key);
+    return done;
+}
+
+/* OpenSSL keeps no certificate that it does not believe, so its key is hashed before. The connection's lock is held. */
+static int verify_server(X509_STORE_CTX *chain, void *unused) {
+    SSL *ssl = X509_STORE_CTX_get_ex_data(chain, SSL_get_ex_data_X509_STORE_CTX_idx());
+    X509 *certificate = X509_STORE_CTX_get0_cert(chain);
+    struct tls_peer *peer = ssl ? SSL_get_app_data(ssl) : NULL;
+    (void)unused;
+    if (peer)
+        peer->known = certificate && hash_key(certificate, peer->key);
+    return X509_verify_cert(chain);
+}
+
 const char *iou_tls_library(void) {
     return OpenSSL_version(OPENSSL_VERSION);
 }
@@ -97,6 +118,8 @@ int iou_tls_context_new(const iou_tls_policy *policy, iou_tls_context **result, 
         return -ENOMEM;
     }
     context->references = 1;
+    if (!policy->server)
+        SSL_CTX_set_cert_verify_callback(context->ssl, verify_server, NULL);
     if (!set_policy(context->ssl, policy) || !load_files(context->ssl, policy)) {
         tls_take_reason(reason, "it is not accepted");
         iou_tls_context_free(context);

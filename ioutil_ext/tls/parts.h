@@ -28,6 +28,12 @@ void tls_set_reason(char *reason, const char *text);
 /* Tell the first of them. */
 void tls_take_reason(char *reason, const char *otherwise);
 
+/* What a client keeps of the server's certificate: the application data of its SSL. */
+struct tls_peer {
+    bool known;
+    uint8_t key[IOU_TLS_KEY_HASH];
+};
+
 /* ---- the socket ------------------------------------------------------------------------------------------------- */
 
 struct tls_socket {

@@ -40,6 +40,7 @@ struct iou_tls {
     uint32_t records; /* received by this call */
     uint64_t credit;  /* bytes of data for which there was no record without */
     bool flooded;
+    struct tls_peer peer;
     int failure; /* -errno: nothing can be sent or received any more */
     char reason[IOU_TLS_REASON];
 };
@@ -78,6 +79,7 @@ static bool set_up(struct iou_tls *tls, const char *host) {
     SSL_set_bio(tls->ssl, bio, bio);
     SSL_set_msg_callback(tls->ssl, count_record);
     SSL_set_msg_callback_arg(tls->ssl, tls);
+    SSL_set_app_data(tls->ssl, &tls->peer);
     if (!host) {
         SSL_set_accept_state(tls->ssl);
         return true;
@@ -173,6 +175,15 @@ int iou_tls_handshake(iou_tls *tls) {
     }
     end(tls);
     return result;
+}
+
+int iou_tls_peer_key(iou_tls *tls, uint8_t *hash) {
+    pthread_mutex_lock(&tls->lock);
+    bool known = tls->peer.known;
+    if (known)
+        memcpy(hash, tls->peer.key, IOU_TLS_KEY_HASH);
+    pthread_mutex_unlock(&tls->lock);
+    return known ? 0 : -ENOENT;
 }
 
 int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {

@@ -14,6 +14,7 @@ from tests.docs.examples import check, sections
 from tests.support.commands import install
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import MakeImage, MiB, pattern
+from tests.support.tls import pin_of
 
 PAGE = PROJECT / "docs" / "client.md"
 SECTIONS = sections(PAGE.read_text())
@@ -37,6 +38,7 @@ def test_examples(daemon: Daemon, work: Path, heading: str) -> None:
         "CONTROL": daemon.control_socket,
         "IMAGES": f"https://localhost:{daemon.port}/images",
         "CA": str(daemon.cafile),
+        "PIN": pin_of(daemon.certificates.certfile),
         "PATH": f"{work}/bin:{os.environ['PATH']}",
         "PYTHONPATH": str(PROJECT),
     }

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TLS of ours: contexts and connections."""
 
+import base64
 import datetime
+import hashlib
 import socket
 import ssl
 from pathlib import Path
@@ -47,3 +49,10 @@ def issue_to_itself(directory: Path, name: str) -> tuple[Path, Path]:
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return certificate, private
+
+
+def pin_of(certificate: Path) -> str:
+    """Return the pin of a certificate: SHA-256 of its SubjectPublicKeyInfo (RFC 7469 2.4)."""
+    public = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    key = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return f"sha256//{base64.b64encode(hashlib.sha256(key).digest()).decode()}"

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of servers, connecting to them, and the TLS context to verify them."""
+"""Addresses of servers, and connecting to them."""
 
 import contextlib
 import re
 import socket
-import ssl
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Self
 
-from ...net.tls_socket import TlsContext
 from ...net.transports import keep_alive
 from ...urls.hosts import is_host
-from ..errors import LocalError, Usage
+from ..errors import Usage
 from .secure_socket import SecureSocket
+from .trust import Trust
 
 #: Seconds to wait for a connection.
 CONNECT_TIMEOUT = 15.0
@@ -68,7 +67,7 @@ class Endpoint:
     host: str = "localhost"
     port: int = 0
     unix: str | None = None
-    tls: TlsContext | None = None
+    tls: Trust | None = None
     url: "Endpoint | None" = None
 
     def connect(self) -> socket.socket:
@@ -85,14 +84,13 @@ class Endpoint:
             keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
             if self.tls:
-                return SecureSocket(sock, self.tls, self.host)
+                return SecureSocket(sock, self.tls.context, self.host)
             return sock
 
-
-def shake_hands(sock: socket.socket) -> None:
-    """Complete the TLS handshake, if the socket has TLS. Raises OSError, EKEYREJECTED for an untrusted server."""
-    if isinstance(sock, SecureSocket):
-        sock.shake_hands()
+    def shake_hands(self, sock: socket.socket) -> None:
+        """Complete the TLS handshake, if the socket has TLS. Raises OSError, ServerFailed for a server to doubt."""
+        if self.tls and isinstance(sock, SecureSocket):
+            self.tls.shake_hands(sock, self.peer)
 
 
 @contextlib.contextmanager
@@ -112,19 +110,3 @@ def is_same_host(sock: socket.socket) -> bool:
 def unix_address(text: str) -> str:
     """Return the address for connect(2): a leading "@", for an abstract name, becomes a NUL."""
     return "\0" + text[1:] if text.startswith("@") else text
-
-
-def tls_context(cafile: str | None, *, insecure: bool) -> TlsContext:
-    """Return a context that trusts the CAs in cafile, or those of the system; with insecure, any server.
-
-    Raises LocalError.
-    """
-    # Not create_default_context(): it loads the system's CAs, which may take 0.1 s, and TlsContext does so, too.
-    rules = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if insecure:
-        rules.check_hostname = False
-        rules.verify_mode = ssl.CERT_NONE
-    try:
-        return TlsContext(rules, ca_file=cafile or "")
-    except OSError as e:
-        raise LocalError(f"can't load the certificates in {cafile}: {e.strerror or e}") from e

@@ -2,7 +2,6 @@
 """HTTP on one blocking connection, used by one thread. The reasons are in docs/adr/0006."""
 
 import contextlib
-import errno
 import http.client
 import socket
 import urllib.parse
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
-from .address import Endpoint, is_same_host, shake_hands
+from .address import Endpoint, is_same_host
 from .failures import failure_of
 from .secure_socket import SecureSocket
 from .stopping import Stop
@@ -168,12 +167,9 @@ class ClientConnection:
         try:
             self._socket = sock = self.endpoint.connect()
             self._stop.add(sock)
-            shake_hands(sock)
+            self.endpoint.shake_hands(sock)
             self._was_connected = True
         except OSError as e:
-            if e.errno == errno.EKEYREJECTED:
-                reason = f"the certificate of {peer} can't be verified: {e.strerror} (see --cafile)"
-                raise ServerFailed(reason) from e
             self._stop.check()
             # A name that was known is one that nobody can be asked for while the network is away.
             failure = ServerFailed if _is_final(e) and not self._was_connected else Temporary

@@ -3,15 +3,17 @@
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ..errors import ClientError
+from ..errors import ClientError, Usage
 from .abilities import Abilities
-from .address import Endpoint, ImageUrl, tls_context, unix_address
+from .address import Endpoint, ImageUrl, unix_address
 from .image import Image
 from .restarts import Restarts
 from .stopping import Stop
+from .trust import Trust
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +28,16 @@ RETRY_FOR = 120.0
 class Settings:
     """How to connect to a server.
 
-    cafile: trust the CAs in this PEM file, not those of the system. insecure: trust any server. unix_socket: path of
-    the local service, `@NAME` for an abstract socket; None: use the one that the server tells, if local is true and it
-    is on this host. connections: their number; None: CONNECTIONS. retry_for: seconds for which a request is sent again
-    after failures that may pass: a lost connection or network, a server that restarts.
+    cafile: trust the CAs in this PEM file, not those of the system. pins: the server must have one of these public
+    keys, `sha256//BASE64` as curl's --pinnedpubkey; without cafile no authority is asked for then. insecure: trust any
+    server, or any with one of the pins. unix_socket: path of the local service, `@NAME` for an abstract socket; None:
+    use the one that the server tells, if local is true and it is on this host. connections: their number; None:
+    CONNECTIONS. retry_for: seconds for which a request is sent again after failures that may pass: a lost connection or
+    network, a server that restarts.
     """
 
     cafile: str | None = None
+    pins: Sequence[str] = ()
     insecure: bool = False
     unix_socket: str | None = None
     local: bool = True
@@ -103,7 +108,11 @@ class ClientSession:
         url, settings = self.url, self._settings
         if settings.unix_socket:
             return Endpoint(settings.unix_socket, unix=unix_address(settings.unix_socket))
-        tls = tls_context(settings.cafile, insecure=settings.insecure) if url.scheme == "https" else None
+        if url.scheme != "https":
+            if settings.pins:
+                raise Usage("a pin needs a URL with https: without TLS nobody knows who the server is")
+            return Endpoint(url.peer, url.host, url.port)
+        tls = Trust.of(settings.cafile, settings.pins, insecure=settings.insecure)
         return Endpoint(url.peer, url.host, url.port, tls=tls)
 
     def _local(self, image: Image, address: str) -> Image | None:
