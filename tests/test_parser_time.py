@@ -30,11 +30,13 @@ import aiohttp
 import pytest
 
 import imageio_daemon
-from imageio_daemon.client.errors import Usage
+from imageio_daemon.client.errors import ServerFailed, Usage
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
 from imageio_daemon.client.server.image import Image
+from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
+from imageio_daemon.client.server.proxy import HttpProxy
 from imageio_daemon.errors import Error, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
@@ -482,13 +484,29 @@ def read_total(data: bytes) -> None:
 
 
 class Sent:
-    """A socket from which an answer is read."""
+    """A socket from which an answer is read, by recv() in small pieces."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def makefile(self, _: str) -> io.BytesIO:
         return io.BytesIO(self._data)
+
+    def sendall(self, _: bytes) -> None:
+        pass
+
+    def settimeout(self, _: float) -> None:
+        pass
+
+    def recv(self, _: int) -> bytes:
+        piece, self._data = self._data[:256], self._data[256:]
+        return piece
+
+
+@row("the answer of a proxy", {**each(b"HTTP/1.1 200 ", b"\r\n\r\n"), **each(b"HTTP/1.1 ")}, MAX_PROXY_HEAD)
+def make_tunnel(data: bytes) -> None:
+    with refusing(ServerFailed, ConnectionResetError):
+        HttpProxy("proxy", 1).tunnel(cast(socket.socket, Sent(data)), "host", 1, 60)
 
 
 _ANSWERS = {
@@ -760,6 +778,9 @@ PATTERNS = {
     "client/server/failures.py:error_code": "an error code, as the client reads it",
     "client/server/failures.py:retry_after": "a time to try again, as the client reads it",
     "control/certificate.py:_LABEL": _USER,
+    "client/server/proxy.py:_STATUS": "the answer of a proxy",
+    "client/server/proxy.py:is_exempt": _USER,
+    "client/server/trust.py:_PIN": _USER,
     "client/server/image.py:size": "a size, as the client reads it",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
     "frontends/http/headers.py:_DIGITS": "a number",

@@ -13,6 +13,14 @@ from tests.support.images import KiB, MiB, pattern
 SIZE = 24 * MiB
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the proxy of this host: daemons under test are not behind it."""
+    for name in ("https_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
 @pytest.fixture(scope="session")
 def shared_daemon(certificates: Certificates) -> Iterator[Daemon]:
     """One daemon as it comes: its two lanes are others' concern."""

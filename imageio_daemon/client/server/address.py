@@ -12,6 +12,7 @@ from typing import Self
 from ...net.transports import keep_alive
 from ...urls.hosts import is_host
 from ..errors import Usage
+from .proxy import HttpProxy
 from .secure_socket import SecureSocket
 from .trust import Trust
 
@@ -58,9 +59,9 @@ def is_url(text: str) -> bool:
 class Endpoint:
     """The address of a server: `unix`, an abstract name with its leading NUL, or host and port.
 
-    peer: the name in messages. tls: None for a connection without TLS. url: where the endpoint was told, and where to
-    connect after a connection was lost: a server that was started anew may have another unix socket, and another
-    program the name of the old one.
+    peer: the name in messages. tls: None for a connection without TLS. proxy: what connects to the host for us. url:
+    where the endpoint was told, and where to connect after a connection was lost: a server that was started anew may
+    have another unix socket, and another program the name of the old one.
     """
 
     peer: str
@@ -68,24 +69,34 @@ class Endpoint:
     port: int = 0
     unix: str | None = None
     tls: Trust | None = None
+    proxy: HttpProxy | None = None
     url: "Endpoint | None" = None
 
     def connect(self) -> socket.socket:
-        """Return a connected socket, for shake_hands(). Raises OSError."""
+        """Return a connected socket, for shake_hands(). Raises OSError, and what HttpProxy.tunnel() does."""
         if self.unix is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with _closing_on_error(sock):
                 sock.settimeout(CONNECT_TIMEOUT)
                 sock.connect(self.unix)
             return sock
-        sock = socket.create_connection((self.host, self.port), timeout=CONNECT_TIMEOUT)
+        hop = self.proxy or self
+        sock = socket.create_connection((hop.host, hop.port), timeout=CONNECT_TIMEOUT)
         with _closing_on_error(sock):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
+            if self.proxy:
+                self.proxy.tunnel(sock, self.host, self.port, CONNECT_TIMEOUT)
+                sock.settimeout(CONNECT_TIMEOUT)
             if self.tls:
                 return SecureSocket(sock, self.tls.context, self.host)
             return sock
+
+    @property
+    def way(self) -> str:
+        """Name the server and the proxy before it, in messages."""
+        return f"{self.peer} by the proxy {self.proxy.peer}" if self.proxy else self.peer
 
     def shake_hands(self, sock: socket.socket) -> None:
         """Complete the TLS handshake, if the socket has TLS. Raises OSError, ServerFailed for a server to doubt."""

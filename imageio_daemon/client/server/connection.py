@@ -74,7 +74,7 @@ class ClientConnection:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
         with self.translated():
             _, sock = self._connected()
-            return is_same_host(sock)
+            return self.endpoint.proxy is None and is_same_host(sock)
 
     def request(
         self,
@@ -163,7 +163,6 @@ class ClientConnection:
         if self._tried and self.endpoint.url is not None:
             self.endpoint = self.endpoint.url
         self._tried = True
-        peer = self.endpoint.peer
         try:
             self._socket = sock = self.endpoint.connect()
             self._stop.add(sock)
@@ -173,7 +172,7 @@ class ClientConnection:
             self._stop.check()
             # A name that was known is one that nobody can be asked for while the network is away.
             failure = ServerFailed if _is_final(e) and not self._was_connected else Temporary
-            raise failure(f"can't connect to {peer}: {e.strerror or e}") from e
+            raise failure(f"can't connect to {self.endpoint.way}: {e.strerror or e}") from e
         return sock
 
     @contextlib.contextmanager

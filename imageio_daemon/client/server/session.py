@@ -3,6 +3,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -11,6 +12,7 @@ from ..errors import ClientError, Usage
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl, unix_address
 from .image import Image
+from .proxy import HttpProxy
 from .restarts import Restarts
 from .stopping import Stop
 from .trust import Trust
@@ -113,7 +115,7 @@ class ClientSession:
                 raise Usage("a pin needs a URL with https: without TLS nobody knows who the server is")
             return Endpoint(url.peer, url.host, url.port)
         tls = Trust.of(settings.cafile, settings.pins, insecure=settings.insecure)
-        return Endpoint(url.peer, url.host, url.port, tls=tls)
+        return Endpoint(url.peer, url.host, url.port, tls=tls, proxy=HttpProxy.of(url.host, os.environ))
 
     def _local(self, image: Image, address: str) -> Image | None:
         """Return a connection to the server's unix socket, None if the server is on another host.
