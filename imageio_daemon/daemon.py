@@ -15,6 +15,7 @@ import uvloop
 from . import memory
 from .config.config import Config
 from .errors import ConfigError
+from .frontends.http.resources.page import Page
 from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers
 from .lanes.shared import Lanes
@@ -89,6 +90,7 @@ class Daemon:
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
         self._opener = Opener(config)
+        self._page = Page() if config.ui.enable else None
         self._sockets = ServiceSockets(config)
         remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
         self._drop_privileges()
@@ -205,6 +207,7 @@ class Daemon:
                 self._served,
                 unix_socket=local,
                 lanes=self._lanes,
+                page=self._page,
             )
             made.append({"remote": images, "local": images})
             if config.nbd.enable and self._lanes is not None:
@@ -223,11 +226,16 @@ class Daemon:
         )
         exposition = Exposition(Metrics(watched))
         made[0]["control"] = control_server(
-            config, self._store, self._served, exposition, self._health, self._events, self._log_level
+            config, self._store, self._served, exposition, self._health, self._events, self._log_level, self._remote()
         )
         if config.metrics.enable:
             made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
         return made
+
+    def _remote(self) -> dict[str, object]:
+        """Return what the host's administrator has to know to make links to the remote service."""
+        address = next(listened.address for listened in self._sockets if listened.service == "remote")
+        return {"port": address["port"], "tls": self._tls is not None, "ui": self._page is not None}
 
     def _reloaded(self) -> dict[tuple[str, str], Callable[[Any], None]]:
         """Return what changes the options of a running daemon."""

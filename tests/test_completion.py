@@ -71,6 +71,7 @@ def test_commands_follow_commands(scripts: Path) -> None:
         "imageio-client upload im",
         "imageio-client upload --cafile im",
         "imageioctl ticket add im",
+        "imageioctl share --write im",
         "imageioctl check --ready im",
         "imageio-daemon --ticket im",
     ],

@@ -10,7 +10,7 @@ from ..units import MiB
 from .backends import BackendFile, BackendHttp, BackendNbd
 from .options import describe
 from .sections import Control, Daemon, Limits, Log
-from .services import Local, Metrics, Nbd, Remote, Tls
+from .services import Local, Metrics, Nbd, Remote, Tls, Ui
 
 #: Least buffer_memory with NBD, in bytes. The lanes' share of less is below their minimum.
 NBD_MEMORY = 28 * MiB
@@ -27,6 +27,7 @@ class Config:
     remote: Remote = field(default_factory=Remote)
     local: Local = field(default_factory=Local)
     nbd: Nbd = field(default_factory=Nbd)
+    ui: Ui = field(default_factory=Ui)
     control: Control = field(default_factory=Control)
     metrics: Metrics = field(default_factory=Metrics)
     limits: Limits = field(default_factory=Limits)

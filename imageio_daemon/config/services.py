@@ -122,6 +122,17 @@ class Nbd:
 
 
 @dataclass(frozen=True)
+class Ui:
+    """The page on which people upload and download an image with a browser, as part of the remote service."""
+
+    enable: bool = flag(
+        False,
+        "Serve the page at /ui/. It is for everybody, has no secrets, and needs a ticket to do anything; "
+        "`imageioctl share` prints links with one.",
+    )
+
+
+@dataclass(frozen=True)
 class Metrics:
     """Metrics for Prometheus and health checks, over plain HTTP. The control service has them, too."""
 

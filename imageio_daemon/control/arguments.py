@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from .. import __version__
 from ..amounts import parse_seconds, parse_size
-from . import certificate, check, events, limits, log_level, tickets, top, transfers
+from . import certificate, check, events, limits, log_level, share, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
@@ -29,6 +29,7 @@ def parser() -> argparse.ArgumentParser:
     main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ticket(commands)
+    _add_share(commands)
     _add_transfers(commands)
     _add_top(commands)
     _add_events(commands)
@@ -75,18 +76,36 @@ def _add_ticket(commands: _Commands) -> None:
     _add_selection(command)
 
 
+def _add_share(commands: _Commands) -> None:
+    command = _command(commands, "share", share.link, "Print a link by which a browser transfers an image.")
+    allowed = command.add_mutually_exclusive_group(required=True)
+    allowed.add_argument("--read", dest="ops", action="store_const", const="read", help="for a download")
+    allowed.add_argument("--write", dest="ops", action="store_const", const="write", help="for an upload")
+    command.add_argument("--host", metavar="NAME", help="of this host, as in its certificate (default: its own name)")
+    _add_image(command, timeout="1h")
+
+
 def _add_ticket_add(command: argparse.ArgumentParser) -> None:
+    allowed = command.add_mutually_exclusive_group()
+    allowed.set_defaults(ops="both")
+    allowed.add_argument("--read-only", dest="ops", action="store_const", const="read", help="for a download")
+    allowed.add_argument("--write-only", dest="ops", action="store_const", const="write", help="for an upload")
+    _add_image(command, timeout="5m")
+
+
+def _add_image(command: argparse.ArgumentParser, timeout: str) -> None:
+    """Add what a ticket says, without what it allows. timeout: the default."""
     command.add_argument("image", metavar="IMAGE", help="path of the image, or its url as tickets have it")
     command.add_argument(
         "--id", metavar="ID", help="the ticket's id, visible in ps; - reads it from standard input (default: random)"
     )
     command.add_argument("--size", type=parse_size, metavar="BYTES", help="K, M, G, T may follow (default: its own)")
-    allowed = command.add_mutually_exclusive_group()
-    allowed.set_defaults(ops="both")
-    allowed.add_argument("--read-only", dest="ops", action="store_const", const="read", help="for a download")
-    allowed.add_argument("--write-only", dest="ops", action="store_const", const="write", help="for an upload")
     command.add_argument(
-        "--timeout", type=parse_seconds, default=300, metavar="TIME", help="lifetime; requests renew it (default: 5m)"
+        "--timeout",
+        type=parse_seconds,
+        default=parse_seconds(timeout),
+        metavar="TIME",
+        help=f"lifetime; requests renew it (default: {timeout})",
     )
     command.add_argument("--inactivity-timeout", type=parse_seconds, metavar="TIME", help="of idle connections")
     command.add_argument("--sparse", action="store_true", help="zeroing may free space")

@@ -25,6 +25,15 @@ _OPS = {"read": ["read"], "write": ["write"], "both": ["read", "write"]}
 
 def add(options: argparse.Namespace, service: ControlService) -> None:
     """Install a ticket, and print its id, which whoever transfers the image needs."""
+    ticket_id = install(options, service)
+    if options.json:
+        output.json_line({"uuid": ticket_id, "transfer": service.ticket(ticket_id)["transfer"]})
+    else:
+        print(ticket_id)
+
+
+def install(options: argparse.Namespace, service: ControlService) -> str:
+    """Install a ticket as the options say, and return its id."""
     is_path = "://" not in options.image and not options.image.startswith("nbd:")
     ticket: dict[str, Any] = {
         "uuid": _given_id(options.id) if options.id is not None else str(uuid.uuid4()),
@@ -42,10 +51,7 @@ def add(options: argparse.Namespace, service: ControlService) -> None:
         if (value := getattr(options, name)) is not None:
             ticket[name] = value
     service.add(ticket)
-    if options.json:
-        output.json_line({"uuid": ticket["uuid"], "transfer": service.ticket(ticket["uuid"])["transfer"]})
-    else:
-        print(ticket["uuid"])
+    return str(ticket["uuid"])
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, connect_unix
-from tests.support.images import MakeImage, make_image
+from tests.support.images import MakeImage, MiB, make_image
 
 READ_FEATURES = ["checksum", "checksum_range", "extents"]
 WRITE_FEATURES = ["checksum", "checksum_range", "durable", "extents", "finalize", "flush", "zero"]
@@ -40,6 +40,21 @@ def test_it_tells_the_room_for_data_where_that_is_known(client: Connection, new_
 
 def test_it_tells_no_room_for_data_that_may_not_be_written(client: Connection, new_image: MakeImage) -> None:
     assert "available" not in client.request("OPTIONS", new_image(ops=["read"]).url).json()
+
+
+@pytest.mark.parametrize(
+    ("ops", "size", "told"),
+    [(["write"], 2 * MiB, 2 * MiB), (["read"], 2 * MiB, MiB), (["write"], 4096, 4096), (["write"], 2**63, None)],
+    ids=str,
+)
+@pytest.mark.unopened
+def test_it_tells_the_most_bytes_that_a_file_may_have(
+    daemon: Daemon, client: Connection, tmp_path: Path, ops: list[str], size: int, told: int | None
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(MiB))
+    ticket_id = daemon.add_ticket(path, size, ops=ops)
+    assert client.request("OPTIONS", f"/images/{ticket_id}").json().get("max_size") == told
 
 
 def test_it_tells_how_many_connections_may_be_used(client: Connection, new_image: MakeImage) -> None:

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -39,6 +40,7 @@ from .resources.images import READ_METHODS, Images
 from .resources.limits import LimitsResource
 from .resources.log import LogResource
 from .resources.monitoring import Monitoring
+from .resources.page import Page
 from .resources.status import Status
 from .resources.tickets import Tickets
 from .routes import Resource, Routes, preflight
@@ -168,11 +170,12 @@ def images_server(
     *,
     unix_socket: str | None,
     lanes: Lanes | None,
+    page: Page | None,
 ) -> HttpServer:
-    """Return the server of the remote and local services on one loop: images, and the version of the daemon.
+    """Return the server of the remote and local services on one loop: images, the version of the daemon, the page.
 
     All loops share the other arguments. unix_socket: the address of the local service; None: it is disabled. lanes:
-    None if buffer_memory is too small for lanes.
+    None if buffer_memory is too small for lanes. page: None if it is disabled.
     """
     finalize = Finalize(store, finalizer)
     images = Images(
@@ -191,6 +194,7 @@ def images_server(
             "/images/{}/checksum": checksums.resource(),
             "/images/{}/checksum/algorithms": checksums.list_resource(),
             "/info/": Resource({"OPTIONS": preflight(READ_METHODS), "GET": _info}, READ_METHODS, READ_METHODS),
+            **(page.resources() if page is not None else {}),
         }
     )
     return HttpServer(
@@ -210,8 +214,12 @@ def control_server(
     health: Health,
     events: Events,
     log_level: LogLevel,
+    remote: Mapping[str, object],
 ) -> HttpServer:
-    """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health."""
+    """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health.
+
+    remote: how clients reach the remote service; see Status.
+    """
     tickets = Tickets(
         store,
         inactivity_timeout=config.daemon.inactivity_timeout,
@@ -221,7 +229,7 @@ def control_server(
         {
             "/tickets/": tickets.collection(),
             "/tickets/{}": tickets.resource(),
-            "/status": Status(served).resource(),
+            "/status": Status(served, remote).resource(),
             "/drain": Draining(store).resource(),
             "/events": EventLog(events).resource(),
             "/log": LogResource(log_level, events).resource(),

@@ -84,6 +84,8 @@ class Images:
             "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
             "zero_state": "zero" if _stays_zero(transfer.ticket, info) else "unknown",
         }
+        if (most := _most_size(transfer.ticket, info, writable=writable)) is not None:
+            image["max_size"] = most
         if writable and (available := await operations.available(transfer)) is not None:
             image["available"] = available
         if transfer.permission.seal.closed:
@@ -207,6 +209,13 @@ def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
 def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
     """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros."""
     return ticket.sparse and info.reads_zero and info.size >= ticket.size
+
+
+def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | None:
+    """Return the bytes that the image may have by this ticket; None: there is no limit but the storage."""
+    if not (writable and info.can_grow):
+        return min(ticket.size, info.size)
+    return ticket.size if ticket.declared_size is None else None
 
 
 def _close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:

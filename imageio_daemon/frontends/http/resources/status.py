@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/status` of the control service: counters of served requests and bytes."""
+"""`/status` of the control service: counters of served requests and bytes, and how clients on the network come here."""
+
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -9,10 +11,14 @@ from ..routes import Resource
 
 
 class Status:
-    """Serve the counters of each service, for lanes in C and for Python."""
+    """Serve the counters of each service, for lanes in C and for Python, and how the remote service is reached.
 
-    def __init__(self, served: Served) -> None:
+    remote: its `port`, whether it has `tls` and the page `ui`.
+    """
+
+    def __init__(self, served: Served, remote: Mapping[str, object]) -> None:
         self._served = served
+        self._remote = remote
 
     def resource(self) -> Resource:
         """Return the resource `/status`."""
@@ -20,4 +26,4 @@ class Status:
 
     async def get(self, _: web.Request) -> web.Response:
         """Answer GET with the counters at this moment."""
-        return json_response({"served": self._served.as_json()})
+        return json_response({"served": self._served.as_json(), "remote": self._remote})

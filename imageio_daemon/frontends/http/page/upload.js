@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// An upload: blocks of a file are read, hashed and sent; then the server compares all of them.
+
+import { BLOCK, place, readBlock, runs } from "./blocks.js";
+import { differing, digest, Digests } from "./digests.js";
+import { consecutive, eachBlock, inBlocks, Ranges } from "./lanes.js";
+import { Patience } from "./patience.js";
+import { DATA, Progress, TODO, ZERO } from "./progress.js";
+
+/** Milliseconds between two flushes. What was sent since the last one has to be sent again after a reload. */
+const FLUSH_INTERVAL = 5000;
+/** Blocks of zeros that are gathered for one request, and most bytes of it: it is one step of the progress. */
+const GATHERED = 64;
+const MOST_ZEROS = 1024 ** 3;
+/** Milliseconds between two looks at a comparison that runs. */
+const LOOK_INTERVAL = 1000;
+/** How often the server may find another disk than the file, before there is a fault that sending does not mend. */
+const ROUNDS = 3;
+
+/** The disk on the server is not what was sent, again and again. */
+export class Mismatch extends Error {
+    code = "mismatch";
+}
+
+/**
+ * An upload, which may be interrupted and run again.
+ *
+ * size: of the disk, at least that of the file; what the file does not have is zeroed. continues: the server's record of
+ * what is durable is of this file.
+ */
+export class Upload {
+    #digests;
+    #zeros = [];
+    #durable = null;
+    #flushed = 0;
+    #flushing = false;
+
+    constructor(image, file, size, continues) {
+        this.image = image;
+        this.file = file;
+        this.continues = continues;
+        this.progress = new Progress(size);
+        this.phase = "moving";
+        this.compared = 0;
+        this.sent = 0;
+        this.#digests = new Digests(size);
+    }
+
+    /** Upload to the end. Raises Unreadable, Mismatch, Refused, and the reason of the controller's signal. */
+    async run(controller, tell) {
+        const patience = new Patience(controller.signal, tell);
+        this.patience = patience;
+        this.progress.release();
+        this.#zeros = [];
+        this.#flushing = false;
+        this.#flushed = performance.now();
+        this.#durable ??= await this.#record(patience);
+        for (let round = 0; round < ROUNDS; round++) {
+            this.phase = "moving";
+            await eachBlock(this.progress, controller, (index) => this.#move(index, patience));
+            await this.#sendZeros(patience);
+            this.phase = "comparing";
+            if (await this.#finalize(patience)) {
+                return;
+            }
+            this.#durable = new Ranges([], () => false);
+            const blocks = await differing(this.image, this.#digests, patience, (done) => (this.compared = done));
+            blocks.forEach((index) => this.progress.set(index, TODO));
+        }
+        throw new Mismatch("the disk on the server differs");
+    }
+
+    /** Make durable what was sent before a pause, if that works. */
+    async rest(controller) {
+        const patience = new Patience(controller.signal, () => {});
+        await patience.persist(() => this.image.flush(controller.signal));
+    }
+
+    /** Return what need not be sent again. */
+    async #record(patience) {
+        if (!this.continues) {
+            return new Ranges([], () => false);
+        }
+        const extents = await patience.persist(() => this.image.extents("durable", patience.signal));
+        return new Ranges(extents, (extent) => extent.durable);
+    }
+
+    async #move(index, patience) {
+        const { offset, length } = place(index, this.progress.size);
+        const isDurable = this.#durable.has(offset, offset + length);
+        if (offset >= this.file.size) {
+            await this.#moveZero(index, isDurable);
+        } else {
+            const content = await readBlock(this.file, offset, length);
+            const parts = runs(content);
+            if (parts.length === 1 && parts[0].zero) {
+                await this.#moveZero(index, isDurable);
+            } else {
+                const hashing = digest(content);
+                if (!isDurable) {
+                    await this.#send(offset, content, parts, patience);
+                }
+                this.#digests.set(index, await hashing);
+                this.progress.set(index, DATA);
+            }
+        }
+        await this.#keepUp(patience);
+    }
+
+    async #moveZero(index, isDurable) {
+        await this.#digests.setZero(index);
+        if (isDurable) {
+            this.progress.set(index, ZERO);
+        } else {
+            this.#zeros.push(index);
+        }
+    }
+
+    async #send(offset, content, parts, patience) {
+        const { image } = this;
+        for (const { start, end, zero } of parts) {
+            const piece = content.subarray(start, end);
+            await patience.persist(() =>
+                zero
+                    ? image.zero(offset + start, end - start, patience.signal)
+                    : image.write(offset + start, piece, patience.signal),
+            );
+            this.sent += zero ? 0 : end - start;
+        }
+    }
+
+    /** Send gathered zeros, and flush if it is time. A lane does it, so that no further connection is needed. */
+    async #keepUp(patience) {
+        if (this.#zeros.length >= GATHERED) {
+            await this.#sendZeros(patience);
+        }
+        if (!this.#flushing && performance.now() - this.#flushed > FLUSH_INTERVAL) {
+            this.#flushing = true;
+            await this.#sendZeros(patience);
+            await patience.persist(() => this.image.flush(patience.signal));
+            this.#flushing = false;
+            this.#flushed = performance.now();
+        }
+    }
+
+    async #sendZeros(patience) {
+        const blocks = this.#zeros;
+        this.#zeros = [];
+        for (const [first, count] of consecutive(blocks, inBlocks(MOST_ZEROS))) {
+            const offset = first * BLOCK;
+            const length = Math.min(count * BLOCK, this.progress.size - offset);
+            await patience.persist(() => this.image.zero(offset, length, patience.signal));
+            for (let index = first; index < first + count; index++) {
+                this.progress.set(index, ZERO);
+            }
+        }
+    }
+
+    /** Let the server flush and compare; tell whether the disk is what was read from the file. */
+    async #finalize(patience) {
+        this.compared = 0;
+        const looking = setInterval(async () => {
+            // How far it is matters less than that it goes on: a look that fails is no failure of the upload.
+            const look = await this.image.finalizing(patience.signal).catch(() => ({ done: 0 }));
+            this.compared = Math.max(this.compared, look.done);
+        }, LOOK_INTERVAL);
+        try {
+            const checksum = await this.#digests.checksum();
+            for (;;) {
+                const result = await patience.persist(() => this.image.finalize(BLOCK, checksum, patience.signal));
+                if (result === "finalized" || result === "mismatch") {
+                    return result === "finalized";
+                }
+                const { state } = await patience.persist(() => this.image.finalizing(patience.signal));
+                if (result === "busy" && state === "finalized") {
+                    throw new Mismatch("somebody else has ended the upload with another disk");
+                }
+                await new Promise((resolve) => setTimeout(resolve, LOOK_INTERVAL));
+            }
+        } finally {
+            clearInterval(looking);
+        }
+    }
+}

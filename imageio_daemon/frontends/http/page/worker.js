@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker: it reads, hashes and moves, so that the page stays free for the person who looks at it.
+
+import { Check, Download } from "./download.js";
+import { Image } from "./image.js";
+import { Upload } from "./upload.js";
+
+/** Milliseconds between two reports. */
+const REPORT_INTERVAL = 250;
+/** Milliseconds for what is done after a pause. */
+const REST = 10_000;
+
+const PAUSED = new Error("paused");
+const CANCELED = new Error("canceled");
+
+const JOBS = {
+    upload: ({ ticket, file, size, continues }) => new Upload(new Image(ticket), file, size, continues),
+    download: ({ ticket, handle, size }) => new Download(new Image(ticket), handle, size),
+    check: ({ ticket, file, size }) => new Check(new Image(ticket), file, size),
+};
+
+let job = null;
+let running = Promise.resolve();
+let controller = null;
+let waiting = null;
+let reporting = 0;
+
+/** Post how far the job is. */
+function report(state, error = null) {
+    const { progress, phase, compared, sent } = job;
+    const { bytes, size } = progress;
+    postMessage({ state, phase, size, bytes, compared, sent, waiting, error, cells: progress.cells() });
+}
+
+/** Run the job when an earlier run, which was interrupted, has ended. */
+function start() {
+    running = running.then(run);
+}
+
+async function run() {
+    controller = new AbortController();
+    waiting = null;
+    clearInterval(reporting);
+    reporting = setInterval(report, REPORT_INTERVAL, "running");
+    report("running");
+    try {
+        await job.run(controller, (seconds, error) => {
+            waiting = error && { until: Date.now() + seconds * 1000, code: error.code, status: error.status ?? 0 };
+        });
+        finish("done");
+    } catch (error) {
+        await interrupted(controller.signal.aborted ? controller.signal.reason : error);
+    }
+}
+
+async function interrupted(error) {
+    if (error === CANCELED) {
+        await job.cancel?.().catch(() => {});
+        finish("canceled");
+    } else if (error === PAUSED) {
+        finish("paused");
+        controller = new AbortController();
+        setTimeout(() => controller.abort(PAUSED), REST);
+        await job.rest?.(controller).catch(() => {});
+    } else {
+        finish("failed", { code: error.code ?? "", status: error.status ?? 0, name: error.name, text: error.message });
+    }
+}
+
+function finish(state, error = null) {
+    clearInterval(reporting);
+    waiting = null;
+    report(state, error);
+}
+
+const COMMANDS = {
+    begin: (message) => {
+        job = JOBS[message.job](message);
+        start();
+    },
+    pause: () => controller.abort(PAUSED),
+    continue: () => {
+        controller.abort(PAUSED);
+        start();
+    },
+    cancel: () => {
+        if (reporting && !controller.signal.aborted) {
+            controller.abort(CANCELED);
+        } else {
+            interrupted(CANCELED);
+        }
+    },
+    hurry: () => job?.patience?.hurry(),
+};
+
+onmessage = ({ data }) => COMMANDS[data.command](data);
+addEventListener("online", COMMANDS.hurry);
