@@ -268,7 +268,8 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
         new_hash(algorithm)
     except ValueError as e:
         raise Usage(f"{algorithm} is not an algorithm of this host: {e}") from e
-    queue = Queue(units(source.extents(), source.portion, block_size=block_size))
+    stop = Stop()
+    queue = Queue(units(source.extents(), source.portion, block_size=block_size), stop)
 
     def work() -> None:
         buffer = new_buffer(block_size)
@@ -276,6 +277,5 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
             stop.check()
             hash_unit(source, unit, buffer, digest, unit.start // block_size)
 
-    stop = Stop()
-    await workers.run([work] * HASHING, stop)
+    await workers.run([queue.fill, *[work] * HASHING], stop)
     return digest.hexdigest()

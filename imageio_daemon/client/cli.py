@@ -16,7 +16,7 @@ from typing import BinaryIO
 from ..amounts import human
 from . import api
 from .arguments import parser
-from .display import CLEAR_LINE, Display, display
+from .display import CLEAR_LINE, Display, display, draws
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.archive import shown
 from .local.formats import named
@@ -34,9 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["ticket"]:
         return _refuse_former(given[1:2])
     options = parser().parse_args(given)
-    watched = sys.stderr.isatty() and not options.quiet  # otherwise standard error gets one line, at the end
-    logging.basicConfig(format=f"{CLEAR_LINE if watched else ''}imageio-client: %(message)s")
-    level = logging.INFO if options.verbose else logging.WARNING if watched else logging.ERROR
+    logging.basicConfig(format=f"{CLEAR_LINE if draws(sys.stderr) else ''}imageio-client: %(message)s")
+    level = logging.INFO if options.verbose else logging.ERROR if options.quiet else logging.WARNING
     logging.getLogger(__package__).setLevel(level)
     transfer = _Transfer(options)
     received = _signals()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The display of a transfer: a bar on a terminal or lines of JSON, and a summary at the end."""
+"""The display of a transfer: a bar on a terminal, lines elsewhere, or lines of JSON, and a summary at the end.
+
+Nothing is coloured, so NO_COLOR has nothing to forbid. Why requests are sent again is told by the log.
+"""
 
 import json
 import os
@@ -15,8 +18,11 @@ WIDTH, LEAST_WIDTH = 30, 5
 DEFAULT_COLUMNS = 80
 #: Control characters that clear the bar before another line (ECMA-48 EL).
 CLEAR_LINE = "\r\033[K"
-#: Seconds between two lines of JSON.
+#: Seconds between two lines off a terminal, and between two of JSON.
+LINE_INTERVAL = 10.0
 JSON_INTERVAL = 1.0
+#: Seconds in which nothing has moved, until the bar shows why.
+IDLE = 1.0
 
 
 class Display:
@@ -33,35 +39,31 @@ class Display:
 
 
 class Text(Display):
-    """A bar if the stream is a terminal, and a summary."""
+    """A bar if the stream is a terminal, otherwise a line every LINE_INTERVAL; and a summary."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._terminal = stream.isatty()
+        self._terminal = draws(stream)
+        self._next = time.monotonic() + LINE_INTERVAL
 
     def update(self, progress: Progress) -> None:
-        """Draw the bar."""
-        if not self._terminal:
-            return
-        if progress.phase is Phase.TRANSFERRING:
-            rate = f"{human(progress.rate)}/s"
-            left = f", {duration(progress.left)} left" if progress.left is not None else ""
-            share = progress.done / progress.total if progress.total else 1.0
-            self._draw(share, f"{rate}: {parts(progress)}{left}", f"{rate}{left}", rate)
-        else:
-            share = progress.checked / progress.to_check if progress.to_check else 1.0
-            self._draw(share, f"{progress.phase} {human(progress.checked)}" if progress.to_check else progress.phase)
+        """Draw the bar, or write a line if LINE_INTERVAL has passed."""
+        if self._terminal:
+            self._draw(share(progress), *texts(progress))
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_INTERVAL
+            print(f"imageio-client: {share(progress):.0%} {texts(progress)[0]}", file=self._stream, flush=True)
 
-    def _draw(self, share: float, *texts: str) -> None:
+    def _draw(self, done: float, *texts: str) -> None:
         """Draw the first of the texts that fits beside a bar. A line that is wrapped could not be drawn over."""
         # Each time: windows change. Terminals that do not know their width say 0.
         columns = (os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS) - 1
-        percent = f"{share:4.0%} "
+        percent = f"{done:4.0%} "
         fitting = (text for text in texts if len(percent) + len(text) + len("[] ") + LEAST_WIDTH <= columns)
         line = percent + next(fitting, texts[-1])
         width = min(WIDTH, columns - len(line) - len("[] "))
         if width >= LEAST_WIDTH:
-            line = f"[{('#' * int(share * width)).ljust(width)}] {line}"
+            line = f"[{('#' * int(done * width)).ljust(width)}] {line}"
         self._stream.write(f"\r{line[: max(columns, 0)]}\033[K")
         self._stream.flush()
 
@@ -113,6 +115,10 @@ class Json(Display):
             "resumed": progress.resumed,
             "durable": progress.durable,
             "bytes_per_second": round(progress.average if event == "result" else progress.rate),
+            "to_move": progress.to_move,
+            "seconds_left": None if progress.left is None else round(progress.left, 1),
+            "retries": progress.retries,
+            "reason": progress.reason,
             "checked": progress.checked,
             "elapsed": round(progress.elapsed, 3),
         }
@@ -124,6 +130,30 @@ def display(*, as_json: bool, quiet: bool) -> Display:
     if as_json:
         return Json(sys.stdout)
     return Display() if quiet else Text(sys.stderr)
+
+
+def draws(stream: TextIO) -> bool:
+    """Tell whether a line can be drawn over: on terminals, but for those that are too simple (terminfo(5), dumb)."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def share(progress: Progress) -> float:
+    """Return how much of the phase is done, from 0 to 1."""
+    done, of = progress.done, progress.total
+    if progress.phase is not Phase.TRANSFERRING:
+        done, of = progress.checked, progress.to_check
+    return done / of if of else 1.0
+
+
+def texts(progress: Progress) -> list[str]:
+    """Return what is to be told of the progress, in shorter and shorter words."""
+    if progress.reason and progress.idle >= IDLE:
+        return [f"waiting, {progress.reason}", f"waiting, {progress.retries} retries", "waiting"]
+    if progress.phase is not Phase.TRANSFERRING:
+        return [f"{progress.phase} {human(progress.checked)}" if progress.to_check else progress.phase]
+    rate = f"{human(progress.rate)}/s"
+    left = f", {duration(progress.left)} left" if progress.left is not None else ""
+    return [f"{rate}: {parts(progress)}{left}", f"{rate}{left}", rate]
 
 
 def parts(progress: Progress) -> str:

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two hosts with a slow link between them: network namespaces and a veth pair (ip-netns(8), veth(4), tc-tbf(8))."""
+"""Two hosts with a slow link between them: network namespaces, tc-tbf(8) for its rate, iptables for what gets lost.
+
+The link is a veth pair, or, if it is a long one, two TUN devices and a program that forwards between them.
+"""
 
 import os
 import shutil
 import subprocess
+import sys
 from types import TracebackType
 from typing import Self
 
 SERVER_ADDRESS = "198.51.100.1"
 CLIENT_ADDRESS = "198.51.100.2"
-#: Bits per second.
+#: Bits per second, as tc has them.
 RATE = "40mbit"
+#: The queue before the link: bytes that go at once, and milliseconds until a packet is dropped that waits.
+BURST, LATENCY = "64kb", "200ms"
 
 
 def missing() -> str | None:
@@ -27,44 +33,62 @@ def missing() -> str | None:
 
 
 class SlowNetwork:
-    """The two hosts. `on_server` and `on_client` are what comes before a command that runs there."""
+    """The two hosts. `on_server` and `on_client` are what comes before a command that runs there.
 
-    def __init__(self) -> None:
+    rate: of each direction, as tc has it. round_trip: seconds that the link takes to and fro, about 100 Mbit/s at most.
+    loss: the share of packets of each direction that is lost, which needs iptables.
+    """
+
+    def __init__(self, rate: str = RATE, *, round_trip: float = 0.0, loss: float = 0.0) -> None:
         name = f"imageio-{os.getpid()}"
         self._server, self._client = f"{name}-server", f"{name}-client"
+        self._rate = rate
+        self._round_trip = round_trip
+        self._loss = loss
+        self._forwarder: subprocess.Popen[str] | None = None
         self.on_server = ("ip", "netns", "exec", self._server)
         self.on_client = ("ip", "netns", "exec", self._client)
 
     def __enter__(self) -> Self:
         for namespace in (self._server, self._client):
             _ip("netns", "add", namespace)
-        _ip(
-            "link",
-            "add",
-            "name",
-            "link0",
-            "netns",
-            self._server,
-            "type",
-            "veth",
-            "peer",
-            "link0",
-            "netns",
-            self._client,
-        )
+        if self._round_trip:
+            self._join_far()
+        else:
+            self._join()
         for namespace, address in ((self._server, SERVER_ADDRESS), (self._client, CLIENT_ADDRESS)):
             _ip("-netns", namespace, "addr", "add", f"{address}/24", "dev", "link0")
             _ip("-netns", namespace, "link", "set", "lo", "up")
-            _ip("-netns", namespace, "link", "set", "link0", "up")
-            shape = ("qdisc", "add", "dev", "link0", "root", "tbf", "rate", RATE, "burst", "64kb", "latency", "200ms")
-            subprocess.run(["tc", "-netns", namespace, *shape], check=True)
+            # A packet that is lost is one of the link, and not a large one that the kernel has not cut yet.
+            _ip("-netns", namespace, "link", "set", "link0", "up", *(("gso_max_segs", "1") if self._loss else ()))
+            # Each kernel has it, and others would hide what loss does.
+            control = "echo reno > /proc/sys/net/ipv4/tcp_congestion_control"
+            subprocess.run(["ip", "netns", "exec", namespace, "sh", "-c", control], check=True)
+            shape = ("tbf", "rate", self._rate, "burst", BURST, "latency", LATENCY)
+            subprocess.run(["tc", "-netns", namespace, "qdisc", "add", "dev", "link0", "root", *shape], check=True)
+            if self._loss:
+                random = ("-m", "statistic", "--mode", "random", "--probability", str(self._loss))
+                rule = ("iptables", "--append", "INPUT", "--in-interface", "link0", *random, "--jump", "DROP")
+                subprocess.run(["ip", "netns", "exec", namespace, *rule], check=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._forwarder is not None:
+            self._forwarder.communicate()  # closes its standard input
         for namespace in (self._server, self._client):
             _ip("netns", "del", namespace)
+
+    def _join(self) -> None:
+        server = ("name", "link0", "netns", self._server)
+        _ip("link", "add", *server, "type", "veth", "peer", "link0", "netns", self._client)
+
+    def _join_far(self) -> None:
+        program = (sys.executable, "-m", "tests.client.delay", self._server, self._client, str(self._round_trip / 2))
+        self._forwarder = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._forwarder.stdout is not None
+        assert self._forwarder.stdout.readline() == "ready\n"
 
     def take_away(self) -> None:
         """Pull the cable on the client's side: packets get lost, and nobody says so."""

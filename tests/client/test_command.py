@@ -65,7 +65,7 @@ def test_json_tells_errors_too(daemon: Daemon, source: Path) -> None:
 def test_terminal_shows_a_bar(daemon: Daemon, source: Path, target: Image) -> None:
     result = run_on_terminal("upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
     assert result.status == 0, result
-    assert re.search(r"\r\[#+ *\] +\d+% .*/s.* left", result.err), result
+    assert re.search(r"\r\[#+ *\] +\d+% .*/s", result.err), result
     assert "uploaded 24.0 MiB" in result.err
 
 
@@ -76,6 +76,13 @@ def test_warning_on_a_terminal_takes_the_place_of_the_bar(daemon: Daemon, source
         result = run_on_terminal("upload", *options, source, f"https://localhost:{proxy.port}/images/{target.ticket}")
     assert result.status == 0, result
     assert re.search(r"\r\033\[Kimageio-client: the connection to .*; again in .* s\r\n", result.err), result
+
+
+def test_reason_of_a_retry_is_told_off_a_terminal(daemon: Daemon, source: Path, target: Image) -> None:
+    with Proxy(daemon.port, iter([3 * MiB, 1000 * MiB]).__next__) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+        result = run("upload", "--no-local", "--connections=1", "--cafile", daemon.cafile, source, url)
+    assert re.match(r"imageio-client: the connection to .*; again in .* s\nuploaded 24.0 MiB", result.err), result
 
 
 def test_verbose_tells_the_way(daemon: Daemon, source: Path, target: Image) -> None:
@@ -120,7 +127,8 @@ def test_server_that_is_not_there_is_told(source: Path) -> None:
     with ScriptedServer(answer("500 Oops")) as server:
         url = server.url
         run("upload", "--retry-for", "0", source, url).failed_with("the server failed", 4)
-    run("upload", "--retry-for", "1", source, url).failed_with("127.0.0.1:[0-9]+: Connection refused; given up", 4)
+    quiet = run("upload", "--quiet", "--retry-for", "1", source, url)
+    quiet.failed_with("127.0.0.1:[0-9]+: Connection refused; given up", 4)
 
 
 def test_missing_image_is_told(daemon: Daemon) -> None:

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bar of a transfer fits the terminal, however wide it is."""
+"""The bar of a transfer fits the terminal, however wide it is; elsewhere there are lines."""
 
 import fcntl
+import io
+import json
 import os
 import pty
 import re
 import struct
 import termios
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from imageio_daemon.client.display import Text
+from imageio_daemon.client.display import LINE_INTERVAL, Json, Text
 from imageio_daemon.client.transfer.progress import Phase, Progress
 from imageio_daemon.units import GiB, MiB
 
-HALF = Progress(total=8 * GiB, data=3 * GiB, zero=512 * MiB, skipped=512 * MiB, rate=100.0 * MiB, elapsed=40.0)
+HALF = Progress(total=8 * GiB, data=3 * GiB, zero=512 * MiB, skipped=512 * MiB, rate=100.0 * MiB, to_move=4000 * MiB)
 
 
 class Terminal:
@@ -28,10 +31,15 @@ class Terminal:
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
+    def written(self) -> str:
+        """Return what was written."""
+        self.stream.flush()
+        return os.read(self._master, 4096).decode()
+
     def drawn(self, progress: Progress) -> str:
         """Return the line that is drawn, without the characters of control."""
         Text(self.stream).update(progress)
-        written = os.read(self._master, 4096).decode()
+        written = self.written()
         found = re.fullmatch(r"\r(.*)\033\[K", written)
         assert found, written
         return found[1]
@@ -53,9 +61,10 @@ def terminal() -> Iterator[Terminal]:
 def test_line_fits(terminal: Terminal, columns: int, phase: Phase) -> None:
     terminal.resize(columns)
     longest = Progress(
-        2**62, 2**61, 2**61, 2**61, 2**61, rate=2.0**60, elapsed=1e6, phase=phase, checked=2**60, to_check=2**62
+        2**62, 2**61, 2**61, 2**61, 2**61, rate=2.0**60, phase=phase, checked=2**60, to_check=2**62, to_move=2**62
     )
-    for progress in (Progress(phase=phase), HALF, longest):
+    waiting = replace(longest, reason="x" * 100, retries=10**6, idle=9.0)
+    for progress in (Progress(phase=phase), HALF, longest, waiting):
         assert len(terminal.drawn(progress)) < columns
 
 
@@ -76,3 +85,68 @@ def test_new_width_counts_at_once(terminal: Terminal) -> None:
     wide = terminal.drawn(HALF)
     terminal.resize(40)
     assert len(terminal.drawn(HALF)) < 40 < len(wide)
+
+
+WAITING = replace(HALF, retries=3, reason="the connection to host:1 broke: reset", idle=2.0)
+
+
+def test_bar_shows_what_is_waited_for(terminal: Terminal) -> None:
+    terminal.resize(80)
+    assert terminal.drawn(WAITING).endswith("50% waiting, the connection to host:1 broke: reset")
+    terminal.resize(40)
+    assert terminal.drawn(WAITING).endswith("50% waiting, 3 retries")
+
+
+def test_bar_shows_what_moves_beside_a_connection_that_waits(terminal: Terminal) -> None:
+    terminal.resize(80)
+    assert "MiB/s" in terminal.drawn(replace(WAITING, idle=0.1))
+
+
+def test_nothing_is_coloured(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR asks for what is so without it; drawn() knows no other control than that of the line."""
+    for value in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", value)
+        for progress in (HALF, WAITING):
+            assert "\033" not in terminal.drawn(progress)
+
+
+def test_simple_terminal_gets_lines(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    Text(terminal.stream).update(HALF)
+    Text(terminal.stream).finish("uploaded", HALF)
+    assert terminal.written().startswith("uploaded")
+
+
+# Off a terminal
+
+
+class Clock:
+    """Time that passes as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+
+def test_line_comes_every_10_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = io.StringIO()
+    display = Text(stream)
+    for second in range(35):
+        clock.now = float(second)
+        display.update(HALF if second < 25 else WAITING)
+    moves = "imageio-client: 50% 100.0 MiB/s: 3.0 GiB data, 512.0 MiB zero, 512.0 MiB skipped, 0:40 left"
+    waits = "imageio-client: 50% waiting, the connection to host:1 broke: reset"
+    assert LINE_INTERVAL == 10
+    assert stream.getvalue().splitlines() == [moves, moves, waits]
+
+
+def test_json_tells_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    stream = io.StringIO()
+    display = Json(stream)
+    clock.now = 1.0
+    display.update(WAITING)
+    told = json.loads(stream.getvalue())
+    assert (told["to_move"], told["seconds_left"], told["bytes_per_second"]) == (4000 * MiB, 40, 100 * MiB)
+    assert (told["retries"], told["reason"]) == (3, WAITING.reason)

@@ -5,9 +5,9 @@ import contextlib
 import http.client
 import socket
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.message import Message
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
@@ -20,8 +20,6 @@ from .stopping import Stop
 MAX_ANSWER = 16 * MiB
 #: Bytes to read at a time of other answers.
 PIECE = 64 * KiB
-#: Bytes to send at a time: in DATA_TIMEOUT by a link of 36 kbit/s.
-PIECE_SENT = 256 * KiB
 #: Bytes of an error's reason that are read and shown.
 MAX_REASON = 1000
 
@@ -29,6 +27,14 @@ MAX_REASON = 1000
 DATA_TIMEOUT = 60.0
 #: Seconds to wait for the answer to a flush, zeroing, extents or a checksum, which may take the storage long.
 WORK_TIMEOUT = 3600.0
+
+#: Called with the number of bytes of a body that have gone or come, as they do; less than 0 takes back what has to go
+#: again.
+Moved: TypeAlias = Callable[[int], None]
+
+
+def not_counted(count: int) -> None:
+    """Do nothing with a number of bytes that have moved."""
 
 
 class Answer(NamedTuple):
@@ -85,14 +91,15 @@ class ClientConnection:
         body: bytes | memoryview | None = None,
         timeout: float = DATA_TIMEOUT,
         expected: tuple[int, ...] = (200,),
+        moved: Moved = not_counted,
     ) -> Answer:
-        """Send a request and return its answer. timeout: seconds without progress until it fails.
+        """Send a request and return its answer. timeout: seconds without progress until it fails. moved: of the body.
 
         Raises Refused for 4xx, StorageFailed and Temporary for 5xx, Temporary for connection failures, ServerFailed,
         Stopped.
         """
-        with self.translated():
-            response = self._exchange(method, path, headers or {}, body, timeout, expected)
+        with self.translated(), _counted(moved) as sent:
+            response = self._exchange(method, path, headers or {}, body, timeout, expected, sent)
             data = response.read(MAX_ANSWER + 1)
             if len(data) > MAX_ANSWER:
                 raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
@@ -122,13 +129,16 @@ class ClientConnection:
         body: bytes | memoryview | None,
         timeout: float,
         expected: tuple[int, ...],
+        moved: Moved = not_counted,
     ) -> http.client.HTTPResponse:
         self._secret = path.partition("?")[0].split("/")[2]
         http_connection, sock = self._connected()
         sock.settimeout(DATA_TIMEOUT)
         try:
             with _full_packets(sock):
-                http_connection.request(method, path, body, headers)
+                length = {} if body is None else {"Content-Length": str(len(body))}
+                http_connection.request(method, path, headers={**headers, **length})
+                _send(sock, memoryview(body or b""), moved)
         except TimeoutError:
             raise
         except OSError:
@@ -199,21 +209,26 @@ class Body:
         self.content_range = response.headers["Content-Range"] or ""
         self.length = response.length
         self.filled = 0
+        self._left = response.length or 0
 
-    def read_into(self, buffer: memoryview) -> None:
+    def read_into(self, buffer: memoryview, moved: Moved) -> None:
         """Fill the buffer. Raises Temporary if the connection ends before; `filled` has the bytes received."""
         self.filled = 0
         with self._connection.translated():
             while self.filled < len(buffer):
-                count = self._response.readinto(buffer[self.filled :])
+                # HTTPResponse.readinto() returns when the buffer is full, and a slow link takes long to fill it.
+                count = self._response.fp.readinto1(buffer[self.filled :])
                 if count == 0:
-                    peer, left = self._connection.endpoint.peer, self._response.length
+                    peer, left = self._connection.endpoint.peer, self._left
                     raise Temporary(f"{peer} cut the transfer off, {left} bytes before the end of a range")
                 self.filled += count
+                self._left -= count
+                moved(count)
 
     def end(self) -> None:
         """Finish the answer after its last byte, so that the connection can be used for the next request."""
         with self._connection.translated():
+            self._response.length = self._left
             self._response.read()
 
 
@@ -222,12 +237,6 @@ class _HTTPConnection(http.client.HTTPConnection):
 
     sock: socket.socket | None
     auto_open = 0
-
-    def send(self, data: Any) -> None:
-        """Send bytes in pieces: the timeout of a plain socket is that of one call, and a link may be slow."""
-        view = memoryview(data)
-        for start in range(0, len(view), PIECE_SENT):
-            super().send(view[start : start + PIECE_SENT])
 
     def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
         super().__init__(endpoint.host, endpoint.port or None)
@@ -239,6 +248,31 @@ def _is_final(error: OSError) -> bool:
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_NONAME
     return error.errno is None and not isinstance(error, TimeoutError)
+
+
+def _send(sock: socket.socket, data: memoryview, moved: Moved) -> None:
+    """Send a body. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
+    while data:
+        count = sock.send(data)
+        moved(count)
+        data = data[count:]
+
+
+@contextlib.contextmanager
+def _counted(moved: Moved) -> Iterator[Moved]:
+    """Count what moves in the block, and take it back if the block raises."""
+    total = 0
+
+    def count(number: int) -> None:
+        nonlocal total
+        total += number
+        moved(number)
+
+    try:
+        yield count
+    except BaseException:
+        moved(-total)
+        raise
 
 
 @contextlib.contextmanager

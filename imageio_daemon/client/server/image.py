@@ -16,9 +16,10 @@ from ...units import MAX_OFFSET
 from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
-from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
+from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection, Moved, not_counted
 from .patience import Patience
 from .restarts import Restarts
+from .retries import Retries
 from .stopping import Stop
 
 #: What 403 means after a connection was lost.
@@ -40,16 +41,25 @@ _T = TypeVar("_T")
 class Image:
     """One connection to an image, used by one thread. A request that fails with Temporary is sent again, see Patience.
 
-    retry_for: seconds. lost: connections to the image were lost before this one. Methods raise Refused, Temporary
+    retry_for: seconds. retries: where they are counted. lost: connections to the image were lost before this one.
+    moved: called with the number of bytes of data, as they move. Methods raise Refused, Temporary
     (after the last try), ServerFailed, Stopped. Offsets and lengths are in bytes.
     """
 
     def __init__(
-        self, url: ImageUrl, endpoint: Endpoint, stop: Stop, retry_for: float, restarts: Restarts, *, lost: bool = False
+        self,
+        url: ImageUrl,
+        endpoint: Endpoint,
+        stop: Stop,
+        retry_for: float,
+        restarts: Restarts,
+        retries: Retries,
+        *,
+        lost: bool = False,
     ) -> None:
         self._path = url.path
         self._peer = endpoint.peer
-        self._patience = Patience(stop, retry_for)
+        self._patience = Patience(stop, retry_for, retries)
         self._restarts = restarts
         self._lost = lost  # the connection was lost, and it is not checked yet whether the server was restarted
         self._max_zero = FIRST_ZERO
@@ -78,14 +88,14 @@ class Image:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
-    def write(self, offset: int, data: memoryview) -> None:
+    def write(self, offset: int, data: memoryview, moved: Moved = not_counted) -> None:
         """Write data at offset. It is on stable storage after the next flush()."""
         headers = {
             "Content-Type": "application/octet-stream",
-            "Content-Length": str(len(data)),
             "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*",
         }
-        self._repeated(lambda: self.connection.request("PUT", f"{self._path}?flush=n", headers=headers, body=data))
+        path = f"{self._path}?flush=n"
+        self._repeated(lambda: self.connection.request("PUT", path, headers=headers, body=data, moved=moved))
 
     def zero(self, offset: int, length: int) -> Iterator[int]:
         """Make a range read as zeros, in steps; yield the length of each step when it is done."""
@@ -171,18 +181,18 @@ class Image:
             lambda: self._object("GET", self.connection.request("GET", f"{self._path}/finalize", timeout=WORK_TIMEOUT))
         )
 
-    def read(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+    def read(self, offset: int, length: int, buffer: memoryview, moved: Moved = not_counted) -> Iterator[memoryview]:
         """Yield a range in pieces in the buffer. A piece is valid until the next one is requested."""
         end = offset + length
         while offset < end:
             with self._going_on():
                 self._recognise()
-                for piece in self._read_once(offset, end - offset, buffer):
+                for piece in self._read_once(offset, end - offset, buffer, moved):
                     offset += len(piece)
                     self._patience.succeeded()
                     yield piece
 
-    def _read_once(self, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+    def _read_once(self, offset: int, length: int, buffer: memoryview, moved: Moved) -> Iterator[memoryview]:
         wanted = f"bytes {offset}-{offset + length - 1}"
         body = self.connection.open(self._path, {"Range": wanted.replace(" ", "=")})
         if body.content_range.partition("/")[0] != wanted or body.length != length:
@@ -192,7 +202,7 @@ class Image:
             for position in range(0, length, len(buffer)):
                 piece = buffer[: length - position]
                 try:
-                    body.read_into(piece)
+                    body.read_into(piece, moved)
                 except Temporary:
                     if body.filled:
                         yield piece[: body.filled]  # progress, even if every connection breaks

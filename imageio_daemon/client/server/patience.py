@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long requests that fail are sent again, and the pauses between them."""
 
-import logging
 import random
 import time
 
 from ..errors import Temporary
+from .retries import Retries
 from .stopping import Stop
-
-log = logging.getLogger(__name__)
 
 #: Seconds before a request is sent again. The delay doubles with each try and differs by up to a quarter at random, so
 #: that connections which broke together do not come back together.
@@ -16,39 +14,42 @@ FIRST_DELAY = 0.1
 MAX_DELAY = 10.0
 #: Longest pause that a server can ask for with Retry-After, in seconds.
 MAX_ASKED = 60.0
-#: From this try on, after about 2 s, retries are logged as warnings, so that users know what they wait for.
-TOLD_TRY = 4
 
 
 class Patience:
     """Go on after failures for a number of seconds, counted from the first failure since something succeeded.
 
-    Used by one thread. `failed`: there was a failure since the connection exists.
+    Used by one thread. retries: where they are counted. `failed`: there was a failure since the connection exists.
     """
 
-    def __init__(self, stop: Stop, seconds: float) -> None:
+    def __init__(self, stop: Stop, seconds: float, retries: Retries) -> None:
         self.failed = False
         self._stop = stop
         self._seconds = seconds
+        self._retries = retries
         self._since: float | None = None
         self._tries = 0
 
     def succeeded(self) -> None:
         """Count from the next failure on."""
+        if self._since is not None:
+            self._retries.succeeded()
         self._since = None
         self._tries = 0
 
     def wait(self, error: Temporary) -> None:
         """Pause before the next try, at least as long as the server has asked for. Raises the error, Stopped."""
+        self._stop.check()  # its sockets were shut down: that is no failure
         self.failed = True
         now = time.monotonic()
+        is_first = self._since is None
         if self._since is None:
             self._since = now
         left = self._since + self._seconds - now
         if left <= 0:
             raise self._given_up(error)
         delay = min(self._next_delay(error), left)
-        log.log(logging.WARNING if self._tries == TOLD_TRY else logging.INFO, "%s; again in %.1f s", error, delay)
+        self._retries.waits(str(error), delay, is_first=is_first)
         self._tries += 1
         self._stop.sleep(delay)
 

@@ -39,18 +39,16 @@ class SecureSocket(socket.socket):
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all of the data."""
         left = memoryview(data)
-        self._check()
         while left:
-            count = self.tls.write(left)
-            if count < 0:
-                self._wait(count)
-            else:
-                left = left[count:]
+            left = left[self.send(left) :]
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send all of the data, and return its length in bytes."""
-        self.sendall(data)
-        return len(data)
+        """Send what the kernel takes, at least one byte, and return its length in bytes. The rest must come next."""
+        view = memoryview(data)
+        self._check()
+        while (count := self.tls.write(view)) < 0:
+            self._wait(count)
+        return count
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive at least one byte, and as many as have arrived and fit; return their number, 0 at the end."""

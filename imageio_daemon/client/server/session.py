@@ -14,6 +14,7 @@ from .address import Endpoint, ImageUrl, unix_address
 from .image import Image
 from .proxy import HttpProxy
 from .restarts import Restarts
+from .retries import Retries
 from .stopping import Stop
 from .trust import Trust
 
@@ -54,6 +55,7 @@ class ClientSession:
         self.url = ImageUrl.parse(url)
         self.stop = Stop()
         self.restarts = Restarts()
+        self.retries = Retries()
         self._settings = settings
         self._images: list[Image] = []
         self._endpoint = self._first_endpoint()
@@ -91,14 +93,14 @@ class ClientSession:
 
     def connect(self) -> Image:
         """Return another connection; its first request opens it."""
-        image = Image(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts)
+        image = Image(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts, self.retries)
         self._images.append(image)
         return image
 
     def reconnect(self, stop: Stop) -> Image:
         """Return a connection to use after all others were shut down; it checks whether the server was restarted."""
         endpoint = self._endpoint.url or self._endpoint
-        image = Image(self.url, endpoint, stop, retry_for=0, restarts=self.restarts, lost=True)
+        image = Image(self.url, endpoint, stop, 0, self.restarts, self.retries, lost=True)
         self._images.append(image)
         return image
 
@@ -127,7 +129,7 @@ class ClientSession:
             return None
         size = image.size()
         endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address, url=self._endpoint)
-        candidate = Image(self.url, endpoint, self.stop, retry_for=0, restarts=self.restarts)
+        candidate = Image(self.url, endpoint, self.stop, 0, self.restarts, self.retries)
         with contextlib.suppress(ClientError):
             if candidate.abilities() == self.abilities and candidate.size() == size:
                 image.close()

@@ -32,6 +32,11 @@ class Stop:
         """Add a function that stop() calls. Must be called before threads start."""
         self._calls.append(function)
 
+    @property
+    def is_set(self) -> bool:
+        """Tell whether stop() was called."""
+        return self._event.is_set()
+
     def check(self) -> None:
         """Raise Stopped after stop()."""
         if self._event.is_set():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download of a remote image to a local target."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ...image.extents import Extent, ExtentList
@@ -56,7 +56,8 @@ class Download:
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
-        return self._counter.progress()
+        retries = self._session.retries
+        return replace(self._counter.progress(), retries=retries.count, reason=retries.reason)
 
     async def run(self) -> Downloaded:
         """Download the image; return when it is on stable storage and, if asked for, verified. Raises ClientError."""
@@ -64,10 +65,11 @@ class Download:
         stop.call(self._target.stop)
         (first,) = await workers.run([self._prepare], stop)
         plan = dirty_units if self._dirty else units
-        queue = Queue(plan(self._extents, self._target.portion))
+        queue = Queue(plan(self._extents, self._target.portion), stop, self._planned)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        await workers.run([partial(self._work, image, queue) for image in images], stop, self._tick)
+        threads: list[Callable[[], None]] = [queue.fill, *(partial(self._work, image, queue) for image in images)]
+        await workers.run(threads, stop, self._tick)
         (checksum,) = await workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
@@ -77,6 +79,9 @@ class Download:
             self._report(self.progress)
 
     # In threads
+
+    def _planned(self, unit: Unit | None) -> None:
+        self._counter.plan(unit and sum(segment.length for segment in unit.segments if not segment.zero))
 
     def _prepare(self) -> Image:
         image = self._session.open()
@@ -118,9 +123,8 @@ class Download:
                     digest.zeros(length)
                 continue
             offset = start
-            for data in image.read(start, length, buffer):
+            for data in image.read(start, length, buffer, self._counter.moved):
                 self._write(offset, data)
-                self._counter.add(data=len(data))
                 offset += len(data)
                 if digest:
                     digest.data(data)

@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The division of an image into units of work: whole blocks of the checksum, each in exactly one unit."""
 
+import collections
 import itertools
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
 from ...image.blockhash import DEFAULT_BLOCK, BlockPlan, DataBlock, Segment, ZeroBlocks
 from ...image.extents import Extent
 from ...image.ranges import RangeSet
+from ..server.stopping import Stop
+
+#: Segments of units that wait in a queue: 100,000 extents of data are planned before half of them are transferred, in
+#: 32 MiB of memory.
+AHEAD = 2**18
 
 
 class Unit(NamedTuple):
@@ -88,16 +94,54 @@ def _append(segments: list[Segment], part: Segment) -> None:
 
 
 class Queue:
-    """Units for several threads: each unit is returned to one of them, in order. Thread-safe."""
+    """Units for several threads: each unit is returned to one of them, in order. Thread-safe.
 
-    def __init__(self, work: Iterator[Unit]) -> None:
-        self._lock = threading.Lock()
+    A thread of its own makes the units, ahead of those that take them: the map of an image may take long to read.
+    planned: called in that thread with each unit, and with None after the last one.
+    """
+
+    def __init__(
+        self, work: Iterator[Unit], stop: Stop, planned: Callable[[Unit | None], None] = lambda _: None
+    ) -> None:
         self._work = work
+        self._stop = stop
+        self._planned = planned
+        self._changed = threading.Condition()
+        self._units: collections.deque[Unit] = collections.deque()
+        self._waiting = 0  # segments
+        self._ended = False
+        stop.call(self._wake)
+
+    def fill(self) -> None:
+        """Make the units. Raises what the work raises, and Stopped."""
+        for unit in self._work:
+            self._planned(unit)
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop.is_set or self._waiting < AHEAD)
+                self._stop.check()
+                self._units.append(unit)
+                self._waiting += len(unit.segments)
+                self._changed.notify_all()
+        self._planned(None)
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[Unit]:
         while (unit := self._take()) is not None:
             yield unit
 
     def _take(self) -> Unit | None:
-        with self._lock:
-            return next(self._work, None)
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop.is_set or self._ended or self._units)
+            self._stop.check()
+            if not self._units:
+                return None
+            unit = self._units.popleft()
+            self._waiting -= len(unit.segments)
+            self._changed.notify_all()
+            return unit
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 #: Seconds between two reports: smooth for users, and without measurable cost.
 INTERVAL = 0.1
-#: Seconds over which the rate is an average: long enough for requests that take two.
+#: Seconds over which the rate is an average: long enough for links that falter.
 WINDOW = 10.0
 
 
@@ -26,10 +26,13 @@ class Phase(enum.StrEnum):
 class Progress:
     """Bytes of the image that are done; `elapsed` in seconds.
 
-    `data` was transferred, `zero` was zeroed, `skipped` needed neither: it reads as zeros already, or is not dirty.
+    `data` has gone over the network, or is in a request that is under way, as far as that has gone: a request that
+    fails is taken back. `zero` was zeroed, `skipped` needed neither: it reads as zeros already, or is not dirty.
     `resumed` was on stable storage from an earlier upload. `durable`: bytes that the next upload would not send, of an
     upload that can be continued. `rate`: bytes of data per second, of the last WINDOW seconds. `total` is None while it
     is not known. `checked`: bytes that were compared or verified in this phase, of `to_check`; None: not known.
+    `to_move`: bytes of data still to transfer, at most; None until the map of the image is read. `retries`: requests
+    that were sent again; `reason`: why some fail now. `idle`: seconds since anything was done.
     """
 
     total: int | None = None
@@ -43,6 +46,10 @@ class Progress:
     phase: Phase = Phase.TRANSFERRING
     checked: int = 0
     to_check: int | None = None
+    to_move: int | None = None
+    retries: int = 0
+    reason: str | None = None
+    idle: float = 0.0
 
     @property
     def done(self) -> int:
@@ -56,11 +63,8 @@ class Progress:
 
     @property
     def left(self) -> float | None:
-        """Return the estimated seconds for the rest; None without an estimate."""
-        now = self.done - self.resumed
-        if self.total is None or not now:
-            return None
-        return (self.total - self.done) * self.elapsed / now
+        """Return the estimated seconds for the data that is left; None without an estimate."""
+        return self.to_move / self.rate if self.to_move and self.rate else None
 
 
 #: Called every INTERVAL, in the thread that called the library.
@@ -78,15 +82,36 @@ class Counter:
         self._checked = 0
         self._to_check: int | None = None
         self._times = collections.deque([(self._started, 0)])
+        self._planned = self._spared = 0
+        self._is_planned = False
+        self._moved_at = self._started
         self.total: int | None = None
 
-    def add(self, *, data: int = 0, zero: int = 0, skipped: int = 0, resumed: int = 0) -> None:
+    def moved(self, count: int) -> None:
+        """Count bytes of data that have gone or come; less than 0: that have to go again."""
+        with self._lock:
+            self._data += count
+            if count > 0:
+                self._moved_at = time.monotonic()
+
+    def add(self, *, zero: int = 0, skipped: int = 0, resumed: int = 0) -> None:
         """Count bytes that are done."""
         with self._lock:
-            self._data += data
             self._zero += zero
             self._skipped += skipped
             self._resumed += resumed
+            self._moved_at = time.monotonic()
+
+    def plan(self, data: int | None) -> None:
+        """Add bytes of data to those that are to be transferred; None: there are no more."""
+        with self._lock:
+            self._planned += data or 0
+            self._is_planned = data is None
+
+    def spare(self, data: int) -> None:
+        """Count planned data that need not be transferred, because it is zeros."""
+        with self._lock:
+            self._spared += data
 
     def begin(self, phase: Phase, to_check: int | None = None) -> None:
         """Begin a phase, in which so many bytes are checked."""
@@ -97,6 +122,7 @@ class Counter:
         """Count bytes that were checked."""
         with self._lock:
             self._checked += count
+            self._moved_at = time.monotonic()
 
     def progress(self) -> Progress:
         """Return the present progress."""
@@ -113,6 +139,8 @@ class Counter:
                 phase=self._phase,
                 checked=self._checked,
                 to_check=self._to_check,
+                to_move=max(self._planned - self._spared - self._data, 0) if self._is_planned else None,
+                idle=now - self._moved_at,
             )
 
     def _rate(self, now: float) -> float:
@@ -122,4 +150,4 @@ class Counter:
         while len(times) > 2 and now - times[1][0] >= WINDOW:
             times.popleft()
         start, before = times[0]
-        return (self._data - before) / (now - start) if now > start else 0.0
+        return max(self._data - before, 0) / (now - start) if now > start else 0.0

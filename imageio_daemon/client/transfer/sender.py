@@ -103,6 +103,7 @@ class Sender:
     def _send_data(self, offset: int, data: memoryview) -> None:
         for run in runs(data, offset):
             if run.zero:
+                self._counter.spare(run.end - run.start)
                 self._add_zeros(offset + run.start, offset + run.end)
             else:
                 self._send_zeros()
@@ -110,9 +111,8 @@ class Sender:
 
     def _write(self, offset: int, data: memoryview) -> None:
         restarts, started = self._restarts.count, time.monotonic()
-        self._image.write(offset, data)
+        self._image.write(offset, data, self._counter.moved)
         self._adapt(len(data), time.monotonic() - started)
-        self._counter.add(data=len(data))
         self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
 
     def _adapt(self, sent: int, seconds: float) -> None:

@@ -96,7 +96,13 @@ class Upload:
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
-        return replace(self._counter.progress(), durable=self._checkpoints.durable)
+        retries = self._session.retries
+        return replace(
+            self._counter.progress(),
+            durable=self._checkpoints.durable,
+            retries=retries.count,
+            reason=retries.reason,
+        )
 
     async def run(self) -> Uploaded:
         """Upload the image; return when it is on stable storage and, if asked for, verified.
@@ -146,7 +152,7 @@ class Upload:
             return compare
 
         self._counter.begin(Phase.COMPARING, amount)
-        await self._run(images, Queue(compared), worker)
+        await self._run(images, Queue(compared, self._session.stop), worker)
         self._counter.begin(Phase.TRANSFERRING)
 
     def _comparison(self) -> Comparison:
@@ -170,7 +176,11 @@ class Upload:
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
-        await self._run(images, Queue(units(self._source.extents(), self._source.portion)), worker)
+        def planned(unit: Unit | None) -> None:
+            counter.plan(unit and _data(unit, done))
+
+        queue = Queue(units(self._source.extents(), self._source.portion), self._session.stop, planned)
+        await self._run(images, queue, worker)
 
     async def _run(
         self, images: list[Image], queue: Queue, worker: Callable[[Image, memoryview], Callable[[Unit], None]]
@@ -182,7 +192,8 @@ class Upload:
             for unit in queue:
                 do(unit)
 
-        await workers.run([partial(work, image) for image in images], self._session.stop, self._tick)
+        threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in images)]
+        await workers.run(threads, self._session.stop, self._tick)
 
     async def _send_what_was_lost(self, images: list[Image]) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
@@ -286,3 +297,12 @@ class Upload:
             return finalize(image, digest, self._counter, self._session.stop)
         verify(image, digest)
         return None
+
+
+def _data(unit: Unit, done: RangeSet) -> int:
+    """Return the bytes of data of a unit that are not done."""
+    data = (segment for segment in unit.segments if not segment.zero)
+    if not done.size():
+        return sum(segment.length for segment in data)
+    parts = (part for segment in data for part in done.parts(segment.start, segment.start + segment.length))
+    return sum(end - start for start, end, is_done in parts if not is_done)

@@ -12,6 +12,7 @@ from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.patience import MAX_ASKED, MAX_DELAY, Patience
+from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.server.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features
 
@@ -34,7 +35,7 @@ class Clock(Stop):
 
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    patience = Patience(clock, 10_000)
+    patience = Patience(clock, 10_000, Retries())
     for _ in range(100):
         patience.wait(Temporary("away"))
     assert 0.1 <= clock.slept[0] <= 0.125
@@ -44,13 +45,13 @@ def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pauses_of_two_connections_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     for _ in range(2):
-        Patience(clock, 1000).wait(Temporary("away"))
+        Patience(clock, 1000, Retries()).wait(Temporary("away"))
     assert clock.slept[0] != clock.slept[1]
 
 
 def test_time_is_used_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    patience = Patience(clock, 30)
+    patience = Patience(clock, 30, Retries())
     while clock.now < 30:
         patience.wait(Temporary("away"))
     assert clock.now == 30
@@ -60,7 +61,7 @@ def test_time_is_used_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_success_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    patience = Patience(clock, 1)
+    patience = Patience(clock, 1, Retries())
     for _ in range(1000):
         patience.wait(Temporary("away"))
         patience.succeeded()
@@ -70,14 +71,14 @@ def test_success_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_time_is_no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     with pytest.raises(Temporary, match=r"^away$"):
-        Patience(clock, 0).wait(Temporary("away"))
+        Patience(clock, 0, Retries()).wait(Temporary("away"))
     assert clock.slept == []
 
 
 @pytest.mark.parametrize(("asked", "least"), [(7.0, 7.0), (1e9, MAX_ASKED)])
 def test_server_may_ask_for_a_longer_pause(monkeypatch: pytest.MonkeyPatch, asked: float, least: float) -> None:
     clock = Clock(monkeypatch)
-    Patience(clock, 1000).wait(Temporary("busy", 503, asked))
+    Patience(clock, 1000, Retries()).wait(Temporary("busy", 503, asked))
     assert least <= clock.slept[0] <= 1.25 * least
 
 
@@ -85,7 +86,7 @@ def test_pause_ends_when_the_transfer_is_stopped() -> None:
     stop = Stop()
     stop.stop()
     with pytest.raises(Stopped):
-        Patience(stop, 1000).wait(Temporary("away"))
+        Patience(stop, 1000, Retries()).wait(Temporary("away"))
 
 
 # Answers that ask for another try

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is counted while a transfer runs: bytes as they go, what is left, and units that are made ahead."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import LocalError, Progress, Settings, download, upload
+from imageio_daemon.client.errors import Stopped
+from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.transfer import plan
+from imageio_daemon.client.transfer.plan import Queue, Unit
+from imageio_daemon.client.transfer.progress import Counter
+from imageio_daemon.image.blockhash import Segment
+from tests.client.proxy import Proxy
+from tests.support.daemon import Daemon
+from tests.support.images import Image, MakeImage, MiB, pattern
+
+SIZE = 24 * MiB
+
+
+def unit(number: int) -> Unit:
+    return Unit(number, number + 1, [Segment(number, 1, zero=False)])
+
+
+@pytest.fixture
+def target(new_image: MakeImage) -> Image:
+    return new_image(size=SIZE, ops=["read", "write"])
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """An image of data."""
+    path = tmp_path / "disk.raw"
+    path.write_bytes(pattern(SIZE))
+    return path
+
+
+# What is counted
+
+
+def test_data_that_is_left_is_that_of_the_map() -> None:
+    counter = Counter()
+    counter.total = 1000
+    counter.plan(60)
+    counter.plan(40)
+    assert counter.progress().to_move is None
+    counter.plan(None)
+    counter.moved(30)
+    counter.spare(20)
+    counter.add(zero=900)
+    assert counter.progress().to_move == 50
+
+
+def test_time_left_is_that_of_the_data() -> None:
+    assert Progress(total=10**12, zero=0, to_move=600, rate=20.0, elapsed=1e6).left == 30
+
+
+@pytest.mark.parametrize("progress", [Progress(to_move=None, rate=1.0), Progress(to_move=5), Progress(to_move=0)])
+def test_time_left_is_not_guessed(progress: Progress) -> None:
+    assert progress.left is None
+
+
+def test_what_goes_again_lowers_no_rate_below_zero() -> None:
+    counter = Counter()
+    counter.moved(100)
+    counter.moved(-100)
+    progress = counter.progress()
+    assert (progress.data, progress.rate) == (0, 0)
+
+
+def test_request_counts_while_it_goes(daemon: Daemon, tls: Settings, disk: Path, target: Image) -> None:
+    """The connection hangs in the first request, whose bytes are counted nevertheless."""
+    seen: list[Progress] = []
+    with Proxy(daemon.port, lambda: MiB // 2, hold=True) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+
+        def report(progress: Progress) -> None:
+            seen.append(progress)
+            if progress.data and progress.idle > 0.5:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            upload(disk, url, settings=_one(tls), progress=report)
+    assert 64 * 1024 <= max(progress.data for progress in seen) <= MiB
+
+
+def test_request_that_fails_is_taken_back(daemon: Daemon, tls: Settings, disk: Path, target: Image) -> None:
+    budgets = iter([MiB + MiB // 2, 5 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+        done = upload(disk, url, settings=_one(tls))
+    assert proxy.broken == 2
+    assert (done.progress.data, done.progress.to_move) == (SIZE, 0)
+    assert done.progress.retries >= 2
+    assert done.progress.reason is None
+
+
+def test_download_counts_each_byte_once(daemon: Daemon, tls: Settings, target: Image, tmp_path: Path) -> None:
+    target.path.write_bytes(pattern(SIZE))
+    budgets = iter([MiB + MiB // 2, 5 * MiB])
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{target.ticket}"
+        done = download(url, tmp_path / "copy", settings=_one(tls))
+    assert (done.progress.data, done.progress.to_move) == (SIZE, 0)
+    assert done.progress.retries == 2
+
+
+def test_zeros_in_data_are_not_left(daemon: Daemon, tls: Settings, disk: Path, target: Image) -> None:
+    disk.write_bytes(pattern(SIZE - 4 * MiB) + bytes(4 * MiB))
+    done = upload(disk, daemon.url(target.ticket), settings=tls)
+    assert (done.progress.data, done.progress.to_move) == (SIZE - 4 * MiB, 0)
+
+
+def _one(settings: Settings) -> Settings:
+    return Settings(cafile=settings.cafile, local=False, connections=1)
+
+
+# Units that are made ahead
+
+
+def test_units_are_made_before_they_are_taken() -> None:
+    told: list[Unit | None] = []
+    queue = Queue(map(unit, range(3)), Stop(), told.append)
+    queue.fill()
+    assert told == [unit(0), unit(1), unit(2), None]
+    assert list(queue) == [unit(0), unit(1), unit(2)]
+
+
+def test_no_more_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "AHEAD", 2)
+    made = threading.Semaphore(0)
+
+    def work() -> Iterator[Unit]:
+        for number in range(10):
+            yield unit(number)
+            made.release()
+
+    queue = Queue(work(), Stop())
+    thread = threading.Thread(target=queue.fill)
+    thread.start()
+    assert made.acquire(timeout=10)
+    assert made.acquire(timeout=10)
+    assert not made.acquire(timeout=0.1)
+    assert list(queue) == [unit(number) for number in range(10)]
+    thread.join()
+
+
+def test_stop_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "AHEAD", 1)
+    stop = Stop()
+    full, empty = Queue(map(unit, range(9)), stop), Queue(iter([]), stop)
+    ended: list[type[BaseException]] = []
+
+    def runs_until_stopped(queue: Queue, *, fills: bool) -> None:
+        try:
+            queue.fill() if fills else next(iter(queue))
+        except Stopped as e:
+            ended.append(type(e))
+
+    threads = [
+        threading.Thread(target=runs_until_stopped, args=(queue,), kwargs={"fills": fills})
+        for queue, fills in ((full, True), (empty, False))
+    ]
+    for thread in threads:
+        thread.start()
+    stop.stop()
+    for thread in threads:
+        thread.join(10)
+    assert ended == [Stopped, Stopped]
+
+
+def test_map_that_fails_ends_the_upload(
+    daemon: Daemon, tls: Settings, disk: Path, target: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seek(*arguments: object) -> int:
+        raise LocalError("no map")
+
+    monkeypatch.setattr("imageio_daemon.client.local.source.FileSource._seek", seek)
+    with pytest.raises(LocalError, match="no map"):
+        upload(disk, daemon.url(target.ticket), settings=tls)
