@@ -46,6 +46,14 @@ def _test_and_way(item: pytest.Item) -> tuple[object, ...]:
     return (item.nodeid.partition("[")[0], *(params.get(name) for name in ("shared_daemon", "make_world", "backend")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let clients keep their states in a directory of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("states")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))

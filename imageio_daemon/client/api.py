@@ -33,7 +33,7 @@ from .transfer.hashing import hash_unit
 from .transfer.memory import new_buffer
 from .transfer.plan import Queue, units
 from .transfer.progress import Report
-from .transfer.state import SUFFIX
+from .transfer.state import default_directory
 from .transfer.upload import Options, Upload, Uploaded
 
 _T = TypeVar("_T")
@@ -86,8 +86,9 @@ def upload(
     an OVA, to upload. size: bytes of a stream, or of what is decompressed; None: what compressed data tells, or a file
     that is read twice.
 
-    What an interrupted upload has left on stable storage is not sent again: the server tells it, or, if it cannot, a
-    state file, which is written beside the source, or at the path `state`; False: nowhere. restart: send all.
+    What an interrupted upload has left on stable storage is not sent again: the server tells it, or, for another ticket
+    of the same image and where the server cannot, files of this user, or in the directory `state`; False: nobody. What
+    they tell is compared with the target. restart: send all.
     compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
     flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
     the storage of the target is too small. shared: other programs may write to the source meanwhile; otherwise it is
@@ -102,8 +103,7 @@ def upload(
         contextlib.closing(open_source(source, How(format, decompress, member, size, shared))) as opened,
         ClientSession(url, settings) as session,
     ):
-        kept = _state_path(source, state) if not opened.is_stream or state is not True else None
-        options = Options(verify, restart, compare_all, kept, checkpoint, room_check)
+        options = Options(verify, restart, compare_all, _state_directory(state), checkpoint, room_check)
         return asyncio.run(Upload(opened, session, options, progress).run())
 
 
@@ -191,18 +191,11 @@ def checksum(
         return asyncio.run(_hash(source, algorithm, block_size))
 
 
-def _state_path(source: str | os.PathLike[str] | BinaryIO, state: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the file in which upload() keeps its state where the server cannot; None if it keeps none."""
+def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
+    """Return the directory in which upload() keeps its state; None if it keeps none."""
     if isinstance(state, str | os.PathLike):
-        if not isinstance(source, str | os.PathLike):
-            raise Usage("a stream can't be read again, so its upload has no state")
         return Path(state)
-    if not state or not isinstance(source, str | os.PathLike):
-        return None
-    path = Path(source)
-    # Not beside a device in /dev, and not in a directory that is not writable.
-    beside = os.path.isfile(path) and os.access(path.parent, os.W_OK)
-    return path.with_name(path.name + SUFFIX) if beside else None
+    return default_directory() if state else None
 
 
 def _open_target(

@@ -116,9 +116,11 @@ def _add_upload(commands: _Commands) -> None:
     )
     state = command.add_mutually_exclusive_group()
     state.add_argument(
-        "--state", metavar="FILE", help="where to keep what is done if the server cannot (default: beside IMAGE)"
+        "--state-dir",
+        metavar="DIR",
+        help="where to keep what is done, for the next ticket (default: ~/.local/state/imageio-client)",
     )
-    state.add_argument("--no-state", action="store_true", help="keep it nowhere then")
+    state.add_argument("--no-state", action="store_true", help="keep it nowhere")
     command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
     _add_shared(command)
     _add_connections(command)

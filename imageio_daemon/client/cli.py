@@ -164,7 +164,7 @@ def _upload_one(options: argparse.Namespace, transfer: _Transfer, url: str, memb
         size=options.size,
         restart=options.restart,
         compare_all=options.compare_all,
-        state=not options.no_state if options.state is None else options.state,
+        state=not options.no_state if options.state_dir is None else options.state_dir,
         verify=options.verify,
         room_check=not options.no_room_check,
         shared=options.shared,

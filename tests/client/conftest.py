@@ -21,6 +21,13 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
+@pytest.fixture(autouse=True)
+def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which uploads keep what is done, one for each test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "imageio-client"
+
+
 @pytest.fixture(scope="session")
 def shared_daemon(certificates: Certificates) -> Iterator[Daemon]:
     """One daemon as it comes: its two lanes are others' concern."""

@@ -177,12 +177,6 @@ def test_name_that_no_file_can_have_is_told(daemon: Daemon) -> None:
     run("download", daemon.url("ticket"), name).failed_with("can't write x*: File name too long", 5)
 
 
-def test_state_that_cant_be_continued_is_no_way_on(daemon: Daemon, source: Path, target: Image) -> None:
-    source.with_name(f"{source.name}.imageio-upload").write_text("{}")
-    result = run("upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
-    result.failed_with("is not the state of an upload: --restart starts anew$", 7)
-
-
 @pytest.mark.parametrize(
     "said",
     [answer("400 No", "who is some-ticket\a\x1b[2J?"), b"some-ticket\r\n"],

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ...amounts import human
 from ...image.ranges import RangeSet
 from ...units import MiB
-from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StorageFailed, Temporary, Usage
+from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StateMismatch, StorageFailed, Temporary
 from ..local.source import Source
 from ..server.image import Image
 from ..server.session import ClientSession
@@ -20,13 +19,14 @@ from .checkpoints import Checkpoints
 from .comparison import Comparison
 from .confirmed import CHECKPOINT, new_ranges
 from .digest import Digest
+from .earlier import Earlier, Worker
 from .memory import new_buffer
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase, Progress, Report
-from .record import Record
+from .record import Record, aligned
 from .room import check_room
 from .sender import Sender
-from .state import StateFile
+from .state import States
 from .verification import finalize, verify, wait
 
 log = logging.getLogger(__name__)
@@ -44,10 +44,10 @@ class Options:
     """How to upload.
 
     verify: let the server compare the image with the checksum of what was read; where it can finalize, nothing can
-    change it through this ticket any more then. restart: send all, whatever earlier uploads have
-    sent. compare_all: compare all that they have sent, not a sample. state: the file that has the record of it, for
-    servers that have none. checkpoint: seconds between two flushes. room_check: end before the first byte if the
-    storage of the target is too small.
+    change it through this ticket any more then. restart: send all, whatever earlier uploads have sent. compare_all:
+    compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
+    sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
+    room_check: end before the first byte if the storage of the target is too small.
     """
 
     verify: bool = False
@@ -74,21 +74,21 @@ class Uploaded:
 
 
 class Upload:
-    """One upload. Raises Usage for a state file of a source without an identity."""
+    """One upload."""
 
     def __init__(
         self, source: Source, session: ClientSession, options: Options = Options(), report: Report | None = None
     ) -> None:
-        if options.state is not None and source.identity is None:
-            raise Usage("nobody sees that a block device or what is decompressed has changed: its upload has no state")
         self._source = source
         self._session = session
         self._options = options
         self._digest = Digest() if options.verify else None
         self._record = Record()
         self._done = new_ranges()
+        self._target_size = 0
         self._finalized = False
-        self._checkpoints = Checkpoints(session, self._record, self._done, options.checkpoint)
+        self._goes_on = False
+        self._checkpoints = self._new_checkpoints()
         self._report = report
         self._counter = Counter()
         self._counter.total = source.size
@@ -118,6 +118,8 @@ class Upload:
             await self._checkpoints.save_interrupted()
             self._tick()
             raise
+        finally:
+            self._record.release()
 
     async def _upload(self) -> Uploaded:
         stop = self._session.stop
@@ -126,34 +128,27 @@ class Upload:
         count = self._session.connections(self._session.abilities.max_writers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         await workers.run([image.connect for image in images], stop)
-        await self._compare(images)
+        await self._continue(images)
+        await workers.run([partial(self._probe, first)], stop)
         await self._send(images, self._done, self._counter, self._digest)
         await self._send_what_was_lost(images)
         (verified,) = await workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
-        checksum = self._digest.hexdigest() if self._digest else None
+        checksum = self._digest.hexdigest() if self._digest and self._options.verify else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
-    async def _compare(self, images: list[Image]) -> None:
-        """Prove that the source is the one of the earlier upload. Raises StateMismatch."""
-        if not self._done.size() or self._source.is_stream or self._finalized:
+    async def _continue(self, images: list[Image]) -> None:
+        """Find and prove what earlier uploads have left. Raises StateMismatch."""
+        if self._source.is_stream or self._finalized or not self._goes_on:
             return
-        comparison = self._comparison()
         # Nobody can see whether a block device was changed.
-        every = self._options.compare_all or self._source.identity is None
-        ((amount, compared),) = await workers.run([partial(comparison.plan, every=every)], self._session.stop)
-        log.info("%s are there from before: comparing %s of them", human(self._done.size()), human(amount))
-
-        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
-            def compare(unit: Unit) -> None:
-                comparison.compare(image, unit, buffer)
-                self._counter.check(unit.end - unit.start)
-
-            return compare
-
-        self._counter.begin(Phase.COMPARING, amount)
-        await self._run(images, Queue(compared, self._session.stop), worker)
-        self._counter.begin(Phase.TRANSFERRING)
+        compare_all = self._options.compare_all or self._source.identity is None
+        earlier = Earlier(self._source, self._session, self._record, self._counter, self._run, self._target_size)
+        found = await earlier.find(images, self._done, compare_all=compare_all)
+        self._done = found.done
+        if found.needs_checksum and not self._digest:
+            self._digest = Digest()
+        self._checkpoints = self._new_checkpoints()
 
     def _comparison(self) -> Comparison:
         by_checksum = "checksum_range" in self._session.abilities.features
@@ -182,9 +177,7 @@ class Upload:
         queue = Queue(units(self._source.extents(), self._source.portion), self._session.stop, planned)
         await self._run(images, queue, worker)
 
-    async def _run(
-        self, images: list[Image], queue: Queue, worker: Callable[[Image, memoryview], Callable[[Unit], None]]
-    ) -> None:
+    async def _run(self, images: list[Image], queue: Queue, worker: Worker) -> None:
         """Do all units of the queue, with a thread and a worker of its own for each connection."""
 
         def work(image: Image) -> None:
@@ -226,12 +219,6 @@ class Upload:
             if self._options.room_check and available is not None:
                 check_room(self._source, available)
             self._load(image)
-            self._probe(image)
-        if self._digest and (size := image.size()) != self._source.size:
-            raise ChecksumMismatch(
-                f"can't verify: the target has {size} bytes, the source {self._source.size}, and the server's checksum "
-                "is that of the whole target: make it as large as the source, or upload without --verify"
-            )
         return image
 
     def _is_finalized(self, image: Image) -> bool:
@@ -252,30 +239,43 @@ class Upload:
         return True
 
     def _load(self, image: Image) -> None:
-        """Learn what earlier uploads have left on stable storage. Raises StateMismatch, LocalError."""
+        """Learn what the server has recorded, and where this side keeps what is done. Raises the errors of Image."""
         abilities, options, identity = self._session.abilities, self._options, self._source.identity
         # A source that is read once is compared by checksums on the way.
         needed = {"durable", "checksum_range"} if self._source.is_stream else {"durable"}
-        on_server = needed <= abilities.features
-        file = None
-        if options.state is not None and identity is not None and not on_server:
-            file = StateFile(options.state, identity, self._session.url, image.size())
-        self._record = Record(on_server=on_server, file=file)
+        states = None
+        if options.state is not None and identity is not None:
+            self._target_size = image.size()
+            states = States(options.state, identity, self._session.url, self._target_size)
+        self._record = Record(on_server=needed <= abilities.features, states=states)
         # A target that reads as zeros is a new one with the same URL.
-        if options.restart or abilities.reads_zero:
-            self._record.discard()
+        self._goes_on = not options.restart and not abilities.reads_zero
+        if self._goes_on:
+            self._done = aligned(
+                (start, min(end, self._source.size)) for start, end in self._record.durable(image).pieces()
+            )
         else:
-            self._done = self._record.load(image, self._source.size)
-        self._checkpoints = Checkpoints(
-            self._session, self._record, self._done, options.checkpoint, once=self._source.is_stream
-        )
+            self._record.discard()
+        self._checkpoints = self._new_checkpoints()
+
+    def _new_checkpoints(self) -> Checkpoints:
+        interval, once = self._options.checkpoint, self._source.is_stream
+        return Checkpoints(self._session, self._record, self._done, interval, once=once)
 
     def _probe(self, image: Image) -> None:
-        """Zero the last byte, so that a too small target fails at once and not at the end."""
+        """Zero the last byte, so that a too small target fails at once and not at the end.
+
+        Raises ChecksumMismatch if the target has another size than what is to be verified.
+        """
         last = self._source.size - 1
-        if last >= 0 and not self._done.overlaps(last, last + 1):
+        if last >= 0 and not self._finalized and not self._done.overlaps(last, last + 1):
             for _ in image.zero(last, 1):
                 pass
+        if self._digest and (size := image.size()) != self._source.size:
+            raise ChecksumMismatch(
+                f"can't verify: the target has {size} bytes, the source {self._source.size}, and the server's checksum "
+                "is that of the whole target: make it as large as the source, or upload without --verify"
+            )
 
     def _confirm(self, image: Image) -> RangeSet:
         self._checkpoints.confirm(image)
@@ -285,8 +285,10 @@ class Upload:
         try:
             self._source.check()
             verified = self._verify(image, self._digest) if self._digest else None
-        except (ChecksumMismatch, LocalError):
+        except (ChecksumMismatch, LocalError) as e:
             self._record.close()
+            if isinstance(e, ChecksumMismatch) and not self._options.verify:
+                raise StateMismatch(f"an earlier upload had another target, or it was changed since ({e})") from e
             raise
         self._record.discard()
         return verified

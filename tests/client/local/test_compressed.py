@@ -53,13 +53,13 @@ def size_of(tmp_path: Path, data: bytes, kind: str) -> int | None:
 
 @pytest.mark.parametrize("suffix", PACK)
 def test_suffix_says_what_is_compressed(
-    daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage, suffix: str
+    daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage, states: Path, suffix: str
 ) -> None:
     target = new_image(b"\xff" * (SIZE + 1), sparse=True)
-    done = upload(packed(source, suffix), daemon.url(target.ticket), settings=settings, verify=True)
+    done = upload(packed(source, suffix), daemon.url(target.ticket), settings=settings, verify=True, checkpoint=0)
     assert target.content() == source.read_bytes()
     assert done.progress.data < 6 * MiB  # zeros are found
-    assert not list(source.parent.glob("*.imageio-upload*"))
+    assert not states.exists()
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -181,11 +181,6 @@ def test_other_formats_are_no_streams(daemon: Daemon, tmp_path: Path, how: dict[
     (tmp_path / "disk.qcow2.gz").write_bytes(gzip.compress(b"QFI\xfb" + bytes(KiB)))
     with pytest.raises(Usage, match="an image of the format qcow2 is no stream: decompress"):
         upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"), **how)  # type: ignore[arg-type]
-
-
-def test_state_of_what_is_decompressed_is_refused(daemon: Daemon, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(Usage, match="its upload has no state"):
-        upload(packed(source, "zst"), daemon.url("ticket"), state=tmp_path / "state")
 
 
 def test_more_than_the_format_tells_is_an_error(

@@ -2,6 +2,7 @@
 """Connections that break: requests are repeated, uploads are continued, and the bytes are always the same."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import random
@@ -19,7 +20,6 @@ from imageio_daemon.client import (
     Refused,
     ServerFailed,
     Settings,
-    StateMismatch,
     Temporary,
     Uploaded,
     download,
@@ -73,14 +73,16 @@ def upload_by_many_tries(source: Path, url: str, settings: Settings) -> Uploaded
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_interrupted_uploads_are_continued(daemon: Daemon, tmp_path: Path, new_image: MakeImage, seed: int) -> None:
+def test_interrupted_uploads_are_continued(
+    daemon: Daemon, tmp_path: Path, new_image: MakeImage, states: Path, seed: int
+) -> None:
     choice = random.Random(seed)
     source = random_image(tmp_path / "source", choice)
     target = new_image(b"\xff" * source.stat().st_size)
     with Proxy(daemon.port, lambda: choice.randrange(2000, 12 * MiB)) as proxy:
         done = upload_by_many_tries(source, proxied(proxy, target), settings_for(daemon, retry_for=0))
     assert target.content() == source.read_bytes()
-    assert list(tmp_path.glob("*.imageio-upload*")) == []
+    assert list(states.iterdir()) == []
     assert done.progress.done == source.stat().st_size
 
 
@@ -144,30 +146,58 @@ def test_only_the_rest_is_sent_again(interrupted: tuple[str, Image], full: Path,
     assert target.content() == full.read_bytes()
 
 
-def test_state_of_another_target_is_refused(
+def test_another_ticket_of_the_target_goes_on(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, states: Path
+) -> None:
+    _, target = interrupted
+    daemon.remove(target.ticket)
+    url = daemon.url(daemon.add_ticket(target.path, 12 * MiB), host="127.0.0.1")
+    assert upload(full, url, settings=one).progress.resumed == 8 * MiB
+    assert target.content() == full.read_bytes()
+    assert not list(states.iterdir())
+
+
+def test_another_target_gets_all(
     daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, new_image: MakeImage
 ) -> None:
-    other = new_image(size=12 * MiB)
-    with pytest.raises(StateMismatch, match=r"imageio-upload is .* the target has changed. --restart"):
-        upload(full, daemon.url(other.ticket), settings=one)
+    """Not even one that differs in the last byte only; and the state of the first one stays."""
+    url, target = interrupted
+    content = bytearray(target.content())
+    content[8 * MiB - 1] ^= 1
+    other = new_image(bytes(content))
+    assert upload(full, daemon.url(other.ticket), settings=one).progress.data == 12 * MiB
+    assert other.content() == full.read_bytes()
+    assert upload(full, url, settings=one).progress.resumed == 8 * MiB
 
 
-def test_changed_source_is_refused(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
-    os.utime(full, ns=(1, 1))
-    with pytest.raises(StateMismatch, match="the source has changed"):
-        upload(full, interrupted[0], settings=one)
+def test_state_in_use_is_that_of_another_upload(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, states: Path
+) -> None:
+    (state,) = states.iterdir()
+    with state.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert upload(full, interrupted[0], settings=one).progress.resumed == 0
 
 
-@pytest.mark.parametrize("position", [0, 8 * MiB - 1])
-def test_target_that_lost_what_was_sent_is_refused(
+def test_changed_source_is_sent_whole(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:
+    url, target = interrupted
+    full.write_bytes(pattern(12 * MiB, 1))
+    assert upload(full, url, settings=one).progress.resumed == 0
+    assert target.content() == full.read_bytes()
+
+
+@pytest.mark.parametrize("position", [0, 5 * MiB + 77, 8 * MiB - 1])
+def test_target_that_lost_what_was_sent_gets_all(
     interrupted: tuple[str, Image], full: Path, one: Settings, position: int
 ) -> None:
     url, target = interrupted
     with target.path.open("r+b") as f:
         f.seek(position)
-        f.write(bytes(1))
-    with pytest.raises(StateMismatch, match=r"from \d+ to \d+, .* not those of this source: .* --restart sends all"):
-        upload(full, url, settings=one)
+        byte = f.read(1)
+        f.seek(position)
+        f.write(bytes([byte[0] ^ 1]))
+    assert upload(full, url, settings=one).progress.resumed == 0
+    assert target.content() == full.read_bytes()
 
 
 def test_new_target_of_the_same_url_gets_all(
@@ -204,17 +234,50 @@ def test_content_that_differs_starts_anew(interrupted: tuple[str, Image], full: 
     assert target.content() == full.read_bytes()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"done": [[1]]}', '{"done": [[2, 1]]}', '{"done": 3}'])
-def test_file_that_is_no_state_is_refused(
-    daemon: Daemon, full: Path, one: Settings, new_image: MakeImage, tmp_path: Path, content: str
+@pytest.mark.parametrize("content", ["", "[]", '{"done": [[1]]}', '{"done": [[2, 1]]}', '{"done": 3}', "[" * 10**6])
+def test_file_that_is_no_state_is_not_used(
+    interrupted: tuple[str, Image], full: Path, one: Settings, states: Path, content: str
 ) -> None:
-    state = tmp_path / "state"
+    url, target = interrupted
+    (state,) = states.iterdir()
     state.write_text(content)
-    with pytest.raises(StateMismatch, match="is not the state of an upload: --restart"):
-        upload(full, daemon.url(new_image(size=12 * MiB).ticket), settings=one, state=state)
+    assert upload(full, url, settings=one).progress.resumed == 0
+    assert target.content() == full.read_bytes()
 
 
-def test_failed_flush_starts_anew(full: Path) -> None:
+def test_state_that_nobody_has_used_for_long_is_removed(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, states: Path
+) -> None:
+    (state,) = states.iterdir()
+    old, used = states / "old.upload", states / "used.upload"
+    for path in (old, used):
+        path.touch()
+        os.utime(path, (0, 0))
+    full.write_bytes(pattern(12 * MiB, 1))
+    with used.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        upload(full, interrupted[0], settings=one, checkpoint=0)
+    assert sorted(states.iterdir()) == sorted([state, used])
+
+
+@pytest.mark.parametrize("home", ["", "state"])
+def test_upload_without_a_place_for_its_state_is_made(
+    daemon: Daemon,
+    full: Path,
+    one: Settings,
+    new_image: MakeImage,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    home: str,
+) -> None:
+    target = new_image(size=12 * MiB)
+    (tmp_path / "file").touch()
+    upload(full, daemon.url(target.ticket), settings=one, checkpoint=0, state=tmp_path / "file" / home)
+    assert target.content() == full.read_bytes()
+    assert "--state-dir" in caplog.text
+
+
+def test_failed_flush_starts_anew(full: Path, states: Path) -> None:
     ok, total = answer("200 OK"), answer("206 Partial Content", "x", "Content-Range: bytes 0-0/12582912")
     script = [features("flush", "zero"), total, ok, ok, ok, ok, answer("500 Internal Server Error", "failed")]
     settings = Settings(connections=1)
@@ -223,7 +286,7 @@ def test_failed_flush_starts_anew(full: Path) -> None:
         pytest.raises(FlushFailed, match="may be lost: upload anew, with a new ticket"),
     ):
         upload(full, server.url, settings=settings, checkpoint=0)
-    assert not full.with_name("source.imageio-upload").exists()
+    assert not list(states.glob("*"))
 
 
 def test_server_that_closes_after_each_answer_is_connected_again() -> None:

@@ -76,8 +76,11 @@ def wait_until_held(proxy: Proxy) -> None:
     assert proxy.held.acquire(timeout=TIMEOUT)
 
 
-def state_of(source: Path) -> Path:
-    return source.with_name(f"{source.name}.imageio-upload")
+def claimed(states: Path) -> list[list[int]] | None:
+    """Return the ranges in the state of the one upload; None if there is no state."""
+    found = [json.loads(path.read_text())["done"] for path in states.glob("*")]
+    assert len(found) <= 1
+    return found[0] if found else None
 
 
 def upload(daemon: Daemon, source: Path, url: str) -> list[str | Path]:
@@ -90,7 +93,7 @@ def upload(daemon: Daemon, source: Path, url: str) -> list[str | Path]:
 
 @pytest.mark.parametrize("number", ENDING)
 def test_ended_upload_continues_after_all_that_was_sent(
-    daemon: Daemon, source: Path, target: Image, number: signal.Signals
+    daemon: Daemon, source: Path, target: Image, states: Path, number: signal.Signals
 ) -> None:
     with holding(daemon, target, PORTION + 9 * MiB) as (proxy, url):
         process = start(*upload(daemon, source, url))
@@ -103,7 +106,7 @@ def test_ended_upload_continues_after_all_that_was_sent(
     assert again.status == 0, again
     assert PORTION < json.loads(again.out.splitlines()[-1])["resumed"] < PORTION + 9 * MiB
     assert target.content() == source.read_bytes()
-    assert not state_of(source).exists()
+    assert claimed(states) is None
 
 
 def test_upload_ends_by_sigterm_where_sigint_is_ignored(daemon: Daemon, source: Path, target: Image) -> None:
@@ -114,17 +117,19 @@ def test_upload_ends_by_sigterm_where_sigint_is_ignored(daemon: Daemon, source: 
         ended(process).failed_with("the same command continues", 143)
 
 
-def test_second_interrupt_does_not_wait_for_the_flush(daemon: Daemon, source: Path, target: Image) -> None:
+def test_second_interrupt_does_not_wait_for_the_flush(
+    daemon: Daemon, source: Path, target: Image, states: Path
+) -> None:
     with holding(daemon, target, PORTION + 9 * MiB, 0) as (proxy, url):
         process = start(*upload(daemon, source, url))
         for _ in range(2):
             wait_until_held(proxy)
             process.send_signal(signal.SIGINT)
         ended(process).failed_with("interrupted; the target is incomplete \\([0-9.]+ MiB were done\\): start anew", 130)
-    assert not state_of(source).exists()
+    assert claimed(states) is None
 
 
-def test_server_that_was_started_anew_confirms_nothing(source: Path) -> None:
+def test_server_that_was_started_anew_confirms_nothing(source: Path, states: Path) -> None:
     ok, first, other = (answer("200 OK", {"features": ["flush", "zero"], "instance": name}) for name in ("", "a", "b"))
     size = answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
     puts = [ok] * (PORTION // (8 * MiB))
@@ -134,10 +139,10 @@ def test_server_that_was_started_anew_confirms_nothing(source: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert ended(process).status == 130
     assert [request.partition(" ")[0] for request in server.requests[-3:]] == ["OPTIONS", "PATCH", "OPTIONS"]
-    assert json.loads(state_of(source).read_text())["done"] == []
+    assert claimed(states) == []
 
 
-def test_interrupt_of_the_checksum_leaves_nothing_to_send(source: Path) -> None:
+def test_interrupt_of_the_checksum_leaves_nothing_to_send(source: Path, states: Path) -> None:
     ok, size = answer("200 OK"), answer("206 Partial Content", "x", f"Content-Range: bytes 0-0/{SIZE}")
     before = [features("checksum", "flush", "zero"), size, ok, size, *[ok] * (SIZE // (8 * MiB)), ok]
     with ScriptedServer(*before, None) as server:
@@ -145,7 +150,7 @@ def test_interrupt_of_the_checksum_leaves_nothing_to_send(source: Path) -> None:
         eventually(lambda: len(server.requests) > len(before), "the checksum is asked for", timeout=TIMEOUT)
         process.send_signal(signal.SIGINT)
         ended(process).failed_with("64.0 MiB of 64.0 MiB are on stable storage, the same command continues", 130)
-    assert json.loads(state_of(source).read_text())["done"] == [[0, SIZE]]
+    assert claimed(states) == [[0, SIZE]]
 
 
 def test_interrupt_ends_the_wait_for_a_silent_server(source: Path) -> None:
@@ -183,19 +188,19 @@ def kill_upload(source: Path, *answers: bytes) -> None:
         killed(process)
 
 
-def test_killed_upload_claims_nothing_before_the_answer_to_a_flush(source: Path) -> None:
+def test_killed_upload_claims_nothing_before_the_answer_to_a_flush(source: Path, states: Path) -> None:
     kill_upload(source, answer("200 OK"))
-    assert not state_of(source).exists()
+    assert claimed(states) is None
 
 
-def test_killed_upload_claims_what_was_flushed_and_no_more(source: Path) -> None:
+def test_killed_upload_claims_what_was_flushed_and_no_more(source: Path, states: Path) -> None:
     ok = answer("200 OK")
     kill_upload(source, ok, ok, ok)  # PUT, flush, PUT: the next flush has no answer
-    assert json.loads(state_of(source).read_text())["done"] == [[0, 4 * MiB]]
+    assert claimed(states) == [[0, 4 * MiB]]
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_killed_uploads_are_continued(daemon: Daemon, source: Path, target: Image, seed: int) -> None:
+def test_killed_uploads_are_continued(daemon: Daemon, source: Path, target: Image, states: Path, seed: int) -> None:
     choice = random.Random(seed)
     budgets = [choice.randrange(5 * MiB, SIZE // 2) for _ in range(2)]
     with holding(daemon, target, *budgets) as (proxy, url):
@@ -203,12 +208,11 @@ def test_killed_uploads_are_continued(daemon: Daemon, source: Path, target: Imag
         wait_until_held(proxy)
         killed(process)
         content, there = source.read_bytes(), target.content()
-        if state_of(source).exists():
-            for begin, end in json.loads(state_of(source).read_text())["done"]:
-                assert there[begin:end] == content[begin:end]
+        for begin, end in claimed(states) or []:
+            assert there[begin:end] == content[begin:end]
         assert ended(start(source, url, daemon.cafile, "2", program=LIBRARY)).status == 0
     assert target.content() == content
-    assert [path.name for path in source.parent.glob(f"{source.name}*")] == [source.name]
+    assert not list(states.iterdir())
 
 
 # Downloads

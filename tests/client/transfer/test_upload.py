@@ -183,9 +183,9 @@ def test_progress_is_told_to_the_end(daemon: Daemon, tls: Settings, source: Path
     assert [one.done for one in told] == sorted(one.done for one in told)
 
 
-def test_no_state_is_left(daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage) -> None:
+def test_no_state_is_left(daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage, states: Path) -> None:
     upload(source, daemon.url(new_image(size=SIZE + 1).ticket), settings=tls, checkpoint=0)
-    assert not list(source.parent.glob("*.imageio-upload*"))
+    assert not list(states.iterdir())
 
 
 # What can go wrong
@@ -266,14 +266,18 @@ def test_unreadable_source_is_told(
 
 
 def test_block_device_has_no_state(
-    daemon: Daemon, tls: Settings, tmp_path: Path, make_storage: Callable[[StorageType], Storage]
+    daemon: Daemon,
+    tls: Settings,
+    new_image: MakeImage,
+    states: Path,
+    make_storage: Callable[[StorageType], Storage],
 ) -> None:
     device = make_storage(next(t for t in STORAGE_TYPES if t.is_block)).make(MiB)
     for format_name in ("raw", "qcow2"):
         if format_name == "qcow2":
             run_qemu_img("create", "-q", "-f", "qcow2", str(device), "64K")
-        with pytest.raises(Usage, match="its upload has no state"):
-            upload(device, daemon.url("ticket"), settings=tls, state=tmp_path / "state", format=format_name)
+        upload(device, daemon.url(new_image(size=MiB).ticket), settings=tls, checkpoint=0, format=format_name)
+    assert not states.exists()
 
 
 def test_source_that_became_shorter_is_told(daemon: Daemon, tls: Settings, new_image: MakeImage) -> None:
@@ -294,7 +298,7 @@ def test_sparse_source_that_became_shorter_is_told(source: Path) -> None:
 
 @pytest.mark.parametrize("format_name", ["raw", "qcow2"])
 def test_source_that_was_changed_is_told(
-    daemon: Daemon, tls: Settings, tmp_path: Path, new_image: MakeImage, format_name: str
+    daemon: Daemon, tls: Settings, tmp_path: Path, new_image: MakeImage, states: Path, format_name: str
 ) -> None:
     source = tmp_path / "source"
     run_qemu_img("create", "-q", "-f", format_name, str(source), "1M")
@@ -304,4 +308,4 @@ def test_source_that_was_changed_is_told(
 
     with pytest.raises(LocalError, match="source was changed during the upload: upload anew"):
         upload(source, daemon.url(new_image(size=MiB).ticket), settings=tls, format=format_name, progress=change)
-    assert not list(tmp_path.glob("*.imageio-upload"))
+    assert not list(states.glob("*"))

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What earlier uploads have left in the target, and the proof that it is of this source (docs/adr/0037)."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from ...amounts import human
+from ...image.ranges import RangeSet
+from ..errors import Refused, StateMismatch
+from ..local.source import Source
+from ..server.image import Image
+from ..server.session import ClientSession
+from . import workers
+from .comparison import Comparison
+from .plan import Queue, Unit
+from .progress import Counter, Phase
+from .record import Record, aligned
+from .state import Claim
+
+log = logging.getLogger(__name__)
+
+#: Makes what a thread does with each unit, of its connection and its buffer.
+Worker = Callable[[Image, memoryview], Callable[[Unit], None]]
+
+
+class Run(Protocol):
+    """Do all units of a queue, on all connections."""
+
+    def __call__(self, images: list[Image], queue: Queue, worker: Worker) -> Awaitable[None]: ...
+
+
+class Found(NamedTuple):
+    """What need not be sent. needs_checksum: the checksum of the whole image has to prove it at the end."""
+
+    done: RangeSet
+    needs_checksum: bool = False
+
+
+class Earlier:
+    """The earlier uploads of a source that can be read in any order. target_size: bytes of the target."""
+
+    def __init__(
+        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: Run, target_size: int
+    ) -> None:
+        self._source = source
+        self._session = session
+        self._record = record
+        self._counter = counter
+        self._run = run
+        features = session.abilities.features
+        self._by_checksum = "checksum_range" in features
+        self._can_verify = "checksum" in features and target_size == source.size
+
+    async def find(self, images: list[Image], recorded: RangeSet, *, compare_all: bool) -> Found:
+        """Return what need not be sent: what the server has recorded, and what a state of this host tells.
+
+        The record is that of the ticket, so a sample of it is compared, unless compare_all. Nobody vouches that a state
+        belongs to this target: a state of which one byte differs is not used. Raises StateMismatch if what is recorded
+        differs.
+        """
+        if recorded.size():
+            different = await self._compare(images, recorded, every=compare_all)
+            if different:
+                raise different
+        for claim in self._record.claims():
+            found = self._missing(claim, recorded)
+            if not self._is_provable(claim):
+                continue
+            different = await self._compare(images, found, every=self._by_checksum)
+            if not different:
+                for start, end in recorded.pieces():
+                    found.add(start, end)
+                return Found(found, needs_checksum=not self._by_checksum and self._can_verify)
+            log.info("an earlier upload had another target, or it was changed since: %s", different)
+        return Found(recorded)
+
+    def _missing(self, claim: Claim, recorded: RangeSet) -> RangeSet:
+        """Return what a claim has more than the record of the server."""
+        parts = (part for start, end in claim.done for part in recorded.parts(start, min(end, self._source.size)))
+        return aligned((start, end) for start, end, is_recorded in parts if not is_recorded)
+
+    def _is_provable(self, claim: Claim) -> bool:
+        return self._by_checksum or self._can_verify or claim.same_url
+
+    async def _compare(self, images: list[Image], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
+        """Return the first difference between source and target in these ranges; None: they are equal."""
+        comparison = Comparison(self._source, done, by_checksum=self._by_checksum)
+        ((amount, units),) = await workers.run([partial(comparison.plan, every=every)], self._session.stop)
+        log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
+        different: list[StateMismatch | Refused] = []
+
+        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
+            def compare(unit: Unit) -> None:
+                if different:
+                    return
+                try:
+                    comparison.compare(image, unit, buffer)
+                except (StateMismatch, Refused) as e:  # refused: the ticket may not read
+                    different.append(e)
+                self._counter.check(unit.end - unit.start)
+
+            return compare
+
+        self._counter.begin(Phase.COMPARING, amount)
+        await self._run(images, Queue(units, self._session.stop), worker)
+        self._counter.begin(Phase.TRANSFERRING)
+        return different[0] if different else None
