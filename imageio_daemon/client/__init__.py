@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client library: transfers of disk images to and from a server of the images API.
+"""The client library: transfers of disk images to and from a server of the images API, and open images.
 
     from imageio_daemon.client import Settings, upload
 
     upload("disk.qcow2", "https://host:54322/images/TICKET", settings=Settings(cafile="ca.pem"))
 
-Functions are synchronous; from a coroutine, call them with asyncio.to_thread(). Offsets and sizes are in bytes. Errors
-are raised as ClientError, whose text is one line for the user.
+Functions are synchronous; a coroutine calls them with asyncio.to_thread(), and opens images with open_async(). Offsets
+and sizes are in bytes. Errors are raised as ClientError, whose text is one line for the user.
 """
 
-from .api import Info, checksum, disks, download, extents, info, upload
+from ..image.extents import Extent
+from .api import (
+    Info,
+    checksum,
+    disks,
+    download,
+    extents,
+    info,
+    open,  # noqa: A004 - as that of files
+    open_async,
+    upload,
+)
 from .errors import (
     ChecksumMismatch,
     ClientError,
@@ -22,17 +33,23 @@ from .errors import (
     StorageFailed,
     Temporary,
     Usage,
+    WritesLost,
 )
+from .handle.asynchronous import AsyncImage
+from .handle.image import Image
 from .server.session import Settings
 from .transfer.download import Downloaded
 from .transfer.progress import Progress
 from .transfer.upload import Uploaded
 
 __all__ = [
+    "AsyncImage",
     "ChecksumMismatch",
     "ClientError",
     "Downloaded",
+    "Extent",
     "FlushFailed",
+    "Image",
     "Info",
     "LocalError",
     "NoRoom",
@@ -45,10 +62,13 @@ __all__ = [
     "Temporary",
     "Uploaded",
     "Usage",
+    "WritesLost",
     "checksum",
     "disks",
     "download",
     "extents",
     "info",
+    "open",
+    "open_async",
     "upload",
 ]

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -13,6 +14,8 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
+from .handle.asynchronous import AsyncImage
+from .handle.image import Image as OpenImage
 from .local.compressing import CompressedFile
 from .local.formats import Named, named
 from .local.in_use import locked
@@ -147,6 +150,26 @@ def download(
         except BaseException:
             opened.abandon()
             raise
+
+
+def open(url: str, *, settings: Settings = DEFAULTS) -> OpenImage:  # noqa: A001 - as that of files
+    """Open the image at url for reading, and for writing if the ticket allows it; close() it, or use `with`.
+
+    Several threads may use it: see Image. Raises ClientError.
+    """
+    session = ClientSession(url, settings)
+    try:
+        return OpenImage(session)
+    except BaseException:
+        session.close()
+        raise
+
+
+async def open_async(url: str, *, settings: Settings = DEFAULTS) -> AsyncImage:
+    """Open the image at url as open() does, for coroutines: `async with await open_async(url) as image`."""
+    session = ClientSession(url, settings)
+    threads = ThreadPoolExecutor(session.most_connections, thread_name_prefix="image")
+    return await AsyncImage.open(session, threads)
 
 
 def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:

@@ -64,6 +64,17 @@ class FlushFailed(StorageFailed):
     """The server's storage failed to flush: what was written since the last flush may be lost."""
 
 
+class WritesLost(ServerFailed):
+    """The server was restarted after it had answered writes that no flush has confirmed: they may be lost.
+
+    `ranges`: (offset, length) of what has to be written again, in bytes and in order.
+    """
+
+    def __init__(self, message: str, ranges: list[tuple[int, int]]) -> None:
+        super().__init__(message)
+        self.ranges = ranges
+
+
 class LocalError(ClientError):
     """The local source cannot be read, or the local target cannot be written."""
 

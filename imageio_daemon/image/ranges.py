@@ -39,6 +39,20 @@ class RangeSet:
         if len(self._starts) > self._limit:
             self._join_closest()
 
+    def discard(self, start: int, end: int) -> None:
+        """Remove the bytes from start up to, not including, end."""
+        first = bisect_right(self._ends, start)
+        last = bisect_left(self._starts, end)
+        if start >= end or first >= last:
+            return
+        self._size -= self._overlap(start, end)
+        kept = [(self._starts[first], start), (end, self._ends[last - 1])]
+        kept = [(before, after) for before, after in kept if before < after]
+        self._starts[first:last] = [before for before, _ in kept]
+        self._ends[first:last] = [after for _, after in kept]
+        if len(self._starts) > self._limit:
+            self._join_closest()
+
     def overlaps(self, start: int, end: int) -> bool:
         """Tell whether a byte from start up to, not including, end is in the union."""
         first = bisect_right(self._ends, start)

@@ -61,6 +61,21 @@ def test_program_of_the_page(daemon: Daemon, work: Path, new_image: MakeImage) -
     assert target.read(0, 2 * MiB) == pattern(2 * MiB)
 
 
+def test_program_with_an_open_image(daemon: Daemon, new_image: MakeImage) -> None:
+    program = PAGE.read_text().rpartition("```python\n")[2].partition("```")[0]
+    target = new_image(pattern(MiB), sparse=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program, daemon.url(target.ticket), str(daemon.cafile)],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert result.stdout == "the first sector of 1048576 bytes; 2 extents\n"
+    assert target.content() == b"the first sector".ljust(512) + bytes(MiB - 512)
+
+
 def test_page_has_all_statuses() -> None:
     told = {int(status) for status in re.findall(r"^\| (\d+) \|", PAGE.read_text(), re.MULTILINE)}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.ClientError)]

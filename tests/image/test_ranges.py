@@ -44,6 +44,29 @@ def test_size_is_that_of_the_union(added: list[tuple[int, int]]) -> None:
     assert [b for start, end in ranges.pieces() for b in range(start, end)] == sorted(model)
 
 
+@given(st.lists(st.tuples(RANGES.map(lambda ranges: ranges[:3]), RANGES.map(lambda ranges: ranges[:3])), max_size=6))
+def test_what_is_discarded_is_in_no_range(steps: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]]) -> None:
+    ranges, model = RangeSet(), set[int]()
+    for added, discarded in steps:
+        for start, end in added:
+            ranges.add(start, end)
+            model.update(range(start, end))
+        for start, end in discarded:
+            ranges.discard(start, end)
+            model.difference_update(range(start, end))
+        assert ranges.size() == len(model)
+        assert [b for start, end in ranges.pieces() for b in range(start, end)] == sorted(model)
+
+
+def test_number_of_pieces_is_bounded_when_one_is_cut() -> None:
+    ranges = RangeSet(limit=4)
+    for start in (0, 1000, 2000, 3000):
+        ranges.add(start, start + 100)
+    ranges.discard(10, 20)
+    assert len(ranges.pieces()) <= 4
+    assert ranges.overlaps(15, 16)
+
+
 @given(RANGES, RANGES)
 def test_size_with_running_ranges_is_that_of_the_union(
     done: list[tuple[int, int]], running: list[tuple[int, int]]

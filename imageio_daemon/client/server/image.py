@@ -63,6 +63,8 @@ class Image:
         self._restarts = restarts
         self._lost = lost  # the connection was lost, and it is not checked yet whether the server was restarted
         self._max_zero = FIRST_ZERO
+        #: Restarts.count before the last request was sent, for the last time if it was sent again.
+        self.restarts_before = 0
         self.connection = ClientConnection(endpoint, stop)
 
     def close(self) -> None:
@@ -192,6 +194,16 @@ class Image:
                     self._patience.succeeded()
                     yield piece
 
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes from offset on."""
+        while buffer:
+            with self._going_on():
+                self._recognise()
+                for piece in self._read_once(offset, len(buffer), buffer, not_counted):
+                    offset += len(piece)
+                    buffer = buffer[len(piece) :]
+                    self._patience.succeeded()
+
     def _read_once(self, offset: int, length: int, buffer: memoryview, moved: Moved) -> Iterator[memoryview]:
         wanted = f"bytes {offset}-{offset + length - 1}"
         body = self.connection.open(self._path, {"Range": wanted.replace(" ", "=")})
@@ -260,6 +272,7 @@ class Image:
         while True:
             with self._going_on():
                 self._recognise()
+                self.restarts_before = self._restarts.count
                 answer = send()
                 self._patience.succeeded()
                 return answer

@@ -65,6 +65,10 @@ class ClientSession:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, which no thread uses any more."""
         for image in self._images:
             image.close()
 
@@ -106,7 +110,12 @@ class ClientSession:
 
     def connections(self, limit: int) -> int:
         """Return the number of connections to use if the server allows `limit`."""
-        return max(1, min(self._settings.connections or CONNECTIONS, limit))
+        return max(1, min(self.most_connections, limit))
+
+    @property
+    def most_connections(self) -> int:
+        """Return the number of connections to use if the server allows them."""
+        return self._settings.connections or CONNECTIONS
 
     def _first_endpoint(self) -> Endpoint:
         url, settings = self.url, self._settings

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was written through a handle, and whether a flush confirms it: a restart of the server may have lost it."""
+
+import threading
+
+from ...image.ranges import RangeSet
+from ..server.image import MAX_EXTENTS
+
+#: What was written, by Restarts.count before it was sent.
+Written = dict[int, RangeSet]
+
+
+class Unflushed:
+    """What the server has answered and no flush has confirmed yet, and what is lost. Thread-safe.
+
+    What is lost stays so until it is written again: each flush has to fail until then, whoever calls it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._written: Written = {}
+        self._lost = _new_ranges()
+
+    def wrote(self, start: int, end: int, restarts: int) -> None:
+        """Note that the bytes from start to end were written. restarts: Restarts.count before they were sent."""
+        with self._lock:
+            for ranges in (self._lost, *self._written.values()):
+                ranges.discard(start, end)
+            self._written.setdefault(restarts, _new_ranges()).add(start, end)
+
+    def take(self) -> Written:
+        """Return what was written since the last call. Called before the flush that confirms it."""
+        with self._lock:
+            written, self._written = self._written, {}
+            return written
+
+    def give_back(self, taken: Written) -> None:
+        """Add again what was taken for a flush that was not answered."""
+        with self._lock:
+            for restarts, ranges in taken.items():
+                mine = self._written.setdefault(restarts, _new_ranges())
+                for piece in ranges.pieces():
+                    mine.add(*piece)
+
+    def flushed(self, taken: Written, restarts: int) -> None:
+        """Note a flush of what was taken: what was sent before a restart may be lost. restarts: after the flush."""
+        with self._lock:
+            for before, ranges in taken.items():
+                for piece in ranges.pieces() if before != restarts else ():
+                    self._lost.add(*piece)
+            if self._lost.size():
+                for ranges in self._written.values():  # while the flush ran
+                    for piece in ranges.pieces():
+                        self._lost.discard(*piece)
+
+    def lost(self) -> list[tuple[int, int]]:
+        """Return (offset, length) of what has to be written again."""
+        with self._lock:
+            return [(start, end - start) for start, end in self._lost.pieces()]
+
+
+def _new_ranges() -> RangeSet:
+    """Return a set whose ranges are never joined: then it would have bytes that nobody writes again."""
+    return RangeSet(limit=MAX_EXTENTS)
