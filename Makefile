@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
+.PHONY: help setup demo run check test test-ui coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -38,6 +38,10 @@ check: lint ## Check style and types, and run the first cases of chosen tests: a
 
 test: setup ## Run all tests in two processes (ARGS="-k name": some of them)
 	$(PYTEST) $(ARGS)
+
+test-ui: setup ## Run the tests of the page for browsers in a real Chromium, three minutes (ARGS="-k name": some of them)
+	@scripts/setup-ui
+	IMAGEIO_TEST_UI=1 $(PYTEST) tests/ui $(ARGS)
 
 coverage: setup ## Run all tests and show what they reach of Python and C, half an hour (ARGS=path: some of them)
 	@scripts/coverage $(ARGS)

@@ -25,8 +25,12 @@ export function takeTicket() {
     return sessionStorage.getItem(TICKET);
 }
 
+/** Lets other tabs have the ticket. */
+let release = () => {};
+
 /** Forget the ticket and its file: nothing is left to do with them. */
 export function dropTicket() {
+    release();
     sessionStorage.removeItem(TICKET);
     sessionStorage.removeItem(FILE);
 }
@@ -62,14 +66,14 @@ function mark(file) {
 }
 
 /**
- * Keep other tabs of this browser from using the ticket until this one is closed; return whether this tab has it.
+ * Keep other tabs of this browser from using the ticket until this one drops it; return whether this tab has it.
  * Other browsers are not seen: what they write is found when the disk is compared.
  */
 export function holdTicket(id) {
     return new Promise((resolve) => {
         navigator.locks.request(`imageio ${id}`, { ifAvailable: true }, (lock) => {
             resolve(lock !== null);
-            return lock && new Promise(() => {});
+            return lock && new Promise((end) => (release = end));
         });
     });
 }

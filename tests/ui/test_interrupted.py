@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to an upload that is interrupted: by a reload, the network, the server, its ticket, or its file."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from imageio_daemon.units import MiB
+from tests.support.daemon import Daemon
+from tests.support.polling import eventually
+from tests.ui.conftest import Link, MakeDisk, MakeLink, same
+from tests.ui.wire import Wire
+
+if TYPE_CHECKING:
+    from tests.ui.browser import Browser
+
+SIZE = 160 * MiB
+#: Pieces of data, of 2 MiB each.
+PIECES = 50
+#: Bytes per second, so slow that something can happen meanwhile.
+SLOW = 8 * MiB
+LONG = 90.0
+
+
+@pytest.fixture
+def disk(make_disk: MakeDisk) -> Path:
+    return make_disk("disk.raw", SIZE, PIECES)
+
+
+@pytest.fixture
+def link(make_link: MakeLink) -> Link:
+    """A link for an upload that is slow until hurry()."""
+    return make_link(SIZE, rate=SLOW)
+
+
+def hurry(daemon: Daemon, link: Link) -> None:
+    """Let an upload go on without a limit."""
+    assert daemon.control("PATCH", f"/tickets/{link.ticket}", b'{"rate": 0}').status == 200
+
+
+def begin(browser: "Browser", link: Link, disk: Path) -> None:
+    """Upload a part of the disk."""
+    browser.open(link.url)
+    browser.upload(disk)
+    browser.until(20)
+
+
+def test_reload_continues_with_what_is_not_durable(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
+) -> None:
+    begin(browser, link, disk)
+    eventually(lambda: page_daemon.status(link.ticket)["durable"] > 0, "a flush has ended", timeout=20)
+    browser.reload()
+    browser.wait("Continue the upload")
+    hurry(page_daemon, link)
+    durable = page_daemon.status(link.ticket)["durable"]
+    written = page_daemon.status(link.ticket)["written"]
+    browser.choose(disk)
+    browser.wait("Ready to continue")
+    browser.press("Continue")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+    again = page_daemon.status(link.ticket)["written"] - written
+    assert 0 < again <= SIZE - durable
+
+
+def test_other_file_after_a_reload_is_sent_from_the_start(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link, make_disk: MakeDisk
+) -> None:
+    begin(browser, link, disk)
+    browser.reload()
+    hurry(page_daemon, link)
+    other = make_disk("other.raw", SIZE, 5)
+    browser.choose(other)
+    browser.wait("Ready to upload")
+    assert "not the file that was begun" in browser.text("notice")
+    browser.press("Upload")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(other, link.path)
+
+
+def test_pause_sends_nothing_until_it_is_continued(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
+) -> None:
+    begin(browser, link, disk)
+    browser.press("Pause")
+    browser.wait("Paused")
+    eventually(lambda: not page_daemon.status(link.ticket)["active"], "nothing runs", timeout=20)
+    written = page_daemon.status(link.ticket)["written"]
+    assert browser.percent < 90
+    hurry(page_daemon, link)
+    assert page_daemon.status(link.ticket)["written"] == written
+    browser.press("Continue")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
+def test_network_that_is_cut_is_waited_for(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link, wire: Wire
+) -> None:
+    begin(browser, link, disk)
+    wire.cut()
+    eventually(lambda: "The connection is lost. Trying again" in browser.text("waiting"), "it says so", timeout=20)
+    wire.mend()
+    hurry(page_daemon, link)
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
+def test_server_that_restarts_is_waited_for(browser: "Browser", page_daemon: Daemon, disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    page_daemon.stop()
+    eventually(lambda: browser.text("waiting"), "it waits", timeout=20)
+    page_daemon.restart()
+    hurry(page_daemon, link)
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
+def test_ticket_that_expires_goes_on_when_it_is_extended(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
+) -> None:
+    begin(browser, link, disk)
+    page_daemon.extend(link.ticket, 0)
+    browser.wait("The link does not work any more")
+    assert "Ask the person who sent it for more time" in browser.text("lead")
+    page_daemon.extend(link.ticket, 300)
+    hurry(page_daemon, link)
+    browser.press("Try again")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
+def test_ticket_that_is_removed_ends_it_with_what_to_do(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
+) -> None:
+    begin(browser, link, disk)
+    page_daemon.remove(link.ticket)
+    browser.wait("The link does not work any more")
+
+
+def test_ticket_that_becomes_read_only_ends_it(browser: "Browser", page_daemon: Daemon, disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    page_daemon.add_ticket(link.path, SIZE, uuid=link.ticket, ops=["read"])
+    browser.wait("The link does not work any more")
+
+
+def test_file_that_changes_is_told(browser: "Browser", disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    os.truncate(disk, SIZE // 2)
+    browser.wait("The file cannot be read any more")
+    browser.press("Choose the file again")
+    browser.wait("Continue the upload")
+
+
+def test_file_that_vanishes_is_told(browser: "Browser", disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    disk.unlink()
+    browser.wait("The file cannot be read any more")
+
+
+def test_cancel_says_that_the_disk_is_incomplete(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
+) -> None:
+    begin(browser, link, disk)
+    browser.press("Cancel")
+    browser.wait("Canceled")
+    assert "must not be used" in browser.text("lead")
+    eventually(lambda: not page_daemon.status(link.ticket)["active"], "nothing runs", timeout=20)
+
+
+def test_two_tabs_do_not_use_one_link(browser: "Browser", disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    browser.new_tab()
+    browser.open(link.url)
+    assert browser.title == "The link is open in another tab"
+    browser.close_tab()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Uploads by the page in a real browser."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from imageio_daemon.units import GiB, KiB, MiB
+from tests.support.daemon import Daemon
+from tests.ui.conftest import MakeDisk, MakeLink, same
+from tests.ui.memory import Watch
+
+if TYPE_CHECKING:
+    from tests.ui.browser import Browser
+
+#: Bytes that the tab may have.
+MOST_MEMORY = 300 * MiB
+LONG = 90.0
+
+
+def test_sparse_disk_is_uploaded_and_compared(
+    browser: "Browser", page_daemon: Daemon, make_disk: MakeDisk, make_link: MakeLink
+) -> None:
+    disk = make_disk("disk.raw", 2 * GiB, 100)
+    link = make_link(2 * GiB)
+    browser.open(link.url)
+    received = page_daemon.served("remote", "lane")["received"]
+    browser.upload(disk)
+    with Watch(browser.driver.service.process.pid) as memory:
+        browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+    assert page_daemon.served("remote", "lane")["received"] - received < 230 * MiB  # zeros were not sent
+    assert link.path.stat().st_blocks * 512 < 256 * MiB
+    assert page_daemon.control("GET", f"/tickets/{link.ticket}").json()["zeroed"]
+    print(f"memory of the tab: {memory.most / MiB:.0f} MiB")
+    assert memory.most < MOST_MEMORY
+
+
+@pytest.mark.parametrize(
+    ("size", "content"),
+    [(1, b"x"), (4 * MiB + 1, b"\0" * 4 * MiB + b"x"), (5 * MiB - 3, b"a" * 300_001), (3 * MiB, b"")],
+    ids=["one byte", "a byte after a block", "an odd size", "zeros only"],
+)
+def test_odd_disk_is_uploaded(
+    browser: "Browser", tmp_path: Path, make_link: MakeLink, size: int, content: bytes
+) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(content)
+    os.truncate(disk, size)
+    link = make_link(size)
+    link.path.write_bytes(b"\xff" * size)  # what was there before has to go
+    browser.open(link.url)
+    browser.upload(disk)
+    browser.wait("The disk is safe")
+    assert same(disk, link.path)
+
+
+def test_rest_of_a_larger_disk_becomes_zero(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(b"x" * 700_000)
+    link = make_link(9 * MiB)
+    link.path.write_bytes(b"\xff" * 9 * MiB)
+    browser.open(link.url)
+    browser.choose(disk)
+    browser.wait("Ready to upload")
+    assert "what the file does not have becomes zeros" in browser.text("facts")
+    browser.press("Upload")
+    browser.wait("The disk is safe")
+    assert link.path.read_bytes() == b"x" * 700_000 + bytes(9 * MiB - 700_000)
+
+
+def test_file_grows_to_the_size_of_the_source(browser: "Browser", make_disk: MakeDisk, make_link: MakeLink) -> None:
+    disk = make_disk("disk", 8 * MiB, 2)
+    link = make_link(64 * MiB)
+    os.truncate(link.path, 0)
+    browser.open(link.url)
+    browser.upload(disk)
+    browser.wait("The disk is safe")
+    assert same(disk, link.path)
+
+
+def test_disk_that_somebody_else_changes_is_mended(
+    browser: "Browser", page_daemon: Daemon, make_disk: MakeDisk, make_link: MakeLink
+) -> None:
+    disk = make_disk("disk", 64 * MiB, 12)
+    link = make_link(64 * MiB, rate=16 * MiB)
+    browser.open(link.url)
+    browser.upload(disk)
+    browser.until(30)
+    with page_daemon.connect("tls") as other:
+        for place in (0, 70_000, 5 * MiB):
+            answer = other.put(f"/images/{link.ticket}?flush=n", b"!", {"Content-Range": f"bytes {place}-{place}/*"})
+            assert answer.status == 200
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
+def test_link_that_was_used_says_so(browser: "Browser", make_disk: MakeDisk, make_link: MakeLink) -> None:
+    link = make_link(4 * MiB)
+    browser.open(link.url)
+    browser.upload(make_disk("disk", 4 * MiB, 1))
+    browser.wait("The disk is safe")
+    browser.new_tab()
+    browser.open(link.url)
+    assert browser.title == "The disk is safe"
+    assert "This link can do nothing more" in browser.text("lead")
+    browser.close_tab()
+
+
+# What is refused before anything is sent
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (b"QFI\xfb", "qcow2 image.*qemu-img convert"),
+        (b"KDMV", "VMware disk.*qemu-img convert"),
+        (b"vhdxfile", "VHDX.*qemu-img convert"),
+        (b"\0" * 257 + b"ustar", "tar archive.*Unpack"),
+        (b"\x1f\x8b\x08", "gzip.*gunzip"),
+    ],
+    ids=["qcow2", "vmdk", "vhdx", "ova", "gzip"],
+)
+def test_other_format_is_refused_with_what_to_do(
+    browser: "Browser", tmp_path: Path, make_link: MakeLink, head: bytes, told: str
+) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(head + bytes(64 * KiB))
+    link = make_link(MiB)
+    browser.open(link.url)
+    browser.choose(disk)
+    browser.expect_notice(f"{told}")
+    assert re.search(r"expects the plain bytes of the disk \(raw\)", browser.text("notice"))
+
+
+def test_file_larger_than_the_ticket_is_refused(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(MiB + 1))
+    browser.open(make_link(MiB).url)
+    browser.choose(disk)
+    browser.expect_notice(r"1,048,577 bytes.*more than the.*1,048,576 bytes")
+
+
+def test_empty_file_is_refused(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
+    (tmp_path / "empty").touch()
+    browser.open(make_link(MiB).url)
+    browser.choose(tmp_path / "empty")
+    browser.expect_notice("0 bytes")
+
+
+def test_name_of_a_file_is_text(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
+    name = "<img src=x onerror=alert(1)>&amp;\u202egnp.raw"
+    (tmp_path / name).write_bytes(b"x" * 4096)
+    browser.open(make_link(4096).url)
+    browser.choose(tmp_path / name)
+    browser.wait("Ready to upload")
+    assert name in browser.text("facts")
+    assert browser.driver.execute_script("return document.images.length") == 0
