@@ -143,7 +143,8 @@ class Daemon:
         self._process = subprocess.Popen(
             self._command if manager is None else manager.command(self._command),
             cwd=self._checkout,
-            env={**os.environ, **({} if manager is None else manager.environment())},
+            # A crash tells where each thread was in Python.
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **({} if manager is None else manager.environment())},
             pass_fds=() if manager is None else manager.descriptors(),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
