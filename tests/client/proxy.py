@@ -15,17 +15,19 @@ PIECE = 64 * 1024
 class Proxy:
     """Forward connections to a port of this host. `budget` tells how many bytes the next connection may carry.
 
-    hold: a connection that has carried them is not broken, but stays as it is; `held` is released for each.
+    host: the loopback address to listen on. hold: a connection that has carried them is not broken, but stays as it is;
+    `held` is released for each.
     """
 
-    def __init__(self, port: int, budget: Callable[[], int], *, hold: bool = False) -> None:
+    def __init__(self, port: int, budget: Callable[[], int], *, hold: bool = False, host: str = "127.0.0.1") -> None:
         self.broken = 0
         self.held = threading.Semaphore(0)
         self._hold = hold
         self._ended = threading.Event()
         self._target = port
         self._budget = budget
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self._thread = threading.Thread(target=self._accept)
         self._links: list[_Link] = []
 
@@ -33,6 +35,11 @@ class Proxy:
     def port(self) -> int:
         port: int = self._listener.getsockname()[1]
         return port
+
+    @property
+    def carried(self) -> int:
+        """The bytes of all connections so far, in both directions."""
+        return sum(link.carried for link in self._links)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -52,8 +59,12 @@ class Proxy:
         with contextlib.suppress(OSError):  # the listener was shut down
             while True:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                self._links.append(_Link(client, server, self._budget(), self._used_up))
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except ConnectionRefusedError:
+                    client.close()
+                else:
+                    self._links.append(_Link(client, server, self._budget(), self._used_up))
 
     def _used_up(self) -> None:
         if self._hold:
@@ -68,6 +79,7 @@ class _Link:
 
     def __init__(self, client: socket.socket, server: socket.socket, budget: int, used_up: Callable[[], None]) -> None:
         self._sockets = (client, server)
+        self.carried = 0
         self._left = budget
         self._used_up = used_up
         self._lock = threading.Lock()
@@ -90,6 +102,7 @@ class _Link:
         with self._lock:
             allowed = min(wanted, self._left)
             self._left -= allowed
+            self.carried += allowed
             return allowed
 
     def _shut(self) -> None:

@@ -73,7 +73,7 @@ class Earlier:
                 for start, end in recorded.pieces():
                     found.add(start, end)
                 return Found(found, needs_checksum=not self._by_checksum and self._can_verify)
-            log.info("an earlier upload had another target, or it was changed since: %s", different)
+            log.info("an earlier upload of this source had another target, or this one was changed since")
         return Found(recorded)
 
     def _missing(self, claim: Claim, recorded: RangeSet) -> RangeSet:

@@ -57,6 +57,15 @@ def dirty_units(extents: Iterable[Extent], portion: int) -> Iterator[Unit]:
             yield from units(together, portion, start=together[0].start)
 
 
+def data_left(unit: Unit, done: RangeSet) -> int:
+    """Return the bytes of data of a unit that are not done."""
+    data = (segment for segment in unit.segments if not segment.zero)
+    if not done.size():
+        return sum(segment.length for segment in data)
+    parts = (part for segment in data for part in done.parts(segment.start, segment.start + segment.length))
+    return sum(end - start for start, end, is_done in parts if not is_done)
+
+
 def widened(extents: Sequence[Extent], block: int) -> Iterator[Extent]:
     """Yield the extents, with dirty ones extended to whole blocks. block: bytes."""
     dirty = RangeSet(limit=len(extents) + 1)

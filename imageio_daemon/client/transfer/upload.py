@@ -21,7 +21,7 @@ from .confirmed import CHECKPOINT, new_ranges
 from .digest import Digest
 from .earlier import Earlier, Worker
 from .memory import new_buffer
-from .plan import Queue, Unit, units
+from .plan import Queue, Unit, data_left, units
 from .progress import Counter, Phase, Progress, Report
 from .record import Record, aligned
 from .room import check_room
@@ -150,12 +150,10 @@ class Upload:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    def _comparison(self) -> Comparison:
-        by_checksum = "checksum_range" in self._session.abilities.features
-        return Comparison(self._source, self._done, by_checksum=by_checksum)
-
     async def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
+        compares = self._source.is_stream and not self._finalized
+        comparison = Comparison(self._source, self._done, by_checksum=True) if compares else None
 
         def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
             sender = Sender(
@@ -167,12 +165,12 @@ class Upload:
                 self._session.restarts,
                 done=done,
                 skip_zeros=self._session.abilities.reads_zero,
-                comparison=self._comparison() if self._source.is_stream and not self._finalized else None,
+                comparison=comparison,
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
         def planned(unit: Unit | None) -> None:
-            counter.plan(unit and _data(unit, done))
+            counter.plan(unit and data_left(unit, done))
 
         queue = Queue(units(self._source.extents(), self._source.portion), self._session.stop, planned)
         await self._run(images, queue, worker)
@@ -288,7 +286,9 @@ class Upload:
         except (ChecksumMismatch, LocalError) as e:
             self._record.close()
             if isinstance(e, ChecksumMismatch) and not self._options.verify:
-                raise StateMismatch(f"an earlier upload had another target, or it was changed since ({e})") from e
+                raise StateMismatch(
+                    "an earlier upload had another target, or it was changed since: the same command sends all"
+                ) from e
             raise
         self._record.discard()
         return verified
@@ -299,12 +299,3 @@ class Upload:
             return finalize(image, digest, self._counter, self._session.stop)
         verify(image, digest)
         return None
-
-
-def _data(unit: Unit, done: RangeSet) -> int:
-    """Return the bytes of data of a unit that are not done."""
-    data = (segment for segment in unit.segments if not segment.zero)
-    if not done.size():
-        return sum(segment.length for segment in data)
-    parts = (part for segment in data for part in done.parts(segment.start, segment.start + segment.length))
-    return sum(end - start for start, end, is_done in parts if not is_done)

@@ -2,6 +2,7 @@
 """Connections that break: requests are repeated, uploads are continued, and the bytes are always the same."""
 
 import contextlib
+import dataclasses
 import fcntl
 import logging
 import os
@@ -20,6 +21,7 @@ from imageio_daemon.client import (
     Refused,
     ServerFailed,
     Settings,
+    StateMismatch,
     Temporary,
     Uploaded,
     download,
@@ -28,6 +30,9 @@ from imageio_daemon.client import (
     upload,
 )
 from imageio_daemon.client.local.source import FileSource
+from imageio_daemon.client.server.abilities import Abilities
+from imageio_daemon.client.transfer import comparison
+from imageio_daemon.client.transfer.progress import Phase
 from imageio_daemon.image.extents import Extent
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
@@ -177,6 +182,73 @@ def test_state_in_use_is_that_of_another_upload(
     with state.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert upload(full, interrupted[0], settings=one).progress.resumed == 0
+
+
+# Servers without checksums of ranges, such as ovirt-imageio
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What the daemon offers then."""
+    features = {"checksum", "extents", "flush", "zero"}
+    of_answer = Abilities.from_json
+
+    def from_json(told: object) -> Abilities:
+        answer = of_answer(told)
+        return dataclasses.replace(answer, features=answer.features & features)
+
+    monkeypatch.setattr(Abilities, "from_json", from_json)
+    return features
+
+
+def test_other_ticket_is_proven_by_the_checksum_of_all(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, offered: set[str]
+) -> None:
+    told: list[Progress] = []
+    url = daemon.url(daemon.add_ticket(interrupted[1].path, 12 * MiB))
+    done = upload(full, url, settings=one, progress=told.append)
+    assert (done.progress.resumed, done.checksum) == (8 * MiB, None)
+    assert told[-1].phase == Phase.VERIFYING
+    assert interrupted[1].content() == full.read_bytes()
+
+
+def test_other_target_that_no_sample_tells_apart_is_refused_at_the_end(
+    daemon: Daemon,
+    interrupted: tuple[str, Image],
+    full: Path,
+    one: Settings,
+    new_image: MakeImage,
+    offered: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparison, "SAMPLES", 1)
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    content = bytearray(interrupted[1].content())
+    content[5 * MiB + 77] ^= 1
+    other = new_image(bytes(content))
+    with pytest.raises(StateMismatch, match="had another target, or it was changed since: the same command sends all"):
+        upload(full, daemon.url(other.ticket), settings=one)
+    assert upload(full, daemon.url(other.ticket), settings=one).progress.resumed == 0
+    assert other.content() == full.read_bytes()
+
+
+def test_other_ticket_gets_all_without_checksums(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, one: Settings, offered: set[str]
+) -> None:
+    offered.remove("checksum")
+    url = daemon.url(daemon.add_ticket(interrupted[1].path, 12 * MiB))
+    assert upload(full, url, settings=one).progress.resumed == 0
+
+
+def test_same_ticket_goes_on_without_checksums(
+    interrupted: tuple[str, Image], full: Path, one: Settings, offered: set[str]
+) -> None:
+    offered.remove("checksum")
+    assert upload(full, interrupted[0], settings=one).progress.resumed == 8 * MiB
+    assert interrupted[1].content() == full.read_bytes()
+
+
+# Sources and states that have changed
 
 
 def test_changed_source_is_sent_whole(interrupted: tuple[str, Image], full: Path, one: Settings) -> None:

@@ -100,6 +100,25 @@ def test_another_copy_of_the_source_goes_on(
     assert target.content() == full.read_bytes()
 
 
+def test_another_ticket_goes_on_and_so_does_the_next_upload_with_it(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, settings: Settings
+) -> None:
+    """The record of the new ticket has what it has sent, and the state of this host all."""
+    _, target = interrupted
+    ticket = daemon.add_ticket(target.path, SIZE)
+    budgets = iter([5 * MiB])
+    told: list[Progress] = []
+    with Proxy(daemon.port, lambda: next(budgets, 1000 * MiB)) as proxy:
+        url = f"https://localhost:{proxy.port}/images/{ticket}"
+        with pytest.raises(Temporary):
+            upload(full, url, settings=settings, checkpoint=0, progress=told.append)
+    before = told[-1].durable
+    assert before is not None
+    assert before > told[-1].resumed > BUDGET - 3 * MiB
+    assert upload(full, daemon.url(ticket), settings=settings).progress.resumed == before
+    assert target.content() == full.read_bytes()
+
+
 def test_full_storage_keeps_what_it_has_taken(
     daemon: Daemon, settings: Settings, full: Path, small_filesystem: Path
 ) -> None:
