@@ -10,7 +10,8 @@ from .storage.file.engine import Engine
 from .storage.http.backend import HttpBackend
 from .storage.nbd.backend import NbdBackend
 from .storage.nbd.handshake import Options
-from .storage.qemu.backend import Image, ManagedBackend
+from .storage.qemu.backend import Image, ManagedBackend, Server
+from .storage.qemu.rbd import RbdBackend, RbdImage
 from .transfers.ticket import Access, Ticket
 
 
@@ -36,9 +37,14 @@ class Opener:
         shared = ticket.shared or not self._config.backend_file.lock
         if nbd is not None:
             return await NbdBackend.open(nbd, options, connections=config.connections, writable=writable)
+        run_dir = self._config.daemon.run_dir
+        if ticket.rbd is not None:
+            ceph = self._config.backend_rbd
+            since = ticket.since if ticket.dirty else None
+            there = RbdImage(ticket.rbd, ceph.conf, ceph.user, ceph.allowed_pools, since)
+            return await RbdBackend.start(there, options, Server(run_dir, config.connections, writable))
         if ticket.format != "raw":
             image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
-            run_dir = self._config.daemon.run_dir
             return await ManagedBackend.start(
                 engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
             )

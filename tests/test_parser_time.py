@@ -68,6 +68,7 @@ from imageio_daemon.service import logs
 from imageio_daemon.storage.http import client as http_client
 from imageio_daemon.storage.nbd.extents import extents as nbd_extents
 from imageio_daemon.storage.qemu import chain
+from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
 from imageio_daemon.transfers.kept_record import MAX_RECORD, Clocks, Record
 from imageio_daemon.transfers.keys import MAX_URL
 from imageio_daemon.transfers.ticket import Ticket
@@ -75,7 +76,9 @@ from imageio_daemon.units import KiB
 from imageio_daemon.urls import hosts
 from imageio_daemon.urls import http as http_url
 from imageio_daemon.urls import nbd as nbd_url
+from imageio_daemon.urls import rbd as rbd_url
 from ioutil_ext import ffi, lib
+from tests.support.fakeceph import diff
 
 #: Processor seconds that each 64 KiB of input may cost, and how much longer twice the input may take.
 MOST_SECONDS = 0.005
@@ -311,7 +314,7 @@ _TICKETS: dict[str, Make] = {
     **_DOCUMENTS,
     **{
         f"{name} of {kind}": field(name, text)
-        for name in ("uuid", "url", "transfer_id", "filename", "bitmap", "format")
+        for name in ("uuid", "url", "transfer_id", "filename", "bitmap", "since", "format")
         for kind, text in {"letters": b"a", "colons": b":", "blanks": b" ", "dots": b"a."}.items()
     },
     "an nbd host of dots": field("url", b"a.", "nbd://", "/b"),
@@ -381,6 +384,34 @@ for _name, _before, _after in (
     def parse_nbd_url(data: bytes) -> None:
         with refusing(Error):
             nbd_url.parse(data.decode("latin-1"))
+
+
+@row(
+    "an rbd url",
+    {**each(b"rbd:", b"/a"), **each(b"rbd:a/"), **each(b"rbd:a/b/", b"@a"), **each(b"rbd:a/b@", b"/")},
+    MAX_URL,
+)
+def parse_rbd_url(data: bytes) -> None:
+    with refusing(Error):
+        rbd_url.parse(data.decode("latin-1"))
+
+
+@row(
+    "an answer of rbd diff",
+    {
+        **COMMON,
+        "ends": cut(b"}"),
+        "spaces before an end": cut(b" " * 900 + b"}"),
+        "extents in order": lambda size: diff(*((2 * n, 1, True) for n in range(size // 45))).encode(),
+    },
+    most=0.02,  # 64 KiB have 1400 extents
+)
+def parse_diff(data: bytes) -> None:
+    parser = DiffParser()
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        for start in range(0, len(data), PIECE):
+            for _ in parser.feed(data[start : start + PIECE]):
+                pass
 
 
 @row("an https url", {**each(b"https://", b"/images/a"), **each(b"https://a/images/")}, MAX_URL)
@@ -792,6 +823,8 @@ PATTERNS = {
     "urls/http.py:_URL": "an https url",
     "service/logs.py:_BARE_VALUE": "a field of a log line",
     "urls/nbd.py:_OLD": "an NBD url",
+    "urls/rbd.py:_WHOLE_NAME": "an rbd url",
+    "urls/rbd.py:_ADDRESS": "an rbd url",
     "config/options.py": _USER,
     "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
     "storage/http/client.py:_TOTAL": "a Content-Range of another server",

@@ -20,6 +20,8 @@ from ..config.sections import Daemon as DaemonSection
 from ..errors import ConfigError
 from ..net import listening, tls_contexts
 from ..service import notifying
+from ..urls.rbd import is_rbd
+from . import ceph
 from .finding import Finding, failed, ok, warning
 
 #: Days before the end of a certificate from which on it is a warning. Usual renewals come 30 days before.
@@ -44,8 +46,9 @@ def of_user(config: Config, paths: Sequence[str], *, prepared: bool) -> Iterator
     if config.control.notify:
         yield receiver(config.control.notify)
     yield formats(config)
+    yield from ceph.pools(config)
     for path in paths:
-        yield image(path)
+        yield ceph.image(config, path) if is_rbd(path) else image(path)
 
 
 def certificate(config: Config) -> Finding:

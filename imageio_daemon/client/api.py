@@ -16,14 +16,10 @@ from ..image.extents import Extent
 from .errors import Usage
 from .handle.asynchronous import AsyncImage
 from .handle.image import Image as OpenImage
-from .local.compressing import CompressedFile
-from .local.formats import Named, named
+from .local.choosing import open_target
 from .local.in_use import locked
 from .local.opening import How, disk_names, open_source
-from .local.qcow2 import CompressedQcow2, Increment
-from .local.qemu import QemuTarget
 from .local.source import Source
-from .local.target import ExistingImage, NewFile, Stream, Target, is_existing_device
 from .server.address import is_url
 from .server.image import Image
 from .server.session import ClientSession, Settings
@@ -83,11 +79,11 @@ def upload(
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
-    source: a file or block device, or a binary stream. format: `raw`, or any that qemu knows; None: what the suffix of
-    the name says, or else raw after a check that it does not look like anything else. decompress: `gz`, `xz`, `zstd` or
-    `bz2`; None: what the suffix of the name says, if there is no format. member: the member of a tar archive, such as
-    an OVA, to upload. size: bytes of a stream, or of what is decompressed; None: what compressed data tells, or a file
-    that is read twice.
+    source: a file or block device, an image on Ceph (rbd:POOL/IMAGE), or a binary stream. format: `raw`, or any that
+    qemu knows; None: what the suffix of the name says, or else raw after a check that it does not look like anything
+    else. decompress: `gz`, `xz`, `zstd` or `bz2`; None: what the suffix of the name says, if there is no format.
+    member: the member of a tar archive, such as an OVA, to upload. size: bytes of a stream, or of what is decompressed;
+    None: what compressed data tells, or a file that is read twice.
 
     What an interrupted upload has left on stable storage is not sent again: the server tells it, or, for another ticket
     of the same image and where the server cannot, files of this user, or in the directory `state`; False: nobody. What
@@ -132,19 +128,22 @@ def download(
 ) -> Downloaded:
     """Make target read as the image at url, on stable storage.
 
-    target: a file, which is replaced when the download is complete; a block device; or a binary stream. format: of a
-    new file: raw, or any that qemu can create; None: what the suffix of its name says, also whether it is compressed,
-    or else raw. compress: the clusters of a qcow2 image. dirty: download only the extents that have changed since the
-    server's checkpoint, into a file or device with an older copy, or into a new qcow2 image to be rebased on such a
-    copy. verify: compare the checksum of what was received with the server's. shared: other programs may use a target
-    that exists meanwhile; otherwise it is locked, and refused if one does. progress: called every 0.1 s.
+    target: a file, which is replaced when the download is complete; a block device; an existing image on Ceph
+    (rbd:POOL/IMAGE); or a binary stream. format: of a new file: raw, or any that qemu can create; None: what the suffix
+    of its name says, also whether it is compressed, or else raw. compress: the clusters of a qcow2 image. dirty:
+    download only the extents that have changed since the server's checkpoint, into a file or device with an older copy,
+    or into a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was received with the
+    server's. shared: other programs may use a target that exists meanwhile; otherwise it is locked, and refused if one
+    does. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if dirty and verify:
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
     with locked(target, writes=True, shared=shared), ClientSession(url, settings) as session:
-        opened = _open_target(target, format, compress=compress, dirty=dirty)
+        if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)):
+            raise Usage("the URL comes first, then the image")
+        opened = open_target(target, format, compress=compress, dirty=dirty)
         try:
             return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
         except BaseException:
@@ -219,39 +218,6 @@ def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
     if isinstance(state, str | os.PathLike):
         return Path(state)
     return default_directory() if state else None
-
-
-def _open_target(
-    target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, compress: bool, dirty: bool
-) -> Target:
-    if not isinstance(target, str | os.PathLike):
-        if compress or dirty or format_name not in (None, "raw"):
-            raise Usage("a stream can't be written in another format, nor where something has changed")
-        return Stream(target)
-    if is_url(os.fspath(target)):
-        raise Usage("the URL comes first, then the image")
-    path = Path(target)
-    says = named(path.name) if format_name is None else Named(None, False, format_name)
-    format_name = says.format or "raw"
-    is_raw = format_name == "raw"
-    if says.archive or (says.compression and (dirty or not is_raw)):
-        raise Usage(f"{path} is no name for an image that is downloaded: it can be compressed, or in another format")
-    if compress and (format_name != "qcow2" or dirty):
-        raise Usage("compressed clusters are those of a whole qcow2 image; other files are compressed by their suffix")
-    is_device = is_existing_device(path)
-    if is_device and not is_raw:
-        raise Usage("only raw images are written in place")
-    if is_device or (dirty and is_raw):
-        return ExistingImage(path)
-    if dirty:
-        if format_name != "qcow2":
-            raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
-        return Increment(path)
-    if says.compression:
-        return CompressedFile(path, says.compression)
-    if compress:
-        return CompressedQcow2(path)
-    return NewFile(path) if is_raw else QemuTarget(path, format_name)
 
 
 def _ask(url: str, settings: Settings, question: Callable[[Image, ClientSession], _T]) -> _T:

@@ -88,7 +88,7 @@ def _add_shared(command: argparse.ArgumentParser) -> None:
 
 def _add_upload(commands: _Commands) -> None:
     command = _command(commands, "upload", "Make the image at a URL read as a local one.")
-    command.add_argument("image", metavar="IMAGE", help="a file or block device; - is standard input")
+    command.add_argument("image", metavar="IMAGE", help="a file, block device or rbd:POOL/IMAGE; - is standard input")
     command.add_argument("url", metavar="URL", nargs="+", help=f"{IMAGE_URL}; with --all one for each disk")
     _add_format(command)
     members = command.add_mutually_exclusive_group()
@@ -130,7 +130,9 @@ def _add_upload(commands: _Commands) -> None:
 def _add_download(commands: _Commands) -> None:
     command = _command(commands, "download", "Make a local image read as the one at a URL.")
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
-    command.add_argument("image", metavar="IMAGE", help="a file to make, or a block device; - is standard output")
+    command.add_argument(
+        "image", metavar="IMAGE", help="a file to make, a block device or rbd:POOL/IMAGE; - is standard output"
+    )
     _add_format(command)
     command.add_argument("--compress", action="store_true", help="compress the clusters of a qcow2 image")
     command.add_argument(

@@ -20,6 +20,7 @@ from .display import CLEAR_LINE, Display, display, draws
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.archive import shown
 from .local.formats import named
+from .local.rbd import on_ceph
 from .local.target import is_existing_device
 from .server.session import Settings
 from .transfer.progress import Progress
@@ -182,7 +183,7 @@ def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
     is_raw = (options.format or named(options.image).format or "raw") == "raw"
     if to_stdout:
         transfer.incomplete = "the output"
-    elif (options.dirty and is_raw) or is_existing_device(Path(options.image)):
+    elif on_ceph(options.image) or (options.dirty and is_raw) or is_existing_device(Path(options.image)):
         transfer.incomplete = options.image
     else:
         transfer.new = options.image

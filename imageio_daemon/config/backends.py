@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from ..units import KiB, MiB
-from .options import directories, flag, number, size, text
+from .options import directories, flag, number, pools, size, text
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,23 @@ class BackendHttp:
         "the path of a PEM file",
         "CA certificates that verify the other server. If it is empty, the daemon uses ca_file of [tls]; if that is "
         "empty too, the CA certificates of the system.",
+    )
+
+
+@dataclass(frozen=True)
+class BackendRbd:
+    """Images on Ceph, which tickets name as rbd:POOL/IMAGE."""
+
+    conf: str = text(
+        "/etc/ceph/ceph.conf", "the path of a ceph.conf", "Where the cluster is, and where its keys are on this host."
+    )
+    user: str = text(
+        "imageio",
+        "a name without client.",
+        "The user of the cluster whose key the daemon has: the pools are the limit of its access.",
+    )
+    allowed_pools: tuple[str, ...] = pools(
+        (),
+        "The pools in which images of tickets may be, with all their namespaces. By default there is none, and the "
+        "daemon opens no image on Ceph.",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..units import MiB
-from .backends import BackendFile, BackendHttp, BackendNbd
+from .backends import BackendFile, BackendHttp, BackendNbd, BackendRbd
 from .options import describe
 from .sections import Control, Daemon, Limits, Log
 from .services import Local, Metrics, Nbd, Remote, Tls, Ui
@@ -34,6 +34,7 @@ class Config:
     backend_file: BackendFile = field(default_factory=BackendFile)
     backend_nbd: BackendNbd = field(default_factory=BackendNbd)
     backend_http: BackendHttp = field(default_factory=BackendHttp)
+    backend_rbd: BackendRbd = field(default_factory=BackendRbd)
     log: Log = field(default_factory=Log)
 
 

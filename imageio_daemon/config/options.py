@@ -125,6 +125,18 @@ def directories(default: tuple[str, ...], reason: str) -> tuple[str, ...]:
     return _field(default, Option(parse, "absolute paths with : between them, or nothing", reason, ":".join, list))
 
 
+def pools(default: tuple[str, ...], reason: str) -> tuple[str, ...]:
+    """Make an option that is a list of names of pools of Ceph with commas between them."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        found = tuple(name for part in text.split(",") if (name := part.strip()))
+        if not text.isprintable() or re.search("[/@]", text):
+            raise ValueError(text)
+        return found
+
+    return _field(default, Option(parse, "names with commas between them, or nothing", reason, ",".join, list))
+
+
 def unix_address(default: str, reason: str) -> str:
     r"""Make an option that is a path or an abstract name; `\0NAME` is the same as `@NAME`."""
 

@@ -114,6 +114,7 @@ def _add_image(command: argparse.ArgumentParser, timeout: str) -> None:
     command.add_argument("--dirty", action="store_true", help="the image can tell what has changed")
     command.add_argument("--shared", action="store_true", help="other programs may use the image meanwhile")
     command.add_argument("--bitmap", metavar="NAME", help="the bitmap of a qcow2 that tells it")
+    command.add_argument("--since", metavar="SNAPSHOT", help="the snapshot of an image on Ceph that tells it")
     command.add_argument("--filename", metavar="NAME", help="the name offered to browsers")
     command.add_argument("--rate", type=parse_size, metavar="BYTES", help=RATE)
     command.add_argument("--tenant", metavar="NAME", help="whose tickets share a limit")
@@ -147,7 +148,9 @@ def _add_events(commands: _Commands) -> None:
 
 def _add_check(commands: _Commands) -> None:
     command = _command(commands, "check", check.show, "Check what the service needs, as its user, and if it serves.")
-    command.add_argument("paths", nargs="*", metavar="PATH", help="an image, or a directory, that it should reach")
+    command.add_argument(
+        "paths", nargs="*", metavar="PATH", help="an image, also rbd:…, or a directory, that it should reach"
+    )
     command.add_argument("--conf-dir", default=DEFAULT_CONF_DIR, metavar="DIR", help="default: %(default)s")
     command.add_argument("--ready", action="store_true", help="a daemon that does not run is a failure")
 

@@ -34,7 +34,7 @@ def add(options: argparse.Namespace, service: ControlService) -> None:
 
 def install(options: argparse.Namespace, service: ControlService) -> str:
     """Install a ticket as the options say, and return its id."""
-    is_path = "://" not in options.image and not options.image.startswith("nbd:")
+    is_path = "://" not in options.image and not options.image.startswith(("nbd:", "rbd:"))
     ticket: dict[str, Any] = {
         "uuid": _given_id(options.id) if options.id is not None else str(uuid.uuid4()),
         "url": f"file://{Path(options.image).absolute()}" if is_path else options.image,
@@ -42,12 +42,12 @@ def install(options: argparse.Namespace, service: ControlService) -> str:
         "timeout": options.timeout,
         "ops": _OPS[options.ops],
         "sparse": options.sparse,
-        "dirty": options.dirty or options.bitmap is not None,
+        "dirty": options.dirty or options.bitmap is not None or options.since is not None,
         "shared": options.shared,
         "format": options.format,
         "backing_chain": not options.no_backing_chain,
     }
-    for name in ("inactivity_timeout", "filename", "transfer_id", "bitmap", "rate", "tenant"):
+    for name in ("inactivity_timeout", "filename", "transfer_id", "bitmap", "since", "rate", "tenant"):
         if (value := getattr(options, name)) is not None:
             ticket[name] = value
     service.add(ticket)

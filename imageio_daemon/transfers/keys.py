@@ -9,6 +9,7 @@ from ..errors import InvalidRequest
 from ..units import MAX_OFFSET, MAX_RATE, MIN_RATE
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
+from ..urls import rbd as rbd_url
 
 #: The longest ticket id, in bytes of UTF-8. The id is the name of an NBD export, and clients may refuse names of more
 #: than 256 bytes.
@@ -82,8 +83,11 @@ def image_url(value: str) -> str:
     if http_url.is_http(value):
         http_url.parse(value)
         return value
+    if rbd_url.is_rbd(value):
+        rbd_url.parse(value)
+        return value
     if not value.startswith(FILE_URL):
-        supported = ", ".join(("file", "https", *nbd_url.SCHEMES))
+        supported = ", ".join(("file", "https", *nbd_url.SCHEMES, rbd_url.SCHEME))
         raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
     if not value.startswith(FILE_URL + "/"):
         raise InvalidRequest("Invalid ticket: a file url names an absolute path: file:///path")
@@ -104,6 +108,15 @@ def bitmap(value: str | None) -> str | None:
     if value is not None and (not value or _CONTROL.search(value)):
         raise InvalidRequest("Invalid ticket: 'bitmap' is empty or holds control characters")
     return None if value is None else text(value, "bitmap", MAX_BITMAP)
+
+
+def since(value: str | None, url: str) -> str | None:
+    """Return the name of the snapshot with which an image on Ceph is compared."""
+    if value is not None and not rbd_url.is_name(value):
+        raise InvalidRequest("Invalid ticket: 'since' is no name of a snapshot")
+    if value is not None and not rbd_url.is_rbd(url):
+        raise InvalidRequest("Invalid ticket: 'since' is for rbd urls")
+    return value
 
 
 def rate(data: Mapping[str, Any]) -> int | None:

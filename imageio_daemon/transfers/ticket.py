@@ -10,11 +10,12 @@ from ..errors import InvalidRequest, OutOfRange
 from ..units import MAX_OFFSET
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
+from ..urls import rbd as rbd_url
 from . import keys
 
-#: What may have the image of a ticket: a file or device, an NBD server, another server of the images API, or, for an
-#: image with a format, a qemu-nbd of ours.
-STORAGE = ("file", "nbd", "http", "qemu")
+#: What may have the image of a ticket: a file or device, an NBD server, another server of the images API, and, by
+#: a qemu-nbd of ours, an image with a format or Ceph.
+STORAGE = ("file", "nbd", "http", "qemu", "rbd")
 
 
 class Access(Enum):
@@ -32,8 +33,9 @@ class Ticket:
     an image can have; then only the image limits requests. timeout: seconds for which the ticket is valid without use.
     inactivity_timeout: seconds for which a connection that has used it may be idle. sparse: zeroing may deallocate.
     format: of a file. backing_chain: serve the file with its backing files, not its top layer alone. bitmap: name of
-    the bitmap of the file that holds the dirty extents. rate: most bytes per second, both directions together; 0: no
-    limit; None: the default. tenant: whose tickets share a limit. shared: other programs may use the image meanwhile.
+    the bitmap of the file that holds the dirty extents. since: of an image on Ceph, the snapshot with which it is
+    compared for dirty extents. rate: most bytes per second, both directions together; 0: no limit; None: the default.
+    tenant: whose tickets share a limit. shared: other programs may use the image meanwhile.
     """
 
     ticket_id: str = field(repr=False)  # the secret: a client that knows it has the access
@@ -49,6 +51,7 @@ class Ticket:
     format: str = "raw"
     backing_chain: bool = True
     bitmap: str | None = None
+    since: str | None = None
     rate: int | None = None
     tenant: str | None = None
     shared: bool = False
@@ -64,12 +67,15 @@ class Ticket:
             raise InvalidRequest("Invalid ticket: expected a JSON object")
         url = keys.image_url(keys.required(data, "url", str))
         size = keys.number(keys.required(data, "size", int), "size", 0, keys.MAX_SIZE)
+        ops = _ops(keys.required(data, "ops", list))
+        if Access.WRITE in ops and rbd_url.is_rbd(url) and rbd_url.parse(url).snapshot:
+            raise InvalidRequest("Invalid ticket: a snapshot is read-only, 'ops' can be read only")
         return cls(
             ticket_id=keys.text(keys.required(data, "uuid", str), "uuid", keys.MAX_ID, empty=False),
             url=url,
             size=min(size, MAX_OFFSET),
             declared_size=size if size > MAX_OFFSET else None,
-            ops=_ops(keys.required(data, "ops", list)),
+            ops=ops,
             timeout=keys.number(keys.required(data, "timeout", int), "timeout", 0),
             inactivity_timeout=keys.number(
                 keys.optional(data, "inactivity_timeout", int, inactivity_timeout), "inactivity_timeout", 1
@@ -81,6 +87,7 @@ class Ticket:
             format=keys.image_format(keys.optional(data, "format", str, "raw"), url),
             backing_chain=keys.optional(data, "backing_chain", bool, True),
             bitmap=keys.bitmap(keys.optional(data, "bitmap", str, None)),
+            since=keys.since(keys.optional(data, "since", str, None), url),
             rate=keys.rate(data),
             tenant=keys.given_text(data, "tenant", keys.MAX_TENANT, empty=False),
             shared=keys.optional(data, "shared", bool, False),
@@ -109,9 +116,7 @@ class Ticket:
             data["backing_chain"] = self.backing_chain
         if self.shared:
             data["shared"] = True
-        if self.bitmap is not None:
-            data["bitmap"] = self.bitmap
-        for key in ("filename", "rate", "tenant"):
+        for key in ("bitmap", "since", "filename", "rate", "tenant"):
             if (value := getattr(self, key)) is not None:
                 data[key] = value
         return data
@@ -144,6 +149,11 @@ class Ticket:
         return http_url.parse(self.url) if http_url.is_http(self.url) else None
 
     @property
+    def rbd(self) -> rbd_url.RbdAddress | None:
+        """Return the address of the image if it is one on Ceph, else None."""
+        return rbd_url.parse(self.url) if rbd_url.is_rbd(self.url) else None
+
+    @property
     def shown_url(self) -> str:
         """Return the url for logs, without the names that may be secrets of other servers."""
         return str(self.nbd or self.http or self.url)
@@ -153,7 +163,8 @@ class Ticket:
         """Return what has the image, one of STORAGE."""
         if self.format != "raw":
             return "qemu"
-        return "nbd" if nbd_url.is_nbd(self.url) else "http" if http_url.is_http(self.url) else "file"
+        known = {"nbd": nbd_url.is_nbd, "http": http_url.is_http, "rbd": rbd_url.is_rbd}
+        return next((name for name, has in known.items() if has(self.url)), "file")
 
     def may(self, access: Access) -> bool:
         """Tell whether the ticket allows the access. Write access includes read access."""

@@ -19,12 +19,15 @@ from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.http.backend import HttpBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.handshake import Options
-from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
+from imageio_daemon.storage.qemu.backend import Image, ManagedBackend, Server
+from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.units import MiB
 from imageio_daemon.urls import http as http_url
+from imageio_daemon.urls import rbd as rbd_url
 from imageio_daemon.urls.nbd import parse
 from tests.support.backends import MemoryBackend
 from tests.support.daemon import Daemon
+from tests.support.fakeceph import FakeCeph
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 from tests.support.polling import eventually_async
 
@@ -127,7 +130,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.fixture(params=["memory", "file", "block", "http", "managed", *NBD_SERVERS])
+@pytest.fixture(params=["memory", "file", "block", "http", "managed", "rbd", *NBD_SERVERS])
 async def backend(
     request: pytest.FixtureRequest,
     engine: Engine,
@@ -151,6 +154,12 @@ async def backend(
         made = await ManagedBackend.start(
             engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True
         )
+    elif request.param == "rbd":
+        ceph = FakeCeph(tmp_path / "ceph")
+        request.getfixturevalue("monkeypatch").setenv("PATH", ceph.path)
+        ceph.create("pool/image", SIZE)
+        there = RbdImage(rbd_url.parse("rbd:pool/image"), "/etc/ceph.conf", "me", ("pool",))
+        made = await RbdBackend.start(there, NBD_OPTIONS, Server(str(run_dir), 3, writable=True))
     elif request.param == "http":
         path = tmp_path / "image"
         path.touch()

@@ -68,6 +68,11 @@ def test_add_of_a_qcow2_takes_the_size_of_its_disk(daemon: Daemon, ctl: Ctl, tmp
     assert status["ops"] == ["read"]
 
 
+def test_add_of_an_image_on_ceph_takes_its_address(daemon: Daemon, ctl: Ctl) -> None:
+    status = daemon.status(add(daemon, ctl, "--size", "5M", "--since", "s", "--read-only", "rbd:pool/image@t"))
+    assert status.items() >= {"url": "rbd:pool/image@t", "since": "s", "dirty": True}.items()
+
+
 def test_add_makes_a_path_absolute(daemon: Daemon, ctl: Ctl, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
     monkeypatch.chdir(image.parent)

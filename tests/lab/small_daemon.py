@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +49,32 @@ class Daemon:
         self.nbd = directory / "nbd"
         self.local = directory / "local"
 
-    def add_ticket(self, name: str, image: Path, size: int) -> None:
-        """Install a ticket of this name: nothing here is a secret."""
+    def add_ticket(self, name: str, image: Path | str, size: int, **more: object) -> None:
+        """Install a ticket of this name: nothing here is a secret. image: a path, or a url."""
         fields = {
             "uuid": name,
-            "url": f"file://{image}",
+            "url": image if isinstance(image, str) else f"file://{image}",
             "size": size,
             "timeout": 3600,
             "ops": ["write"],
             "sparse": True,
+            **more,
         }
         self._request("control", "PUT", f"/tickets/{name}", json.dumps(fields).encode())
 
-    def remove_ticket(self, name: str) -> None:
-        self._request("control", "DELETE", f"/tickets/{name}", status=204)
+    def remove_ticket(self, name: str, status: int = 204) -> None:
+        self._request("control", "DELETE", f"/tickets/{name}", status=status)
+
+    def change_ticket(self, name: str, **changes: object) -> None:
+        self._request("control", "PATCH", f"/tickets/{name}", json.dumps(changes).encode())
+
+    def get(self, name: str, below: str = "", *, status: int | None = 200) -> Answer:
+        """Return the answer to GET of an image, or of a resource below it. status: None: any."""
+        return self._request("local", "GET", f"/images/{name}{below}", status=status)
+
+    @property
+    def log(self) -> str:
+        return (self._directory / "log").read_text()
 
     def status(self, name: str) -> Any:
         """Return what the control service tells of a ticket."""
@@ -102,25 +114,31 @@ class Daemon:
         target: str,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-        status: int = 200,
+        status: int | None = 200,
     ) -> Answer:
         with Connection(connect_unix(str(self._directory / service), timeout=120)) as connection:
             answer = connection.request(method, target, headers, body)
-        assert answer.status == status, answer
+        assert status in (None, answer.status), answer
         return answer
 
 
 @contextlib.contextmanager
-def running_daemon(port: int = PORT, state: Path | None = None) -> Iterator[Daemon]:
-    """Run a daemon; it must end well, unless it was killed. state: its state directory."""
+def running_daemon(
+    port: int = PORT, state: Path | None = None, more: str = "", command: Sequence[str] = ()
+) -> Iterator[Daemon]:
+    """Run a daemon; it must end well, unless it was killed.
+
+    state: its state directory. more: of its configuration. command: what runs it, with its arguments.
+    """
     with tempfile.TemporaryDirectory(prefix="lab-") as name:
         directory = Path(name)
         (directory / "conf.d").mkdir()
         (directory / "conf.d" / "lab.conf").write_text(
             CONFIG.format(directory, port, f"state_dir = {state}" if state else "")
         )
+        (directory / "conf.d" / "more.conf").write_text(more)
         with (directory / "log").open("w") as log:
-            process = subprocess.Popen([sys.executable, "-m", "imageio_daemon", "-c", name], stderr=log)
+            process = subprocess.Popen([*command, sys.executable, "-m", "imageio_daemon", "-c", name], stderr=log)
         try:
             eventually(lambda: "ready" in (directory / "log").read_text(), "the daemon serves", timeout=120)
             yield Daemon(directory, process)

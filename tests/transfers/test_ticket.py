@@ -41,6 +41,7 @@ def test_unknown_keys_are_ignored() -> None:
         {"format": "qcow2", "backing_chain": False, "bitmap": "b1"},
         {"rate": 0, "tenant": "blue"},
         {"shared": True},
+        {"url": "rbd:pool/image", "dirty": True, "since": "s"},
         {"rate": MIN_RATE},
         {"rate": MAX_RATE},
     ],
@@ -80,6 +81,7 @@ def test_missing_key_is_refused_by_name(key: str) -> None:
         ("format", None),
         ("backing_chain", 1),
         ("bitmap", None),
+        ("since", None),
         ("rate", None),
         ("rate", True),
         ("rate", 1e6),
@@ -113,6 +115,11 @@ def test_wrong_type_is_refused_by_name(key: str, value: object) -> None:
         ("url", "file://relative"),
         ("url", "file:/one"),
         ("url", "ftp://host/disk"),
+        ("url", "rbd:pool"),
+        ("url", "rbd:pool/image@a@b"),
+        ("since", "snapshot"),  # of a file
+        ("since", "a/b"),
+        ("since", ""),
         ("url", "/images/disk"),
         ("url", "file:///a\0b"),
         ("url", "file:///" + "a" * MAX_URL),
@@ -302,3 +309,15 @@ def test_format_of_another_servers_image_is_refused(url: str) -> None:
 def test_name_of_a_bitmap_that_cannot_be_one_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="bitmap"):
         ticket(format="qcow2", dirty=True, bitmap=name)
+
+
+def test_snapshot_cannot_be_written() -> None:
+    assert ticket(url="rbd:pool/image@s", ops=["read"]).rbd is not None
+    with pytest.raises(InvalidRequest, match="read-only"):
+        ticket(url="rbd:pool/image@s", ops=["read", "write"])
+
+
+def test_image_on_ceph_has_a_storage_of_its_own() -> None:
+    made = ticket(url="rbd:pool/image")
+    assert (made.storage, made.shown_url, str(made.rbd)) == ("rbd", "rbd:pool/image", "rbd:pool/image")
+    assert ticket().rbd is None

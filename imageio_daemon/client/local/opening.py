@@ -6,18 +6,22 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from ..errors import Usage
 from .archive import Member, choose, disks, enter, members, members_of_file
 from .compressed import Decompressed, count
 from .formats import HEAD, TAIL, Named, check_raw, named
 from .qemu import QemuSource
+from .rbd import RbdSource, on_ceph
 from .sizes import ZSTD_HEADER, told_size, zstd_head
 from .source import FileSource, Source, open_image
 from .stream import Ahead, Input, Reader, StreamSource
 
 log = logging.getLogger(__name__)
+
+#: What can be read anywhere, more than once.
+_Whole: TypeAlias = FileSource | RbdSource
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ def open_source(source: str | os.PathLike[str] | BinaryIO, how: How = How()) -> 
     """Open a local image. Raises Usage if the arguments contradict each other or the content, LocalError."""
     if not isinstance(source, str | os.PathLike):
         return _open_stream(Input(source), how, _kind("", how))
+    if on_ceph(source):
+        return _open_on_ceph(str(source), how)
     path = Path(source)
     kind = _kind(path.name, how)
     if kind.compression:
@@ -75,16 +81,26 @@ def _open_file(path: Path, known: str | None, how: How, found: Member | None) ->
     if known not in (None, "raw"):
         return QemuSource(path, known, found, shared=how.shared)
     offset, size = (found.offset, found.size) if found else (0, None)
-    opened = FileSource(path, offset=offset, size=size, shared=how.shared)
+    return _raw(FileSource(path, offset=offset, size=size, shared=how.shared), str(path), how)
+
+
+def _open_on_ceph(address: str, how: How) -> Source:
+    if how.decompress or how.member or how.size is not None or how.format not in (None, "raw"):
+        raise Usage("an image on Ceph is raw, and has its own size")
+    return _raw(RbdSource(address), address, how)
+
+
+def _raw(opened: _Whole, name: str, how: How) -> Source:
+    """Return a source, after a look at its ends if its format was not said. It is closed if this raises."""
     if how.format is None:
         with contextlib.ExitStack() as stack:
             stack.callback(opened.close)
-            check_raw(str(path), _part(opened, 0, HEAD), _part(opened, opened.size - TAIL, TAIL))
+            check_raw(name, _part(opened, 0, HEAD), _part(opened, opened.size - TAIL, TAIL))
             stack.pop_all()
     return opened
 
 
-def _part(image: FileSource, offset: int, length: int) -> bytes:
+def _part(image: _Whole, offset: int, length: int) -> bytes:
     """Return what there is of a range of an image."""
     start, end = max(offset, 0), min(offset + length, image.size)
     buffer = bytearray(max(end - start, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in formats other than raw, read and written by qemu-nbd."""
+"""Images that qemu-nbd reads and writes: those in formats other than raw, and what else qemu knows to open."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ...image.extents import Extent
@@ -26,26 +26,20 @@ STOP_TIMEOUT = 600.0
 
 
 class QemuNbd:
-    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError."""
+    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
 
-    def __init__(
-        self,
-        path: Path,
-        format_name: str,
-        *,
-        member: Member | None = None,
-        writable: bool = False,
-        compress: bool = False,
-        shared: bool = False,
-    ) -> None:
-        self._path = path
+    name: of the image in messages. image: arguments that tell what it is.
+    """
+
+    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
+        self._name = name
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._pid_file = f"{self._directory}/pid"
         socket = f"{self._directory}/nbd"
         command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
         command += ["--discard=unmap"] if writable else ["--read-only"]
-        command += _image(path, format_name, member, compress=compress, shared=shared)
+        command += image
         try:
             # A process group of its own, so that Ctrl-C does not kill it.
             self._process = subprocess.Popen(  # noqa: S603 - no shell
@@ -53,10 +47,10 @@ class QemuNbd:
             )
         except OSError as e:
             self._clean()
-            raise LocalError(f"can't run qemu-nbd, which --format {format_name} needs: {e.strerror}") from e
+            raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
         try:
             self._wait()
-            self.image = NbdImage(str(path), socket)
+            self.image = NbdImage(name, socket)
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -76,16 +70,16 @@ class QemuNbd:
         reason = self._said()
         self._clean()
         if status != 0:
-            raise LocalError(f"qemu-nbd failed with {self._path}: {reason}")
+            raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
 
     def _wait(self) -> None:
         """Wait until it accepts connections, when it writes its pid file. Its socket exists before that."""
         deadline = time.monotonic() + START_TIMEOUT
         while not os.path.exists(self._pid_file):
             if self._process.poll() is not None:
-                raise LocalError(f"can't open {self._path}: {self._said()}")
+                raise LocalError(f"can't open {self._name}: {self._said()}")
             if time.monotonic() > deadline:
-                raise LocalError(f"qemu-nbd does not start with {self._path}")
+                raise LocalError(f"qemu-nbd does not start with {self._name}")
             time.sleep(0.01)
 
     def _said(self) -> str:
@@ -117,7 +111,7 @@ class QemuSource:
                 "files": list(self._files.values()),
             }
         self._shared = shared
-        self._server = QemuNbd(path, format_name, member=member, shared=shared)
+        self._server = QemuNbd(str(path), _image(path, format_name, member, shared=shared))
         self.size = self._server.image.size
 
     def extents(self) -> Iterator[Extent]:
@@ -167,7 +161,8 @@ class QemuTarget:
         run_qemu_img(
             "create", "-q", "-f", self._format, *self.options, "--", str(self._part.path.absolute()), str(size)
         )
-        self._server = QemuNbd(self._part.path, self._format, writable=True, compress=self.compress)
+        image = _image(self._part.path, self._format, compress=self.compress)
+        self._server = QemuNbd(str(self._part.path), image, writable=True)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
@@ -222,7 +217,9 @@ def _chain(path: Path, format_name: str) -> list[Path]:
     return [Path(layer["filename"]) for layer in json.loads(told)]
 
 
-def _image(path: Path, format_name: str, member: Member | None, *, compress: bool, shared: bool) -> list[str]:
+def _image(
+    path: Path, format_name: str, member: Member | None = None, *, compress: bool = False, shared: bool = False
+) -> list[str]:
     # An absolute path: qemu may take a relative one for a URL.
     name = str(path.absolute())
     if member is None and not compress and not shared:

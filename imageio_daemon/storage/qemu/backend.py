@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images in formats that qemu knows: an NBD server of our own for each transfer."""
+"""Images that qemu knows how to open: an NBD server of our own for each transfer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ...errors import StorageError
 from ..backend import BackendInfo, Operation
@@ -14,6 +14,62 @@ from ..nbd.handshake import Options
 from ..threads import in_thread
 from . import chain
 from .process import QemuNbd
+
+
+class Server(NamedTuple):
+    """How an image is served. run_dir: has the server's socket. bitmap: one of the image that the server tells."""
+
+    run_dir: str
+    connections: int
+    writable: bool
+    bitmap: str | None = None
+
+
+class QemuBackend(NbdBackend):
+    """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
+
+    _server: QemuNbd
+    _identity: object
+    _lasting: str | None
+
+    @classmethod
+    async def serve(cls, found: chain.Chain, image: str, options: Options, how: Server) -> Self:
+        """Start a server and connect to it. image: its name for logs. Raises StorageError, ServerGone, ImageInUse."""
+        server = await QemuNbd.start(
+            found,
+            image,
+            run_dir=how.run_dir,
+            writable=how.writable,
+            connections=how.connections,
+            bitmap=how.bitmap,
+        )
+        try:
+            backend = await cls.open(
+                server.address,
+                options,
+                connections=how.connections,
+                writable=how.writable,
+                zero_unit=found.zero_unit,
+            )
+        except BaseException:
+            await server.stop()
+            raise
+        backend._server = server
+        backend._identity = found.identity
+        backend._lasting = found.lasting
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        return replace(super().info, identity=self._identity, lasting=self._lasting)
+
+    async def close(self) -> None:
+        """Close the connections and end the server; the image is not open any more when this returns."""
+        try:
+            await super().close()
+        finally:
+            await self._server.stop()
 
 
 class Image(NamedTuple):
@@ -31,19 +87,16 @@ class Image(NamedTuple):
     shared: bool = False
 
 
-class ManagedBackend(NbdBackend):
-    """Serve an image through a qemu-nbd that lives as long as this; see Backend for the contract."""
+class ManagedBackend(QemuBackend):
+    """Serve an image file with a format."""
 
     _engine: Engine
     _path: str
-    _server: QemuNbd
-    _identity: object
-    _lasting: str | None
 
     @classmethod
     async def start(
         cls, engine: Engine, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
-    ) -> "ManagedBackend":
+    ) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
         engine: asks the image's file system.
@@ -57,27 +110,10 @@ class ManagedBackend(NbdBackend):
                 shared=image.shared,
             )
         )
-        server = await QemuNbd.start(
-            found, image.path, run_dir=run_dir, writable=writable, connections=connections, bitmap=image.bitmap
-        )
-        try:
-            backend = await cls.open(
-                server.address, options, connections=connections, writable=writable, zero_unit=found.zero_unit
-            )
-        except BaseException:
-            await server.stop()
-            raise
+        backend = await cls.serve(found, image.path, options, Server(run_dir, connections, writable, image.bitmap))
         backend._engine = engine
         backend._path = image.path
-        backend._server = server
-        backend._identity = found.identity
-        backend._lasting = found.lasting
         return backend
-
-    @property
-    def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
-        return replace(super().info, identity=self._identity, lasting=self._lasting)
 
     async def available(self, op: Operation) -> int | None:
         """Return what is free in the file system of the image file, and what the file has of it; None: not known."""
@@ -89,10 +125,3 @@ class ManagedBackend(NbdBackend):
             return await file.available(op)
         finally:
             await file.close()
-
-    async def close(self) -> None:
-        """Close the connections and end the server; the image is not open any more when this returns."""
-        try:
-            await super().close()
-        finally:
-            await self._server.stop()

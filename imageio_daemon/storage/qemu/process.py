@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from ...errors import ImageInUse, StorageError
+from ...errors import FAULTS, ImageInUse, StorageError
 from ...urls.nbd import NbdAddress
 from ..threads import in_thread, start_thread
 from .chain import Chain
@@ -31,6 +31,11 @@ SIGNAL_INTERVAL = 0.2
 POLL = 0.01
 #: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
+#: What helps where its message does not tell.
+REMEDIES = {
+    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
+    "error connecting": "is there a key of [backend_rbd] user for the service's user?",
+}
 #: Bytes of its standard error that are kept: the last ones.
 MAX_MESSAGES = 4096
 
@@ -111,7 +116,7 @@ class QemuNbd:
                 said = await ended
                 if IN_USE in said:
                     raise ImageInUse
-                raise StorageError(errno.EIO, f"open {self._image}", "qemu-nbd", f"({said})")
+                raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){_remedy(said)}")
             if time.monotonic() > deadline:
                 raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
             await asyncio.wait([ended], timeout=POLL)
@@ -139,6 +144,15 @@ class QemuNbd:
         elif process.returncode or messages:
             log.warning("qemu-nbd for %s stopped with status %d: %s", self._image, process.returncode, said)
         return said
+
+
+def _errno_of(said: str) -> int:
+    """Return the error number with whose text a message ends, in the locale C; EIO if it is none of storage's."""
+    return next((number for number in FAULTS if said.endswith(os.strerror(number))), errno.EIO)
+
+
+def _remedy(said: str) -> str:
+    return next((f" ({remedy})" for known, remedy in REMEDIES.items() if known in said), "")
 
 
 def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:

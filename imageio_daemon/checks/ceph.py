@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of Ceph: by the program that opens images of tickets, as the user that is checked."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from ..config.config import Config
+from ..errors import InvalidRequest
+from ..urls import rbd as rbd_url
+from .finding import Finding, failed, ok, warning
+
+#: Seconds for a cluster to answer.
+TIMEOUT = 15.0
+#: An image that should not be there. A pool that can be read says so.
+NOBODYS = "imageioctl check"
+_NOT_THERE = f"error reading header from {NOBODYS}: No such file or directory"
+#: What helps where its message does not tell.
+REMEDIES = {
+    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
+    "error connecting": "is there a key of [backend_rbd] user that this user can read?",
+}
+
+
+def pools(config: Config) -> Iterator[Finding]:
+    """Check that each pool of [backend_rbd] allowed_pools can be reached with the key of its user."""
+    if not config.backend_rbd.allowed_pools:
+        return
+    if shutil.which("rbd") is None:
+        yield warning("ceph", "without rbd (ceph-common) no ticket can tell what has changed since a snapshot")
+    for pool in config.backend_rbd.allowed_pools:
+        reason = _why_unreadable(config, rbd_url.RbdAddress(pool, "", NOBODYS, ""))
+        if reason is None or reason.endswith(_NOT_THERE):
+            yield ok("ceph", f"pool {pool}: client.{config.backend_rbd.user} can reach it")
+        else:
+            yield failed("ceph", f"pool {pool}: {reason}")
+
+
+def image(config: Config, url: str) -> Finding:
+    """Check that an image on Ceph can be read."""
+    try:
+        address = rbd_url.parse(url)
+    except InvalidRequest as e:
+        return failed("image", str(e))
+    if address.pool not in config.backend_rbd.allowed_pools:
+        return failed("image", f"{url}: {address.pool} is not in [backend_rbd] allowed_pools")
+    reason = _why_unreadable(config, address)
+    return failed("image", f"{url}: {reason}") if reason else ok("image", f"{url}: it can be read")
+
+
+def _why_unreadable(config: Config, address: rbd_url.RbdAddress) -> str | None:
+    """Return why qemu cannot open an image; None if it can."""
+    node = address.node(config.backend_rbd.conf, config.backend_rbd.user)
+    command = ["qemu-img", "info", "json:" + json.dumps({"driver": "raw", "file": node})]
+    try:
+        done = subprocess.run(  # noqa: S603 - no shell, and names are inside JSON
+            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return f"the cluster does not answer in {TIMEOUT:.0f} seconds"
+    except OSError as e:
+        return f"qemu-img cannot be run (qemu-utils): {e.strerror}"
+    if done.returncode == 0:
+        return None
+    said = " ".join(done.stderr.decode(errors="replace").split())
+    remedy = next((f" ({remedy})" for known, remedy in REMEDIES.items() if known in said), "")
+    return said.rpartition("': ")[2] + remedy

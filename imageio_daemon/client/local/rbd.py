@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on Ceph as local ones: rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], read and written by qemu-nbd.
+
+Cluster and user are those of Ceph's own programs: CEPH_CONF names the configuration, and CEPH_ARGS, as in
+`--id backup`, the user; without them it is /etc/ceph/ceph.conf and client.admin (ceph(8)).
+"""
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+
+from ...errors import InvalidRequest
+from ...image.extents import Extent
+from ...units import MiB
+from ...urls.rbd import RbdAddress, is_rbd, parse
+from ..errors import LocalError, Usage
+from .qemu import QemuNbd
+
+
+def on_ceph(image: object) -> str | None:
+    """Return the address if an image is one on Ceph; a file of such a name is ./rbd:…"""
+    return image if isinstance(image, str) and is_rbd(image) else None
+
+
+class RbdSource:
+    """An image on Ceph, or a snapshot. Methods raise LocalError."""
+
+    is_stream = False
+    portion = 32 * MiB
+    #: Nobody sees whether an image was changed, as with block devices.
+    identity: Mapping[str, object] | None = None
+
+    def __init__(self, address: str) -> None:
+        self._server = _serve(address, writable=False)
+        self.size = self._server.image.size
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents, in order and without gaps."""
+        return self._server.image.extents()
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._server.image.read(offset, buffer)
+
+    def check(self) -> None:
+        """Do nothing: see identity."""
+
+    def stop(self) -> None:
+        """Do nothing: reads end by themselves."""
+
+    def close(self) -> None:
+        """End qemu-nbd."""
+        self._server.close()
+
+
+class RbdTarget:
+    """An existing image on Ceph, which is written in place. Bytes beyond the image's end do not change."""
+
+    portion = 32 * MiB
+    block = 1
+    reads_zero = False
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._server = _serve(address, writable=True)
+
+    def start(self, size: int) -> None:
+        """Check that the image fits."""
+        if size > self._server.image.size:
+            raise LocalError(
+                f"{self._address} has {self._server.image.size} bytes, the image {size}: it does not fit (rbd resize)"
+            )
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._server.image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros."""
+        self._server.image.zero(offset, length)
+
+    def finish(self) -> None:
+        """Flush, and end qemu-nbd."""
+        self._server.image.flush()
+        self._server.close()
+
+    def abandon(self) -> None:
+        """End qemu-nbd. What was written stays."""
+        self._server.close()
+
+    def stop(self) -> None:
+        """Do nothing: writes end by themselves."""
+
+
+def _serve(address: str, *, writable: bool) -> QemuNbd:
+    found = _parse(address)
+    if writable and found.snapshot:
+        raise Usage(f"{address} is a snapshot, which cannot be written")
+    conf, user = _cluster()
+    node = {"driver": "raw", "file": found.node(conf, user), "read-only": not writable}
+    return QemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
+
+
+def _parse(address: str) -> RbdAddress:
+    try:
+        return parse(address)
+    except InvalidRequest as e:
+        raise Usage(str(e)) from None
+
+
+def _cluster() -> tuple[str, str]:
+    """Return the path of the configuration and the user that the environment names, "" for the defaults."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("-c", "--conf", default=os.environ.get("CEPH_CONF", ""))
+    parser.add_argument("--id", "--user", default="")
+    parser.add_argument("-n", "--name", default="")
+    try:
+        told, _ = parser.parse_known_args(shlex.split(os.environ.get("CEPH_ARGS", "")))
+    except (argparse.ArgumentError, ValueError) as e:
+        raise Usage(f"can't read CEPH_ARGS: {e}") from None
+    return told.conf, told.id or told.name.removeprefix("client.")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on Ceph, without a device on this host: qemu's rbd driver, which is librbd, has them."""
+
+import errno
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+from ...errors import NotFast, NotFound, StorageError
+from ...image.extents import ExtentStream
+from ...nbdproto.constants import CommandFlag
+from ...urls.rbd import RbdAddress
+from ..backend import BackendInfo, Context, Operation, ZeroMethod
+from ..nbd.handshake import Options
+from . import changes
+from .backend import QemuBackend, Server
+from .chain import Chain
+
+#: librbd zeroes whole sectors by requests that have no data.
+ZERO_UNIT = 512
+
+
+class RbdImage(NamedTuple):
+    """An image and how it is to be opened.
+
+    conf, user: of the cluster. allowed: pools in which images may be. since: the snapshot with which it is compared.
+    """
+
+    address: RbdAddress
+    conf: str
+    user: str
+    allowed: tuple[str, ...]
+    since: str | None = None
+
+
+class RbdBackend(QemuBackend):
+    """Serve an image on Ceph, or a snapshot; see Backend for the contract.
+
+    Nothing waits in a cache of this host: a write is answered when the OSDs have it. So after the last answer nothing
+    is on its way that could overtake what another host writes.
+    """
+
+    _image: RbdImage
+
+    @classmethod
+    async def start(cls, image: RbdImage, options: Options, how: Server) -> Self:
+        """Start a server and connect to it. Raises StorageError, ServerGone.
+
+        A cluster that does not answer is waited for until START_TIMEOUT of the server.
+        """
+        address = image.address
+        if address.pool not in image.allowed:
+            raise StorageError(
+                errno.EPERM, f"open {address}", "pool", f"({address.pool} is not in [backend_rbd] allowed_pools)"
+            )
+        node = {"driver": "raw", "file": address.node(image.conf, image.user)}
+        lasting = f"rbd {image.conf} {address}"
+        found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT)
+        backend = await cls.serve(found, str(address), options, how)
+        backend._image = image
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody."""
+        return replace(super().info, can_fast_allocate=False, has_dirty=self._image.since is not None)
+
+    async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        """Tell what librbd tells. NotFound: the ticket names no snapshot with which the image could be compared."""
+        if context is not Context.DIRTY:
+            async for found in super().extents(op, offset, length, context):
+                yield found
+            return
+        if self._image.since is None:
+            raise NotFound("The ticket names no snapshot with which the image could be compared")
+        end = min(offset + length, self.info.size)
+        image = self._image
+        command = changes.command(image.address.options(image.conf, image.user), image.since or "")
+        async for found in changes.extents(command, str(image.address), op, offset, end):
+            yield found
+
+    async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
+        """Zero. To keep space allocated, librbd lets the OSDs write zeros."""
+        if flags & CommandFlag.FAST_ZERO and flags & CommandFlag.NO_HOLE:
+            raise NotFast
+        return await super()._zero(op, offset, length, flags, fua=fua)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses of images on Ceph, rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], and what qemu and rbd(8) are told of them.
+
+Names have neither `/` nor `@`, which separate them, and no control characters. Anything else stands for itself: there
+is no escape, and no option can be in a name, because neither program gets an address as one string.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import InvalidRequest
+
+SCHEME = "rbd"
+
+#: Longest name of a pool, namespace, image or snapshot, in bytes of UTF-8.
+MAX_NAME = 255
+
+_NAME = r"[^/@\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+"
+_WHOLE_NAME = re.compile(_NAME)
+_ADDRESS = re.compile(
+    rf"rbd:(?P<pool>{_NAME})/(?:(?P<namespace>{_NAME})/)?(?P<image>{_NAME})(?:@(?P<snapshot>{_NAME}))?"
+)
+
+
+@dataclass(frozen=True)
+class RbdAddress:
+    """The address of an image, or of a snapshot of it. namespace, snapshot: "" if there is none."""
+
+    pool: str
+    namespace: str
+    image: str
+    snapshot: str
+
+    def __str__(self) -> str:
+        namespace = f"{self.namespace}/" if self.namespace else ""
+        snapshot = f"@{self.snapshot}" if self.snapshot else ""
+        return f"{SCHEME}:{self.pool}/{namespace}{self.image}{snapshot}"
+
+    def node(self, conf: str = "", user: str = "") -> dict[str, str]:
+        """Return qemu's block node, ready for JSON. conf, user: of the cluster; "": as librados finds them."""
+        told = {
+            "pool": self.pool,
+            "namespace": self.namespace,
+            "image": self.image,
+            "snapshot": self.snapshot,
+            "conf": conf,
+            "user": user,
+        }
+        return {"driver": "rbd"} | {key: value for key, value in told.items() if value}
+
+    def options(self, conf: str = "", user: str = "") -> Sequence[str]:
+        """Return the options of rbd(8) that name the image; conf, user: as above."""
+        told = {
+            "--pool": self.pool,
+            "--namespace": self.namespace,
+            "--image": self.image,
+            "--snap": self.snapshot,
+            "--conf": conf,
+            "--id": user,
+        }
+        return [f"{option}={value}" for option, value in told.items() if value]
+
+
+def is_rbd(url: str) -> bool:
+    """Tell whether a url has the scheme of images on Ceph."""
+    return url.startswith(f"{SCHEME}:")
+
+
+def is_name(text: str) -> bool:
+    """Tell whether something on Ceph may have this name."""
+    return _WHOLE_NAME.fullmatch(text) is not None and len(text.encode()) <= MAX_NAME
+
+
+def parse(url: str) -> RbdAddress:
+    """Parse a url. Raises InvalidRequest; the message is for the author of the url."""
+    match = _ADDRESS.fullmatch(url)
+    if match is None or not all(is_name(name) for name in match.groups() if name is not None):
+        raise InvalidRequest(
+            f"Invalid rbd url: expected rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], names of at most {MAX_NAME} bytes "
+            "without control characters"
+        )
+    return RbdAddress(**{key: value or "" for key, value in match.groupdict().items()})

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images on Ceph as local ones. Files are in its place here; tests/lab/ceph has a real one."""
+
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import api
+from imageio_daemon.client.errors import LocalError, Usage
+from imageio_daemon.client.server.session import Settings
+from tests.support.daemon import Daemon
+from tests.support.fakeceph import FakeCeph
+from tests.support.images import MiB, pattern
+
+SIZE = 4 * MiB
+
+
+@pytest.fixture
+def ceph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCeph:
+    made = FakeCeph(tmp_path / "ceph")
+    monkeypatch.setenv("PATH", made.path)
+    for name in ("CEPH_CONF", "CEPH_ARGS"):
+        monkeypatch.delenv(name, raising=False)
+    return made
+
+
+@pytest.fixture
+def settings(daemon: Daemon) -> Settings:
+    return Settings(cafile=str(daemon.cafile))
+
+
+def test_image_is_uploaded(daemon: Daemon, ceph: FakeCeph, settings: Settings, tmp_path: Path) -> None:
+    ceph.create("pool/disk@snap", SIZE, bytes(MiB) + pattern(MiB))
+    target = tmp_path / "target"
+    target.write_bytes(b"x" * SIZE)
+    ticket = daemon.add_ticket(target, SIZE)
+    done = api.upload("rbd:pool/disk@snap", daemon.url(ticket), settings=settings, verify=True)
+    assert target.read_bytes() == bytes(MiB) + pattern(MiB) + bytes(2 * MiB)
+    assert done.progress.zero >= MiB
+
+
+def test_image_is_written_in_place(daemon: Daemon, ceph: FakeCeph, settings: Settings, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(pattern(MiB) + bytes(MiB))
+    there = ceph.create("pool/space/disk", SIZE, b"x" * SIZE)
+    ticket = daemon.add_ticket(source, 2 * MiB, ops=["read"])
+    api.download(daemon.url(ticket), "rbd:pool/space/disk", settings=settings, verify=True)
+    assert there.read_bytes() == source.read_bytes() + b"x" * (2 * MiB)
+
+
+def test_image_that_is_too_small_is_not_begun(
+    daemon: Daemon, ceph: FakeCeph, settings: Settings, tmp_path: Path
+) -> None:
+    (tmp_path / "source").write_bytes(b"s" * SIZE)
+    there = ceph.create("pool/disk", MiB, b"x" * MiB)
+    ticket = daemon.add_ticket(tmp_path / "source", SIZE, ops=["read"])
+    with pytest.raises(LocalError, match="does not fit"):
+        api.download(daemon.url(ticket), "rbd:pool/disk", settings=settings)
+    assert there.read_bytes() == b"x" * MiB
+
+
+def test_image_is_hashed_and_told_of_like_a_file(ceph: FakeCeph, tmp_path: Path) -> None:
+    there = ceph.create("pool/disk", SIZE, pattern(MiB))
+    assert api.checksum("rbd:pool/disk") == api.checksum(there)
+    assert api.info("rbd:pool/disk").size == SIZE
+
+
+def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:
+    with pytest.raises(LocalError, match="error reading header from never"):
+        api.info("rbd:pool/never")
+
+
+@pytest.mark.parametrize(
+    ("conf", "arguments", "asked"),
+    [
+        (None, "", {}),
+        ("/a.conf", "--id me", {"conf": "/a.conf", "user": "me"}),
+        ("/a.conf", "-c /b.conf --name=client.you --cluster x", {"conf": "/b.conf", "user": "you"}),
+        (None, "-n client.they", {"user": "they"}),
+    ],
+)
+def test_cluster_and_user_are_those_of_the_environment(
+    ceph: FakeCeph, monkeypatch: pytest.MonkeyPatch, conf: str | None, arguments: str, asked: dict[str, str]
+) -> None:
+    ceph.create("pool/disk", SIZE)
+    if conf:
+        monkeypatch.setenv("CEPH_CONF", conf)
+    monkeypatch.setenv("CEPH_ARGS", arguments)
+    api.info("rbd:pool/disk")
+    assert ceph.asked() == [{"driver": "rbd", "pool": "pool", "image": "disk", **asked}]
+
+
+@pytest.mark.parametrize("arguments", ["--id", "'"])
+def test_environment_that_cannot_be_read_is_told(
+    ceph: FakeCeph, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.setenv("CEPH_ARGS", arguments)
+    with pytest.raises(Usage, match="CEPH_ARGS"):
+        api.info("rbd:pool/disk")
+
+
+def test_image_that_looks_like_another_format_is_refused(ceph: FakeCeph) -> None:
+    ceph.create("pool/disk", SIZE, b"QFI\xfb" + bytes(508))
+    with pytest.raises(Usage, match="looks like qcow2"):
+        api.info("rbd:pool/disk")
+    assert api.info("rbd:pool/disk", format="raw").size == SIZE
+
+
+def test_what_contradicts_an_image_on_ceph_is_refused(daemon: Daemon, ceph: FakeCeph, settings: Settings) -> None:
+    url = daemon.url("any")
+    with pytest.raises(Usage, match="raw"):
+        api.upload("rbd:pool/disk", url, settings=settings, format="qcow2")
+    with pytest.raises(Usage, match="raw"):
+        api.upload("rbd:pool/disk", url, settings=settings, size=1)
+    with pytest.raises(Usage, match="raw"):
+        api.download(url, "rbd:pool/disk", settings=settings, format="qcow2")
+    with pytest.raises(Usage, match="snapshot"):
+        api.download(url, "rbd:pool/disk@s", settings=settings)
+    with pytest.raises(Usage, match="rbd:POOL"):
+        api.download(url, "rbd:pool", settings=settings)
