@@ -33,6 +33,7 @@ class Checkpoints:
         self._session = session
         self._record = record
         self._once = once
+        self._before = done.size()
         self._confirmed = Confirmed(done.pieces(), interval)
         self._saving = threading.Lock()
 
@@ -88,7 +89,8 @@ class Checkpoints:
         if self.durable is None:
             return
         if not self._confirmed.is_waiting:
-            if self._confirmed.size():
+            # Otherwise the record is as it was, or an earlier state is not proven yet.
+            if self._confirmed.size() > self._before:
                 self._record.save(self._confirmed.pieces())
             return
         log.info("%s flushes what it has; interrupt again to end at once", self._session.peer)

@@ -58,7 +58,7 @@ class Earlier:
 
         The record is that of the ticket, so a sample of it is compared, unless compare_all. Nobody vouches that a state
         belongs to this target: a state of which one byte differs is not used. Raises StateMismatch if what is recorded
-        differs.
+        differs, FlushFailed.
         """
         if recorded.size():
             different = await self._compare(images, recorded, every=compare_all)
@@ -70,6 +70,8 @@ class Earlier:
                 continue
             different = await self._compare(images, found, every=self._by_checksum)
             if not different:
+                # What is proven is the content, wherever the server has it.
+                await workers.run([images[0].flush], self._session.stop)
                 for start, end in recorded.pieces():
                     found.add(start, end)
                 return Found(found, needs_checksum=not self._by_checksum and self._can_verify)

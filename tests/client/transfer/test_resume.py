@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploads that are continued by what the server has on record, from any machine that has the source."""
 
+import asyncio
 import io
 import os
 import random
@@ -27,6 +28,7 @@ from imageio_daemon.client.transfer import comparison, sender
 from imageio_daemon.client.transfer.comparison import Comparison
 from imageio_daemon.client.transfer.confirmed import new_ranges
 from imageio_daemon.client.transfer.plan import Unit
+from imageio_daemon.client.transfer.progress import Phase
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import STATE, Certificates, Daemon
@@ -117,6 +119,24 @@ def test_another_ticket_goes_on_and_so_does_the_next_upload_with_it(
     assert before > told[-1].resumed > BUDGET - 3 * MiB
     assert upload(full, daemon.url(ticket), settings=settings).progress.resumed == before
     assert target.content() == full.read_bytes()
+
+
+def test_interrupted_comparison_leaves_the_state_as_it_is(
+    daemon: Daemon, interrupted: tuple[str, Image], full: Path, settings: Settings, states: Path
+) -> None:
+    url, _ = interrupted
+    (state,) = states.iterdir()
+    other = state.rename(state.with_name(state.name.replace("-", "-0")))
+    before = other.read_text()
+
+    def cancel(progress: Progress) -> None:
+        if progress.phase == Phase.COMPARING:
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        upload(full, url, settings=settings, progress=cancel)
+    assert list(states.iterdir()) == [other]
+    assert other.read_text() == before
 
 
 def test_full_storage_keeps_what_it_has_taken(
