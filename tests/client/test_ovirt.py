@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.servers import OVIRT_IMAGEIO, THEIRS, Server, running
-from imageio_daemon.client import Refused, Settings, checksum, download, info, upload
+from imageio_daemon.client import Refused, Settings, Temporary, checksum, download, info, upload
 from tests.client.conftest import SIZE
 from tests.client.proxy import Proxy
 from tests.support.daemon import Certificates
-from tests.support.images import pattern
+from tests.support.images import MiB, pattern
 
 pytestmark = pytest.mark.skipif(
     not OVIRT_IMAGEIO.exists(), reason="ovirt-imageio is not installed: benchmarks/setup does it"
@@ -87,6 +87,21 @@ def test_broken_connections_are_made_anew(
         upload(source, f"https://localhost:{proxy.port}/images/{ticket}", settings=settings)
     assert target.read_bytes() == source.read_bytes()
     assert proxy.broken >= 2
+
+
+def test_interrupted_upload_goes_on_with_another_ticket(
+    server: Server, certificates: Certificates, tmp_path: Path, target: Path
+) -> None:
+    full = tmp_path / "full"
+    full.write_bytes(pattern(SIZE))
+    settings = Settings(cafile=str(certificates.cafile), local=False, connections=1, retry_for=0)
+    with Proxy(port_of(server), lambda: 16 * MiB) as proxy:
+        first = f"https://localhost:{proxy.port}/images/{server.add_ticket(target, SIZE)}"
+        with pytest.raises(Temporary):
+            upload(full, first, settings=settings, checkpoint=0)
+    done = upload(full, url(server, target), settings=settings)
+    assert done.progress.resumed >= 8 * MiB
+    assert target.read_bytes() == full.read_bytes()
 
 
 def test_refusals_are_told(server: Server, foreign: Settings, tmp_path: Path, target: Path) -> None:

@@ -24,8 +24,9 @@ from tests.support.images import MiB, pattern
 from tests.support.polling import eventually
 
 LONG = bool(os.environ.get("IMAGEIO_TEST_LONG"))
-#: Interruptions with a record of the server, and as many without.
-INTERRUPTIONS = 150 if LONG else 2
+#: Runs with a record of the server, and as many without, and the interruptions of each.
+SEEDS = 30 if LONG else 1
+INTERRUPTIONS = 5 if LONG else 2
 SIZE = 96 * MiB
 #: Bytes that a connection carries until it is cut or held.
 BUDGET = (4 * MiB, 12 * MiB)
@@ -149,12 +150,13 @@ class Campaign:
             self.daemon.restart()
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_interrupted_uploads_go_on_with_other_tickets(
-    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    campaign = Campaign(daemon, tmp_path, random.Random(1))
+    campaign = Campaign(daemon, tmp_path, random.Random(seed))
     while campaign.interruptions < INTERRUPTIONS:
         campaign.upload()
     print(
