@@ -73,7 +73,7 @@ export class Downloading {
         };
         this.view.show({
             title: "Compare a saved file",
-            lead: "Nothing is sent but checksums are compared with those of the server.",
+            lead: "The file stays on this computer: only its checksums are compared with those of the server.",
             parts: ["choose"],
             actions: [{ label: "Back", run: () => this.offer() }],
         });

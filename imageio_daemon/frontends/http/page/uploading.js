@@ -31,7 +31,7 @@ export class Uploading {
                 ? "Choose the same file again. What is already safe on the server is not sent a second time."
                 : `This link takes one raw disk image${this.#limit()}. Zeros are not sent, and at the end the server compares every byte.`,
             notice,
-            tone: notice ? "bad" : "",
+            refused: true,
             parts: ["choose"],
         });
     }

@@ -25,10 +25,10 @@ export class View {
      * Show a state.
      *
      * title, lead: what it is, and what to do. parts: of PARTS. facts: pairs of a name and a value. notice: a sentence that
-     * must not be missed. tone: "", "good" or "bad". actions: label, run or href, and primary. small: what else there is to
+     * must not be missed; refused: it is why a file is not taken. tone: "", "good" or "bad". actions: label, run or href, and primary. small: what else there is to
      * know. The title gets the focus, so that a screen reader says it and the keyboard goes on from there.
      */
-    show({ title, lead = "", parts = [], facts = [], notice = "", tone = "", actions = [], small = "" }) {
+    show({ title, lead = "", parts = [], facts = [], notice = "", refused = false, tone = "", actions = [], small = "" }) {
         document.title = title;
         document.body.className = tone;
         part("title").textContent = title;
@@ -37,7 +37,7 @@ export class View {
         part("small").textContent = small;
         part("notice").textContent = notice;
         part("notice").hidden = !notice;
-        part("notice").className = tone === "bad" ? "notice bad" : "notice";
+        part("notice").className = refused ? "notice bad" : "notice";
         part("waiting").hidden = true;
         for (const id of PARTS) {
             part(id).hidden = !parts.includes(id);
@@ -67,7 +67,8 @@ export class View {
         part("percent").textContent = `${share} %`;
         part("rate").textContent = state === "running" ? this.#pace(done, size) : `${bytes(done)} of ${bytes(size)}`;
         part("bar").value = size ? (done / size) * 1000 : 1000;
-        const legend = [DATA, ZERO, BUSY, TODO].map((each) => [each, `${words[each]}: ${bytes(counts[each])}`]);
+        const there = [DATA, ZERO, BUSY, TODO].filter((each) => counts[each]);
+        const legend = there.map((each) => [each, `${words[each]}: ${bytes(counts[each])}`]);
         part("legend").replaceChildren(
             ...legend.map(([each, text]) => Object.assign(element("li", text), { className: `state-${each}` })),
         );

@@ -59,9 +59,11 @@ async function interrupted(error) {
         finish("canceled");
     } else if (error === PAUSED) {
         finish("paused");
-        controller = new AbortController();
-        setTimeout(() => controller.abort(PAUSED), REST);
-        await job.rest?.(controller).catch(() => {});
+        const resting = new AbortController();
+        controller = resting;
+        const timer = setTimeout(() => resting.abort(PAUSED), REST);
+        await job.rest?.(resting).catch(() => {});
+        clearTimeout(timer);
     } else {
         finish("failed", { code: error.code ?? "", status: error.status ?? 0, name: error.name, text: error.message });
     }
@@ -70,6 +72,7 @@ async function interrupted(error) {
 function finish(state, error = null) {
     clearInterval(reporting);
     waiting = null;
+    job.progress.release(); // nothing is under way any more
     report(state, error);
 }
 
