@@ -76,6 +76,21 @@ class ClientConnection:
         with self.translated():
             self._connected()
 
+    def has_ended(self) -> bool:
+        """Tell whether the server has closed the connection since the last answer, as it does with one that is idle."""
+        sock = self._socket
+        if sock is None:
+            return False
+        try:
+            if isinstance(sock, SecureSocket):
+                return sock.has_ended()
+            sock.settimeout(0)  # the next request sets its own
+            return len(sock.recv(1, socket.MSG_PEEK)) == 0
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def is_same_host(self) -> bool:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
         with self.translated():

@@ -292,6 +292,9 @@ class Image:
 
     def _recognise(self) -> None:
         """Connect after a loss, and record whether the server was restarted."""
+        if not self._lost and self.connection.has_ended():
+            self._lost = True
+            self.connection.close()
         if not self._lost:
             return
         instance = None

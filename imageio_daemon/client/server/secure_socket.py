@@ -50,6 +50,10 @@ class SecureSocket(socket.socket):
             self._wait(count)
         return count
 
+    def has_ended(self) -> bool:
+        """Tell whether the peer has closed the connection, or has sent what nobody has asked for."""
+        return self.tls.readinto(memoryview(bytearray(1))) >= 0
+
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive at least one byte, and as many as have arrived and fit; return their number, 0 at the end."""
         view = memoryview(buffer)[: nbytes or None]

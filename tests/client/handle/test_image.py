@@ -18,7 +18,7 @@ from imageio_daemon.client.errors import Usage
 from imageio_daemon.client.handle.image import MAX_WRITE
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
-from tests.support.daemon import PROJECT, Daemon
+from tests.support.daemon import PROJECT, Daemon, MakeDaemon
 from tests.support.images import Image, KiB, MakeImage, MiB, pattern
 from tests.support.polling import eventually
 
@@ -305,6 +305,22 @@ def test_flushes_of_two_threads_both_fail(own: Daemon, tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as threads:
             errors = [threads.submit(flush).exception for _ in range(2)]
             assert all(isinstance(error(), WritesLost) for error in errors)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["tls", "unix"])
+def test_idle_connection_that_the_server_has_closed_is_no_failure(
+    make_daemon: MakeDaemon, tmp_path: Path, caplog: pytest.LogCaptureFixture, local: bool
+) -> None:
+    daemon, path = make_daemon(daemon={"inactivity_timeout": 1}), tmp_path / "target"
+    path.write_bytes(bytes(SIZE))
+    ticket = daemon.add_ticket(path, SIZE, inactivity_timeout=1)
+    settings = Settings(cafile=str(daemon.cafile), local=local, connections=1, retry_for=0)
+    with client.open(daemon.url(ticket), settings=settings) as image:
+        image.write(0, b"x")
+        eventually(lambda: daemon.status(ticket)["connections"] == 0, "the daemon closes the connection")
+        image.flush()
+        assert read(image, 0, 2) == b"x\0"
+    assert not caplog.records
 
 
 def test_library_imports_no_server() -> None:
