@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.servers import OVIRT_IMAGEIO, THEIRS, Server, running
-from imageio_daemon.client import Refused, Settings, Temporary, checksum, download, info, upload
+from imageio_daemon import client
+from imageio_daemon.client import Refused, Settings, Temporary, WritesLost, checksum, download, info, upload
 from tests.client.conftest import SIZE
 from tests.client.proxy import Proxy
 from tests.support.daemon import Certificates
@@ -69,6 +70,35 @@ def test_image_goes_up_and_down(server: Server, foreign: Settings, source: Path,
     assert target.read_bytes() == source.read_bytes()
     download(there, tmp_path / "copy", settings=foreign, verify=True)
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_open_image_is_read_and_written(server: Server, foreign: Settings, target: Path) -> None:
+    with client.open(url(server, target), settings=foreign) as image:
+        image.write(512, b"x" * 512)
+        image.zero(1024, 4096)
+        image.flush()
+        buffer = bytearray(1536)
+        image.read(0, buffer)
+        assert image.extents()[-1].end == SIZE
+    assert buffer == b"\xff" * 512 + b"x" * 512 + bytes(512)
+
+
+def test_open_image_that_lost_a_connection_may_have_lost_writes(
+    server: Server, certificates: Certificates, target: Path
+) -> None:
+    ticket = server.add_ticket(target, SIZE)
+    with Proxy(port_of(server), iter([100_000, 2**40]).__next__) as proxy:
+        there = f"https://localhost:{proxy.port}/images/{ticket}"
+        settings = Settings(cafile=str(certificates.cafile), local=False, connections=1)
+        with client.open(there, settings=settings) as image:
+            image.write(0, b"x" * 1000)
+            image.write(1000, b"y" * 100_000)  # the connection breaks
+            with pytest.raises(WritesLost) as lost:
+                image.flush()
+            assert lost.value.ranges == [(0, 1000)]
+            image.write(0, b"x" * 1000)
+            image.flush()
+    assert target.read_bytes()[:101_000] == b"x" * 1000 + b"y" * 100_000
 
 
 def test_questions_are_answered(server: Server, foreign: Settings, source: Path) -> None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import base64
 import contextlib
 import errno
 import os
@@ -17,7 +18,7 @@ from imageio_daemon.net.tls_socket import TlsContext
 from imageio_daemon.units import MiB
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
-from tests.support.tls import issue_to_itself, secured, server_context
+from tests.support.tls import issue_to_itself, pin_of, secured, server_context
 
 #: Longer than no time, for a peer that does nothing.
 SHORT = 0.05
@@ -90,6 +91,30 @@ def test_shutdown_by_another_thread_ends_what_waits(ends: Ends) -> None:
     thread.start()
     assert ends.ours.recv(1) == b""
     thread.join()
+
+
+def test_end_is_seen_without_waiting(ends: Ends) -> None:
+    assert not ends.ours.has_ended()
+    ends.theirs.close()
+    assert ends.ours.has_ended()
+
+
+def test_key_of_the_server_is_known_to_the_client_only(ends: Ends, certificates: Certificates) -> None:
+    key = ends.ours.tls.peer_key
+    assert key is not None
+    assert pin_of(certificates.certfile) == f"sha256//{base64.b64encode(key).decode()}"
+    assert ends.theirs.tls.peer_key is None
+
+
+def test_key_is_known_before_it_is_proven_and_not_without_a_certificate(
+    certificates: Certificates, client: TlsContext
+) -> None:
+    ends = Ends(certificates, client)
+    with ends.ours, ends.theirs:
+        assert ends.ours.tls.peer_key is None
+    refusing = Ends(certificates, TlsContext(ssl.create_default_context()))
+    assert _rejected(refusing) == "unable to get local issuer certificate"
+    assert refusing.ours.tls.peer_key is not None
 
 
 def test_closed_one_touches_no_descriptor(ends: Ends) -> None:
