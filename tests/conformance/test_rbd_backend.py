@@ -2,6 +2,8 @@
 """What an image on Ceph adds to that of an NBD server. Files take the place of Ceph; tests/lab/ceph has one."""
 
 import errno
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
+from imageio_daemon.storage.qemu import rbd
 from imageio_daemon.storage.qemu.backend import Server
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.urls.rbd import parse
@@ -127,3 +130,19 @@ async def test_image_is_known_by_its_address(ceph: FakeCeph, servers: Path) -> N
     backend = await start("rbd:pool/disk", servers)
     assert backend.info.identity == backend.info.lasting == "rbd /etc/ceph.conf rbd:pool/disk"
     await backend.close()
+
+
+async def test_cluster_that_does_not_answer_is_given_up(
+    servers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program waits, and takes no signal, as librados does."""
+    program = tmp_path / "qemu-nbd"
+    program.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(rbd, "ANSWER_TIMEOUT", 0.1)
+    began = time.monotonic()
+    with pytest.raises(StorageError) as failure:
+        await start("rbd:pool/disk", servers)
+    assert failure.value.errno == errno.ETIMEDOUT
+    assert time.monotonic() - began < 5

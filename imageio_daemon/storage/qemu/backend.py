@@ -17,12 +17,17 @@ from .process import QemuNbd
 
 
 class Server(NamedTuple):
-    """How an image is served. run_dir: has the server's socket. bitmap: one of the image that the server tells."""
+    """How an image is served.
+
+    run_dir: has the server's socket. bitmap: one of the image that the server tells. answer_timeout: as in
+    QemuNbd.start().
+    """
 
     run_dir: str
     connections: int
     writable: bool
     bitmap: str | None = None
+    answer_timeout: float | None = None
 
 
 class QemuBackend(NbdBackend):
@@ -42,6 +47,7 @@ class QemuBackend(NbdBackend):
             writable=how.writable,
             connections=how.connections,
             bitmap=how.bitmap,
+            answer_timeout=how.answer_timeout,
         )
         try:
             backend = await cls.open(

@@ -63,9 +63,20 @@ class QemuNbd:
 
     @classmethod
     async def start(
-        cls, chain: Chain, image: str, *, run_dir: str, writable: bool, connections: int, bitmap: str | None = None
+        cls,
+        chain: Chain,
+        image: str,
+        *,
+        run_dir: str,
+        writable: bool,
+        connections: int,
+        bitmap: str | None = None,
+        answer_timeout: float | None = None,
     ) -> "QemuNbd":
         """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
+
+        answer_timeout: seconds after which it is killed while it opens the image; None: it ends by itself after
+        START_TIMEOUT.
 
         Raises StorageError: the program is missing, does not start in time, or ends at once and says why. ImageInUse:
         it ends at once, because another program has locked a file of the image.
@@ -80,7 +91,7 @@ class QemuNbd:
             _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
         )
         try:
-            await server._serving()
+            await server._serving(answer_timeout)
         except BaseException:
             await server.stop()
             raise
@@ -107,10 +118,10 @@ class QemuNbd:
         await asyncio.wait([ended])
         await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
 
-    async def _serving(self) -> None:
+    async def _serving(self, answer_timeout: float | None) -> None:
         """Wait until it accepts connections: it writes its pid file then."""
         ended = asyncio.wrap_future(self._ended)
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + (START_TIMEOUT if answer_timeout is None else answer_timeout)
         while not self._is_ready():
             if ended.done():
                 said = await ended
@@ -118,6 +129,8 @@ class QemuNbd:
                     raise ImageInUse
                 raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){_remedy(said)}")
             if time.monotonic() > deadline:
+                if answer_timeout is not None and self._process is not None:
+                    self._process.kill()
                 raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
             await asyncio.wait([ended], timeout=POLL)
 

@@ -17,6 +17,9 @@ from .chain import Chain
 
 #: librbd zeroes whole sectors by requests that have no data.
 ZERO_UNIT = 512
+#: Seconds for a cluster to answer when an image is opened. librados waits for minutes, and takes no signal meanwhile:
+#: the process is killed, which has written nothing. A request that finds no answer in C's way asks once more.
+ANSWER_TIMEOUT = 20.0
 
 
 class RbdImage(NamedTuple):
@@ -45,7 +48,7 @@ class RbdBackend(QemuBackend):
     async def start(cls, image: RbdImage, options: Options, how: Server) -> Self:
         """Start a server and connect to it. Raises StorageError, ServerGone.
 
-        A cluster that does not answer is waited for until START_TIMEOUT of the server.
+        A cluster that does not answer is waited for until ANSWER_TIMEOUT.
         """
         address = image.address
         if address.pool not in image.allowed:
@@ -55,7 +58,7 @@ class RbdBackend(QemuBackend):
         node = {"driver": "raw", "file": address.node(image.conf, image.user)}
         lasting = f"rbd {image.conf} {address}"
         found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT)
-        backend = await cls.serve(found, str(address), options, how)
+        backend = await cls.serve(found, str(address), options, how._replace(answer_timeout=ANSWER_TIMEOUT))
         backend._image = image
         return backend
 
