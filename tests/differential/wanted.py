@@ -66,6 +66,19 @@ def closing(told: Told) -> Told:
     return told._replace(fields=tuple(sorted([*silent(told).fields, ("connection", "close")])))
 
 
+def tells_the_most_size(before: Transcript, now: Transcript) -> bool:
+    """Tell whether the answers to OPTIONS have got the key max_size, and all else is the same."""
+    return before == replace(now, answers=[_without_most_size(told) for told in now.answers])
+
+
+def _without_most_size(told: Told) -> Told:
+    body = re.sub(rb'"max_size": \d+, ', b"", told.body or b"")
+    if told.body is None or body == told.body:
+        return told
+    length = ("content-length", str(len(body)))
+    return told._replace(body=body, fields=tuple(length if name == length[0] else (name, v) for name, v in told.fields))
+
+
 #: All of them.
 WANTED: Sequence[Wanted] = (
     Wanted(
@@ -87,6 +100,11 @@ WANTED: Sequence[Wanted] = (
         "who ends a TLS connection in the middle of a body, without a farewell, is told so by C, and not by aiohttp",
         may_be_cut,
         differs_in_telling,
+    ),
+    Wanted(
+        "OPTIONS tells how large an image may be, so that a page refuses a larger file before it sends it",
+        says(rb"^OPTIONS "),
+        tells_the_most_size,
     ),
 )
 

@@ -6,8 +6,10 @@ One story: each test needs what those before it did.
 
 import pwd
 import re
+import ssl
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,7 +114,8 @@ def test_installation_has_what_an_operator_looks_for() -> None:
     listed = set(run("dpkg", "-L", UNIT).splitlines())
     for path in DOCUMENTS:
         assert f"/usr/share/{path}" in listed
-    assert run("dpkg-query", "--show", "--showformat=${Conffiles}", UNIT) == ""
+    conffiles = run("dpkg-query", "--show", "--showformat=${Conffiles}", UNIT).splitlines()
+    assert [line.split()[0] for line in conffiles] == [f"{ETC}/conf.d/10-ui.conf"]
 
 
 def test_shells_complete_the_commands() -> None:
@@ -141,6 +144,13 @@ def test_image_arrives_and_returns(programs: Programs, source: Path, image: Path
     run("cmp", source, image)
     programs.download(ticket, tmp_path / "copy", "--no-local")
     run("cmp", source, tmp_path / "copy")
+
+
+def test_link_opens_the_page(programs: Programs, image: Path) -> None:
+    link = programs.ctl("share", "--read", "--host", "localhost", image)
+    trust = ssl.create_default_context(cafile=ETC / "cert.pem")
+    with urllib.request.urlopen(link.partition("#")[0], context=trust, timeout=60) as page:
+        assert b"page.js" in page.read()
 
 
 def test_no_bytecode_is_missing_or_stale() -> None:

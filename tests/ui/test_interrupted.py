@@ -160,6 +160,17 @@ def test_file_that_vanishes_is_told(browser: "Browser", disk: Path, link: Link) 
     browser.wait("The file cannot be read any more")
 
 
+@pytest.mark.root
+def test_full_storage_is_told(browser: "Browser", disk: Path, make_link: MakeLink, small_filesystem: Path) -> None:
+    image = small_filesystem / "image"
+    image.touch()
+    os.truncate(image, SIZE)
+    browser.open(make_link(SIZE, image).url)
+    browser.upload(disk)
+    browser.wait("The storage is full")
+    assert "Afterwards start anew with a new link" in browser.text("lead")
+
+
 def test_cancel_says_that_the_disk_is_incomplete(
     browser: "Browser", page_daemon: Daemon, disk: Path, link: Link
 ) -> None:
