@@ -77,9 +77,12 @@ class ClientConnection:
             self._connected()
 
     def has_ended(self) -> bool:
-        """Tell whether the server has closed the connection since the last answer, as it does with one that is idle."""
+        """Tell whether the server has closed the connection since the last answer, as it does with one that is idle.
+
+        No answer may be awaited. An end that the last answer has announced is none: the next request connects.
+        """
         sock = self._socket
-        if sock is None:
+        if sock is None or self._http is None or self._http.sock is None:
             return False
         try:
             if isinstance(sock, SecureSocket):

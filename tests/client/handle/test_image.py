@@ -226,6 +226,15 @@ def test_lost_connection_may_be_a_restart_of_a_server_that_tells_no_process() ->
         image.close()
 
 
+def test_end_of_a_connection_that_an_answer_announces_loses_nothing() -> None:
+    last = answer("200 OK", "", "Connection: close")
+    with ScriptedServer(abilities(None), LENGTH, last, OK) as server:
+        image = client.open(server.url, settings=Settings(connections=1))
+        image.write(0, b"x")
+        image.flush()
+        image.close()
+
+
 def test_flush_that_was_not_answered_is_repeated_and_confirms() -> None:
     busy = answer("503 Busy", "", "Connection: close")
     with ScriptedServer(abilities(), LENGTH, OK, busy, abilities(), OK, abilities()) as server:
