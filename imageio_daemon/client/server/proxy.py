@@ -112,7 +112,7 @@ def is_exempt(host: str, rules: str) -> bool:
     """
     if rules.strip() == "*":
         return True
-    name = host.lower().rstrip(".")
+    name = host.lower().removesuffix(".")
     address = _network(name)
     return any(_covers(rule, name, address) for rule in re.split(r"[,\s]+", rules.lower()) if rule)
 
@@ -124,7 +124,7 @@ def _covers(rule: str, name: str, address: _Network | None) -> bool:
     if address is not None:
         network = _network(rule.strip("[]"))
         return network is not None and network.version == address.version and address.network_address in network
-    domain = rule.removeprefix(".").rstrip(".")
+    domain = rule.removeprefix(".").removesuffix(".")
     return bool(domain) and (name == domain or name.endswith(f".{domain}"))
 
 

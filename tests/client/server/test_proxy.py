@@ -270,6 +270,7 @@ def test_variable_that_names_no_http_proxy_is_refused_without_its_password(told:
         ("wwwexample.org", "example.org", False),
         ("example.org", "www.example.org", False),
         ("example.org", ",. ,", False),
+        ("example.org", "example.org..", False),
         ("192.0.2.7", "192.0.2.7", True),
         ("192.0.2.7", "192.0.2.0/24", True),
         ("192.0.2.7", "192.0.2.9/29", False),
