@@ -17,6 +17,7 @@ from .checks.finding import Verdict
 from .config import config, files
 from .config.config import Config
 from .errors import ConfigError, InvalidRequest
+from .image import zstd
 from .net import tls_socket
 from .service import logs
 
@@ -99,9 +100,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _libraries() -> str:
-    """Return the OpenSSL of connections, and the one of Python, which may be another."""
+    """Return the OpenSSL of connections, and the one of Python, which may be another; and zstd."""
     ours, pythons = (" ".join(version.split()[:2]) for version in (tls_socket.OPENSSL_VERSION, ssl.OPENSSL_VERSION))
-    return f"{ours}; Python {platform.python_version()} with {pythons}"
+    return f"{ours}; Python {platform.python_version()} with {pythons}; {zstd.VERSION}"
 
 
 def _read_tickets(path: Path) -> list[object]:

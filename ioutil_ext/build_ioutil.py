@@ -13,7 +13,8 @@ HEADERS = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.h
 
 # What Python sees, each behind those that it includes.
 INTERFACE = [
-    f"api/{name}.h" for name in ("ioutil", "hash", "durable", "external", "tls", "bucket", "lane", "head", "nbd")
+    f"api/{name}.h"
+    for name in ("ioutil", "hash", "durable", "external", "tls", "bucket", "zstd", "lane", "head", "nbd")
 ]
 
 # The code that cffi generates has parameters that it does not use.
@@ -29,11 +30,12 @@ PREAMBLE = """
 HARDENING = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-fstack-clash-protection"]
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"]
 
-# From the environment: warnings are errors (development); OpenSSL is linked into the extension (wheels: docs/adr/0027).
+# From the environment: warnings are errors (development); OpenSSL and zstd are linked into the extension (wheels:
+# docs/adr/0027).
 WERROR = os.environ.get("IMAGEIO_WERROR") == "1"
-STATIC_OPENSSL = os.environ.get("IMAGEIO_STATIC_OPENSSL") == "1"
-# None of its symbols is seen by others, so that Python's ssl and the extension do not meet.
-STATIC_LINK = ["-l:libssl.a", "-l:libcrypto.a", "-Wl,--exclude-libs,ALL"]
+STATIC = os.environ.get("IMAGEIO_STATIC") == "1"
+# None of their symbols is seen by others, so that Python's ssl and the extension do not meet.
+STATIC_LINK = ["-l:libssl.a", "-l:libcrypto.a", "-l:libzstd.a", "-Wl,--exclude-libs,ALL"]
 
 ffibuilder = FFI()
 for name in INTERFACE:
@@ -55,8 +57,8 @@ ffibuilder.set_source(
         *HARDENING,
         *(["-Werror"] if WERROR else []),
     ],
-    libraries=[] if STATIC_OPENSSL else ["ssl", "crypto"],
-    extra_link_args=["-pthread", *LINK_HARDENING, *(STATIC_LINK if STATIC_OPENSSL else [])],
+    libraries=[] if STATIC else ["ssl", "crypto", "zstd"],
+    extra_link_args=["-pthread", *LINK_HARDENING, *(STATIC_LINK if STATIC else [])],
 )
 
 if __name__ == "__main__":

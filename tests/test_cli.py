@@ -197,6 +197,7 @@ def test_module_is_the_command() -> None:
     command = [sys.executable, "-m", "imageio_daemon", "--version"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(f"imageio-daemon {__version__} (OpenSSL 3.")
+    assert "; zstd 1." in " ".join(done.stdout.split())
 
 
 # Tickets

@@ -31,13 +31,14 @@ import pytest
 
 import imageio_daemon
 from imageio_daemon.client.errors import ServerFailed, Usage
+from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
 from imageio_daemon.client.server.image import Image
 from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
 from imageio_daemon.client.server.proxy import HttpProxy
-from imageio_daemon.errors import Error, MethodNotAllowed
+from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
@@ -45,6 +46,7 @@ from imageio_daemon.frontends.http.headers import (
     MAX_FINALIZE,
     MAX_JSON,
     parse_content_range,
+    parse_encoded_range,
     parse_json,
     parse_number,
     parse_patch,
@@ -57,6 +59,7 @@ from imageio_daemon.image import journal
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
+from imageio_daemon.image.zstd import Decoder
 from imageio_daemon.nbdproto import constants, messages, options
 from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused
 from imageio_daemon.nbdproto.client.negotiation import Violation as ServerViolation
@@ -201,6 +204,7 @@ def parse_request(data: bytes) -> None:
         parse_target(head.target)
         parse_range(head.fields.get("range"))
         parse_content_range(head.fields.get("content-range"))
+        parse_encoded_range(head.fields.get("content-range"))
         conditions._members(head.fields.get("if-match", ""))
         http_errors.answer(MethodNotAllowed(head.method, ("GET",)), "unix")
 
@@ -720,6 +724,40 @@ def read_in_contexts(*payloads: bytes) -> None:
     contexts = dict(enumerate((constants.BASE_ALLOCATION, constants.ALLOCATION_DEPTH)[: len(payloads)]))
     with refusing(ValueError):
         nbd_extents(dict(enumerate(payloads)), contexts, 0, 2**62, extended=False)
+
+
+# Bodies that are frames of zstd
+
+#: A frame with a window of 1 MiB, and no content size.
+_FRAME = b"\x28\xb5\x2f\xfd\0\x50"
+
+
+def block_of(content: bytes) -> bytes:
+    """Return a compressed block, with tables of its own, whose content comes once more each time that it is decoded."""
+    encoder = zstd.ZstdCompressor(level=19)
+    encoded = encoder.compress(content, encoder.FLUSH_BLOCK)
+    return encoded[len(_FRAME) :]
+
+
+@row(
+    "a body of zstd",
+    {
+        "blocks of nothing": cut(b"\0\0\0", _FRAME),
+        "blocks of a byte": cut(b"\x08\0\0x", _FRAME),
+        "repeated bytes": cut(b"\x42\0\0x", _FRAME),
+        "short compressed blocks": cut(block_of(b"".join(b"%x" % (i * i * 7919) for i in range(30))), _FRAME),
+        "compressed blocks": cut(block_of(b"".join(b"%x" % (i * i * 7919) for i in range(3000))), _FRAME),
+        "no blocks": cut(b"\xff", _FRAME),
+    },
+    most=4 * MOST_SECONDS,
+)
+def decode_body(data: bytes) -> None:
+    decoder, view = Decoder(4 * len(data)), memoryview(data)
+    room = memoryview(bytearray(64 * KiB))
+    taken, _ = decoder.head(view)
+    with refusing(InvalidRequest):
+        while taken < len(view):
+            taken += decoder.decode(view[taken : taken + 64 * KiB], room)[0]
 
 
 # Journals of what is durable

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError, Truncated, Unavailable
+from ..image import zstd
 from ..storage.completions import describe, kind_name, no_fault, syscall_name
 from .lane import Lane
 from .terms import Terms
@@ -142,9 +143,9 @@ class HttpLane(Lane):
     def _error(self, end: Any) -> Error | None:
         if end.reason == lib.IOU_HTTP_TRUNCATED:
             return Truncated("The request's body is shorter than announced")
-        if end.reason == lib.IOU_HTTP_BROKEN and end.error == errno.ECANCELED:
-            return None
-        if not end.error:
+        if end.reason == lib.IOU_HTTP_ENCODING:
+            return zstd.refused(end.refusal)
+        if not end.error or (end.reason == lib.IOU_HTTP_BROKEN and end.error == errno.ECANCELED):
             return None
         if end.error == errno.ENOMEM and end.syscall == lib.IOU_SYS_NONE:
             return Unavailable("There is no memory for the request now")

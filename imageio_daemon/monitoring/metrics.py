@@ -13,6 +13,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .. import __version__
+from ..image import zstd
 from ..net import tls_socket
 from ..service import logs
 from ..service.served import By, Count
@@ -222,6 +223,12 @@ def _resources(watched: Watched) -> Iterator[Metric]:
         for family, value in zip((used, limit, waiting), values, strict=True):
             family.add_metric((by,), value)
     yield from (used, limit, waiting)
+    decoders = zstd.totals()
+    yield _single("decoder_memory_bytes", "Memory that decoders of zstd may use now.", decoders.memory)
+    for name, what, value in (("encoded", "Bytes", decoders.taken), ("decoded", "Content", decoders.made)):
+        count = _counter(f"{name}_bytes", f"{what} of uploads with Content-Encoding: zstd.")
+        count.add_metric((), value)
+        yield count
     lost = _counter("log_lines_dropped", "Lines of the log that were dropped, because nothing read it.")
     lost.add_metric((), logs.lines_lost())
     yield lost

@@ -13,6 +13,7 @@
 #include "api/bucket.h"
 #include "api/ioutil.h"
 #include "api/tls.h"
+#include "api/zstd.h"
 
 typedef struct iou_lanes iou_lanes; /* shared by all lanes: the engine, memory for data, limits, records */
 typedef struct iou_lane iou_lane;   /* one connection */
@@ -231,6 +232,7 @@ typedef enum {
     IOU_HTTP_OTHER,     /* the next request is not for a lane, or there is no memory for it */
     IOU_HTTP_FAILED,    /* storage has failed: the owner answers the request */
     IOU_HTTP_TRUNCATED, /* the body of a request has ended early: the owner answers the request */
+    IOU_HTTP_ENCODING,  /* the encoded body of a request is refused: the owner answers the request */
     IOU_HTTP_CUT,       /* storage has failed after the start of the answer: the owner cuts the connection */
     IOU_HTTP_BROKEN     /* the connection has failed; iou_lane_stats has the errno */
 } iou_http_reason;
@@ -244,8 +246,10 @@ typedef struct {
     uint32_t asks;  /* iou_asks */
     uint64_t offset;
     uint64_t length;
-    uint64_t size;   /* of the image, as in iou_completion */
-    uint64_t unread; /* bytes of its body that the lane has not taken; the rest of iou_http_ended() begins with them */
+    uint64_t size;    /* of the image, as in iou_completion */
+    uint64_t unread;  /* bytes of its body that the lane has not taken; the rest of iou_http_ended() begins with them */
+    uint32_t refusal; /* IOU_HTTP_ENCODING: an iou_zstd_refusal */
+    uint32_t reserved;
 } iou_http_end;
 
 /* Start a lane of HTTP. Returns as iou_nbd_start() does. */

@@ -12,6 +12,8 @@ void http_note_failure(struct http *http, iou_http_reason reason, const struct o
     pthread_mutex_lock(&http->lock);
     if (!http->failed) {
         http->end = (iou_http_end){.reason = (uint32_t)reason, .asks = http->request.asks};
+        if (reason == IOU_HTTP_ENCODING)
+            http->end.refusal = (uint32_t)http->body.refusal;
         if (op) {
             http->end.error = op->result.error;
             http->end.syscall = op->result.syscall;
@@ -71,18 +73,21 @@ static void leave_request(struct iou_lane *lane) {
 /* Discard the bytes of a short rest of the body that come in a moment: the connection can go on after a whole body. */
 static void drop_rest(struct iou_lane *lane) {
     struct http *http = http_of(lane);
+    bool whole = http->end.reason == IOU_HTTP_FAILED || http->end.reason == IOU_HTTP_ENCODING;
+    uint64_t *unread = body_unread(&http->body);
     int error;
-    if (http->body.left == 0) /* the thread that took the last piece may not be the leader any more */
+    if (*unread == 0) /* the thread that took the last piece may not be the leader any more */
         return;
-    if (http->end.reason == IOU_HTTP_FAILED && http->body.left <= HTTP_PIECE && !lane->state.broken)
-        http->body.left -= socket_receive(lane, NULL, http->body.left, SOCKET_MOMENT, &error);
+    if (whole && *unread <= HTTP_PIECE && !lane->state.broken)
+        *unread -= socket_receive(lane, NULL, *unread, SOCKET_MOMENT, &error);
 }
 
 void http_fail(struct iou_lane *lane) {
     struct http *http = http_of(lane);
+    body_end_encoded(lane, &http->body);
     if (http->request.kind == IOU_WRITE)
         drop_rest(lane);
-    http->end.unread = http->request.kind == IOU_WRITE ? http->body.left : 0;
+    http->end.unread = http->request.kind == IOU_WRITE ? *body_unread(&http->body) : 0;
     if (http->started)
         http->end.reason = IOU_HTTP_CUT;
     end_use(lane);

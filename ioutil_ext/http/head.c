@@ -115,7 +115,7 @@ static const struct {
     [HTTP_ACCEPT] = OTHER("accept"),
     [HTTP_IF_MATCH] = OTHER("if-match"),
     [HTTP_IF_RANGE] = OTHER("if-range"),
-    [HTTP_CONTENT_ENCODING] = OTHER("content-encoding"),
+    [HTTP_CONTENT_ENCODING] = SINGLE("content-encoding"),
     [HTTP_ACCESS_CONTROL_REQUEST_HEADERS] = OTHER("access-control-request-headers"),
     [HTTP_ACCESS_CONTROL_REQUEST_METHOD] = OTHER("access-control-request-method"),
 };

@@ -55,6 +55,7 @@ struct http_request {
     bool expects;  /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
     uint32_t asks; /* iou_asks */
     uint64_t offset, length;
+    uint64_t encoded; /* PUT: bytes of the body, which is a frame of zstd; 0: it is the bytes of the image */
 };
 
 /* A template: an answer or a head in which the lane replaces bytes with numbers and the date. */

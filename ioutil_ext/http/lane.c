@@ -59,6 +59,8 @@ static void begin(struct iou_lane *lane) {
     bool moves = http->request.kind == IOU_READ || http->request.kind == IOU_WRITE;
     choose_pieces(lane);
     body_begin(&http->body, http->request.offset, moves ? http->request.length : 0);
+    if (http->request.encoded)
+        body_begin_encoded(&http->body, http->request.encoded);
     iou_record what = http_describe(&http->request);
     work_begin(&http->running, now_ns(), &what);
     http->taken = http->sent = 0;
@@ -145,6 +147,7 @@ static void free_http(struct http *http) {
 }
 
 static void end(struct iou_lane *lane) {
+    body_end_encoded(lane, &http_of(lane)->body);
     free_http(http_of(lane));
 }
 

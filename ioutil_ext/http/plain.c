@@ -12,7 +12,7 @@
 /* The fields of enum http_field that a plain request may have. Python serves requests with others of them. */
 #define PLAIN_FIELDS                                                                                                   \
     (1u << HTTP_CONTENT_LENGTH | 1u << HTTP_CONTENT_RANGE | 1u << HTTP_RANGE | 1u << HTTP_HOST |                       \
-     1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN | 1u << HTTP_ACCEPT)
+     1u << HTTP_CONNECTION | 1u << HTTP_EXPECT | 1u << HTTP_ORIGIN | 1u << HTTP_ACCEPT | 1u << HTTP_CONTENT_ENCODING)
 
 #define IMAGES "/images/"
 
@@ -57,7 +57,7 @@ static bool number_or_star(struct http_text *text, uint64_t *number, bool *star)
 }
 
 /* Read a Content-Range field as parse_content_range() in Python does. The last byte and the total must be consistent,
-   but are not used. */
+   but are not used, unless the body is encoded: then they tell how long its content is. */
 static bool read_content_range(struct http_text value, struct http_plain *plain) {
     uint64_t total = 0;
     bool no_last, no_total;
@@ -65,15 +65,17 @@ static bool read_content_range(struct http_text value, struct http_plain *plain)
         !number_or_star(&value, &plain->last, &no_last) || !http_skip(&value, "/") ||
         !number_or_star(&value, &total, &no_total) || !is_end(value))
         return false;
-    return no_last || (plain->first <= plain->last && (no_total || plain->last < total));
+    if (no_last)
+        return !plain->encoded;
+    return plain->first <= plain->last && (no_total || plain->last < total);
 }
 
 /* Whether method, fields and body go together. */
 static bool is_sound(const struct http_head *head, const struct http_plain *plain) {
     bool range = http_has(head, HTTP_RANGE), content_range = http_has(head, HTTP_CONTENT_RANGE);
     if (plain->method == HTTP_PUT)
-        return !range && plain->length > 0;
-    if (content_range || plain->expects)
+        return !range && plain->length > 0 && (content_range || !plain->encoded);
+    if (content_range || plain->expects || plain->encoded)
         return false;
     if (plain->method == HTTP_GET)
         return plain->length == 0;
@@ -83,11 +85,14 @@ static bool is_sound(const struct http_head *head, const struct http_plain *plai
 bool http_read_plain(const struct http_head *head, struct http_plain *plain) {
     *plain = (struct http_plain){
         .expects = http_has(head, HTTP_EXPECT),
+        .encoded = http_has(head, HTTP_CONTENT_ENCODING),
         .asks = head->asks,
         .size = head->size,
         .length = head->length,
     };
     if (plain->expects && !http_is_word(head->values[HTTP_EXPECT], "100-continue"))
+        return false;
+    if (plain->encoded && !http_is_word(head->values[HTTP_CONTENT_ENCODING], "zstd"))
         return false;
     if (head->minor != 1 || head->seen & ~PLAIN_FIELDS || head->options & ~(unsigned)HTTP_KEEP_ALIVE)
         return false;

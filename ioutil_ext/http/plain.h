@@ -33,10 +33,12 @@ struct http_plain {
     enum http_part part;
     bool flush;           /* PUT: with a flush at the end */
     bool expects;         /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
+    bool encoded;         /* PUT: the body is a frame of zstd (RFC 8878) */
     uint32_t asks;        /* iou_asks */
     uint32_t size;        /* bytes of the head */
     uint64_t length;      /* bytes of the body */
-    uint64_t first, last; /* GET: the range, of HTTP_REST only first; PUT: first is the offset */
+    uint64_t first, last; /* GET: the range, of HTTP_REST only first; PUT: first is the offset, and with encoded, last
+                             the last byte */
 };
 
 /* Whether the request is plain: a lane for the image of the path would serve it. */

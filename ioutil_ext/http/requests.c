@@ -73,9 +73,13 @@ static void fail_to_receive(struct iou_lane *lane, int error) {
     if (error == -ECANCELED || error == -ENOMEM)
         http_fail_outside(http, -error);
     else
-        http_note_failure(http, IOU_HTTP_TRUNCATED, NULL);
-    if (error != -ECANCELED && error != -ENOMEM && error != -ENODATA)
+        http_note_failure(http, error == -EBADMSG ? IOU_HTTP_ENCODING : IOU_HTTP_TRUNCATED, NULL);
+    if (error != -ECANCELED && error != -ENOMEM && error != -ENODATA && error != -EBADMSG)
         lane_break(lane, -error);
+}
+
+static int receive_part(struct iou_lane *lane, struct body *body, uint64_t most) {
+    return body->is_encoded ? body_receive_encoded(lane, body, most) : body_receive(lane, body, most);
 }
 
 /* Receive the next piece. After a slow body, pieces are small again. False: the request ends. */
@@ -83,7 +87,7 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     uint64_t most = min_u64(http->body.left, most_of_piece(http));
     int error = rate_take(lane, most);
-    if (!error && (error = body_receive(lane, &http->body, most)) == 0)
+    if (!error && (error = receive_part(lane, &http->body, most)) == 0)
         rate_give_back(lane, most - http->body.length);
     if (error) {
         fail_to_receive(lane, error);

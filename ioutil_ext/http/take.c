@@ -37,7 +37,8 @@ static enum http_found take_get(struct iou_lane *lane, const struct http_plain *
 }
 
 static enum http_found take_put(struct iou_lane *lane, const struct http_plain *plain) {
-    if (!may_write(lane, plain->first, plain->length))
+    uint64_t length = plain->encoded ? plain->last - plain->first + 1 : plain->length;
+    if (!may_write(lane, plain->first, length))
         return HTTP_OTHER;
     http_of(lane)->request = (struct http_request){
         .kind = IOU_WRITE,
@@ -45,7 +46,8 @@ static enum http_found take_put(struct iou_lane *lane, const struct http_plain *
         .expects = plain->expects,
         .asks = plain->asks,
         .offset = plain->first,
-        .length = plain->length,
+        .length = length,
+        .encoded = plain->encoded ? plain->length : 0,
     };
     return HTTP_WHOLE;
 }

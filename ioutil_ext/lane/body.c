@@ -18,6 +18,11 @@ void body_begin(struct body *body, uint64_t offset, uint64_t length) {
     body->next = offset;
     body->left = length;
     body->length = body->got = 0;
+    body->is_encoded = false;
+}
+
+uint64_t *body_unread(struct body *body) {
+    return body->is_encoded ? &body->encoded : &body->left;
 }
 
 void body_advance(struct body *body) {
@@ -62,7 +67,18 @@ static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
     return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
 }
 
-/* Get memory for a part of at most `most` bytes. */
+int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t most, enum memory_patience patience) {
+    uint64_t length = most, room = room_for(body->next, length), first = min_u64(room, LANE_PIECE);
+    int error = memory_get(lane, first, patience, &body->memory);
+    /* A thread that has memory must not wait for more: the part is shorter then. */
+    if (!error && room > first && memory_get(lane, room - first, MEMORY_NOW, &body->more))
+        length = LANE_PIECE - body->next % LANE_PIECE;
+    body->length = error ? 0 : length;
+    body->got = 0;
+    return error;
+}
+
+/* Get memory for a part of at most `most` bytes, of a slow body for those that are here. */
 static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, bool wait) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
@@ -72,18 +88,10 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, b
             return wait ? error ? error : -ENODATA : -EAGAIN;
         length = min_u64(length, staged);
     }
-    uint64_t room = room_for(body->next, length), first = min_u64(room, LANE_PIECE);
-    error = memory_get(lane, first, wait ? MEMORY_WAIT : MEMORY_NOW, &body->memory);
-    /* A thread that has memory must not wait for more: the part is shorter then. */
-    if (!error && room > first && memory_get(lane, room - first, MEMORY_NOW, &body->more))
-        length = LANE_PIECE - body->next % LANE_PIECE;
-    body->length = error ? 0 : length;
-    body->got = 0;
-    return error;
+    return body_get_memory(lane, body, length, wait ? MEMORY_WAIT : MEMORY_NOW);
 }
 
-/* Return the address of a byte of the part. *room: bytes from there to the end of the same piece of memory. */
-static char *place_of(const struct body *body, uint64_t byte, uint64_t *room) {
+char *body_place(const struct body *body, uint64_t byte, uint64_t *room) {
     uint64_t first = body->more ? LANE_PIECE - body->next % PAGE_UNIT : body->length;
     bool inside = byte < first || !body->more;
     *room = (inside ? first : body->length) - byte;
@@ -95,7 +103,7 @@ static int receive_more(struct iou_lane *lane, struct body *body, enum socket_pa
     int error;
     while (body->got < body->length) {
         uint64_t room, before = body->got;
-        char *place = place_of(body, before, &room);
+        char *place = body_place(body, before, &room);
         body->got += socket_receive(lane, place, room, patience, &error);
         if (body->got < before + room)
             return error ? error : -ENODATA;
@@ -106,7 +114,7 @@ static int receive_more(struct iou_lane *lane, struct body *body, enum socket_pa
 /* End the part at the last whole page that has come. The bytes after it go back to the staging. */
 static void cut(struct iou_lane *lane, struct body *body) {
     uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next, room;
-    socket_put_back(lane, place_of(body, length, &room), body->got - length); /* one page: in one piece of memory */
+    socket_put_back(lane, body_place(body, length, &room), body->got - length); /* one page: in one piece of memory */
     if (room_for(body->next, length) <= LANE_PIECE)
         drop_more(lane, body);
     body->length = body->got = length;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The bodies of requests (body.c). For the leader only. */
+/* The bodies of requests (body.c), and those that are encoded (encoded.c). For the leader only. */
 
 #ifndef IOUTIL_LANE_BODY_H
 #define IOUTIL_LANE_BODY_H
@@ -8,7 +8,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "api/zstd.h"
 #include "lane/memory.h"
+#include "lane/receive.h"
 
 /* A body that is received in parts; or one that is sent, which uses only next and left. */
 struct body {
@@ -17,6 +19,11 @@ struct body {
     struct memory *more;   /* for the bytes of the part that do not fit in memory; NULL: all fit */
     uint64_t length, got;  /* of the part: bytes, and bytes that have come */
     bool slow;             /* the client lately sent less than the staging holds in LANE_MOMENT_MS */
+    bool is_encoded;       /* next and left are of the content */
+    uint64_t encoded;      /* bytes of the encoded body that were not taken */
+    iou_zstd *decoder;
+    uint64_t window;          /* bytes that the decoder has of the memory for windows; 0: it has not begun */
+    iou_zstd_refusal refusal; /* why a body that is encoded was refused (-EBADMSG) */
 };
 
 void body_begin(struct body *body, uint64_t offset, uint64_t length);
@@ -28,6 +35,20 @@ void body_begin(struct body *body, uint64_t offset, uint64_t length);
  */
 int body_receive(struct iou_lane *lane, struct body *body, uint64_t most);
 
+/*
+ * Do the same with a body that is a frame of zstd: the part is of its content. The last part is complete only when the
+ * frame has ended, and the body with it. -EBADMSG: the frame is refused.
+ */
+int body_receive_encoded(struct iou_lane *lane, struct body *body, uint64_t most);
+
+/* The body is one frame of zstd, of so many bytes: after body_begin(). body_end_encoded() frees what decoding has
+   taken; body_receive_encoded() does so itself after the last part and after an error. */
+void body_begin_encoded(struct body *body, uint64_t encoded);
+void body_end_encoded(struct iou_lane *lane, struct body *body);
+
+/* The bytes of the body, as it is sent, that were not taken. */
+uint64_t *body_unread(struct body *body);
+
 /* Receive the bytes of the next part that have arrived. Does not wait: -EAGAIN. */
 int body_receive_ahead(struct iou_lane *lane, struct body *body, uint64_t most);
 
@@ -38,5 +59,13 @@ void body_advance(struct body *body);
 
 /* Give back the memory of a part that was not taken. */
 void body_drop_memory(struct iou_lane *lane, struct body *body);
+
+/* ---- for encoded.c ---------------------------------------------------------------------------------------------- */
+
+/* Get memory for a part of at most `most` bytes, which may be shorter. */
+int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t most, enum memory_patience patience);
+
+/* Return the address of a byte of the part. *room: bytes from there to the end of the same piece of memory. */
+char *body_place(const struct body *body, uint64_t byte, uint64_t *room);
 
 #endif

@@ -79,6 +79,19 @@ static void free_long(struct memory *memory) {
     free(memory);
 }
 
+/* ---- windows ---------------------------------------------------------------------------------------------------- */
+
+/* Count the memory of a decoder, by the same rule for tickets. The lock is held. */
+static int take_window(struct iou_lane *lane, uint64_t size) {
+    struct iou_lanes *lanes = lane->lanes;
+    uint64_t left = IOU_ZSTD_WINDOWS - lanes->windows, used = lane->memory.quota->windows;
+    if (size > left || (used && used + size > 2 * (left - size)))
+        return -EAGAIN;
+    lanes->windows += size;
+    lane->memory.quota->windows += size;
+    return 0;
+}
+
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
 static bool is_long(size_t size) {
@@ -89,13 +102,16 @@ static bool is_long(size_t size) {
  * Take memory if the quotas allow it now. -EAGAIN: they do not; *blocks: the later requests of this ticket cannot have
  * memory either. The lock is held.
  */
-static int take(struct iou_lane *lane, size_t size, struct memory **memory, bool *blocks) {
+static int take(struct claimant *claimant, bool *blocks) {
+    struct iou_lane *lane = claimant->lane;
     *blocks = false;
-    if (is_long(size))
-        return take_long(lane->lanes, size, memory);
-    if (!lane_may_have(lane, slab_piece(size)))
+    if (claimant->window)
+        return take_window(lane, claimant->size);
+    if (is_long(claimant->size))
+        return take_long(lane->lanes, claimant->size, &claimant->memory);
+    if (!lane_may_have(lane, slab_piece(claimant->size)))
         return -EAGAIN;
-    int error = take_piece(lane, size, memory);
+    int error = take_piece(lane, claimant->size, &claimant->memory);
     *blocks = error == -EAGAIN;
     return error;
 }
@@ -110,7 +126,7 @@ static bool serve_one(struct ticket_quota *quota, struct link *served) {
     bool blocks = false;
     for (struct link *node = quota->waiters.next; node != &quota->waiters && !blocks; node = node->next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
-        int error = take(claimant->lane, claimant->size, &claimant->memory, &blocks);
+        int error = take(claimant, &blocks);
         if (error != -EAGAIN) {
             leave(claimant, error, served);
             return true;
@@ -196,13 +212,12 @@ int memory_ask(struct claimant *claimant) {
     struct link served;
     bool blocks;
     link_init(&served);
-    if (is_long(claimant->size) && claimant->size > lanes->long_limit)
+    if (!claimant->window && claimant->size > lanes->long_limit)
         return -EOVERFLOW;
     if (lane_cuts(lane))
         return -ECANCELED;
     pthread_mutex_lock(&lanes->lock);
-    int error =
-        link_empty(&lane->memory.quota->waiters) ? take(lane, claimant->size, &claimant->memory, &blocks) : -EAGAIN;
+    int error = link_empty(&lane->memory.quota->waiters) ? take(claimant, &blocks) : -EAGAIN;
     if (error == -EAGAIN && claimant->patience != MEMORY_NOW)
         error = begin_to_wait(claimant, &served);
     pthread_mutex_unlock(&lanes->lock);
@@ -222,6 +237,18 @@ void memory_put(struct iou_lane *lane, struct memory *memory) {
         lanes->long_taken = false;
     else
         put_piece(lane, memory);
+    serve(lanes, &served);
+    pthread_mutex_unlock(&lanes->lock);
+    waiters_wake(&served);
+}
+
+void memory_put_window(struct iou_lane *lane, uint64_t size) {
+    struct iou_lanes *lanes = lane->lanes;
+    struct link served;
+    link_init(&served);
+    pthread_mutex_lock(&lanes->lock);
+    lanes->windows -= size;
+    lane->memory.quota->windows -= size;
     serve(lanes, &served);
     pthread_mutex_unlock(&lanes->lock);
     waiters_wake(&served);

@@ -46,6 +46,13 @@ enum memory_patience { MEMORY_NOW, MEMORY_WAIT };
 int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience, struct memory **memory);
 void memory_put(struct iou_lane *lane, struct memory *memory);
 
+/*
+ * Count the memory of a decoder (zstd/decoder.c), and wait as memory_get() does until that is allowed. It has a limit
+ * of its own, IOU_ZSTD_WINDOWS: a thread that has it may wait for pieces. -ENOMEM, -ECANCELED.
+ */
+int memory_get_window(struct iou_lane *lane, uint64_t size);
+void memory_put_window(struct iou_lane *lane, uint64_t size);
+
 /* End the waits of requests whose lane has ended them. */
 void memory_wake(struct iou_lanes *lanes);
 
@@ -56,6 +63,7 @@ struct claimant {
     struct waiter waiter;
     struct iou_lane *lane;
     size_t size;
+    bool window; /* of a decoder */
     enum memory_patience patience;
     struct memory *memory;
     int error; /* 0; -ENOMEM: the system has no memory; -ECANCELED: the request ends */

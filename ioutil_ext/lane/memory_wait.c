@@ -35,14 +35,24 @@ static int await_memory(struct claimant *claimant) {
     return claimant->error;
 }
 
-int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience, struct memory **memory) {
-    struct claimant claimant = {.lane = lane, .size = size, .patience = patience};
-    int error = memory_ask(&claimant);
-    if (error == -EAGAIN && patience != MEMORY_NOW) {
+static int get(struct claimant *claimant) {
+    int error = memory_ask(claimant);
+    if (error == -EAGAIN && claimant->patience != MEMORY_NOW) {
         uint64_t since = work_wait(IOU_WAIT_TURN);
-        error = await_memory(&claimant);
+        error = await_memory(claimant);
         work_go_on(IOU_WAIT_TURN, since);
     }
+    return error;
+}
+
+int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience, struct memory **memory) {
+    struct claimant claimant = {.lane = lane, .size = size, .patience = patience};
+    int error = get(&claimant);
     *memory = claimant.memory;
     return error;
+}
+
+int memory_get_window(struct iou_lane *lane, uint64_t size) {
+    struct claimant claimant = {.lane = lane, .size = size, .window = true, .patience = MEMORY_WAIT};
+    return get(&claimant);
 }

@@ -208,8 +208,7 @@ static uint64_t take_staged(struct iou_lane *lane, char *memory, uint64_t length
     return count;
 }
 
-/* Whether the bytes since then came at less than MIN_RATE. */
-static bool too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
+bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes) {
     uint64_t ms = (now_ns() - since) / 1000000;
     return ms > (uint64_t)lane->timeout_ms && bytes * 1000 < ms * MIN_RATE;
 }
@@ -236,7 +235,7 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
         ssize_t count = receive(lane, target, room, MSG_WAITALL, ms_left(lane, patience, since));
         if (count > 0)
             got += (size_t)count;
-        if (count > 0 && got < length && too_slow(lane, since, got - staged))
+        if (count > 0 && got < length && socket_is_too_slow(lane, since, got - staged))
             count = -ETIMEDOUT;
         if (count <= 0)
             *error = count == -ETIMEDOUT && patience != SOCKET_LONG ? -EAGAIN : (int)count;
@@ -260,7 +259,7 @@ static bool gather(struct iou_lane *lane, uint32_t least, uint64_t since, int *e
         ssize_t count = socket_stage(lane, LANE_STAGING, lane->timeout_ms);
         if (count > 0)
             got += (uint64_t)count;
-        if (count > 0 && lane->staging.end - lane->staging.start < least && too_slow(lane, since, got))
+        if (count > 0 && lane->staging.end - lane->staging.start < least && socket_is_too_slow(lane, since, got))
             count = -ETIMEDOUT;
         if (count <= 0) {
             *error = (int)count;

@@ -51,6 +51,9 @@ enum socket_patience { SOCKET_NOW, SOCKET_MOMENT, SOCKET_LONG };
 uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, enum socket_patience patience,
                         int *error);
 
+/* Whether bytes since then, for longer than the timeout, came at less than a least rate. */
+bool socket_is_too_slow(const struct iou_lane *lane, uint64_t since, uint64_t bytes);
+
 /* Put bytes that were just received into the staging, which is empty. The next receive gets them again. */
 void socket_put_back(struct iou_lane *lane, const char *memory, size_t size);
 

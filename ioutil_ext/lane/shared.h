@@ -20,6 +20,7 @@ struct ticket_quota {
     struct link turn;             /* in lanes->waiting, while a request waits */
     const iou_lease *ticket;      /* identifies the ticket */
     uint64_t used;                /* bytes of pieces */
+    uint64_t windows;             /* bytes of decoders */
     atomic_uint_fast32_t threads; /* without the first thread of each lane */
     uint32_t lanes;
     struct link waiters; /* in order of arrival */
@@ -34,6 +35,7 @@ struct iou_lanes {
     uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
     bool long_taken;
+    uint64_t windows; /* bytes of decoders */
     struct link kept; /* unused slabs; the one used last comes first, because it is in the caches */
     uint64_t kept_size;
     struct link quotas;

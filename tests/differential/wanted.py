@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differences from the earlier build that are wanted: each with its reason, and what the new answer is."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,40 @@ def differs_in_announcing(before: Transcript, now: Transcript) -> bool:
     return _unannounced(before) == _unannounced(now)
 
 
+def differs_in_codings(before: Transcript, now: Transcript) -> bool:
+    """Tell whether codings that are refused are refused with other words, and the one that is served is named."""
+    return _without_codings(before) == _without_codings(now)
+
+
+def _without_codings(transcript: Transcript) -> Transcript:
+    def told(answer: Told) -> Told:
+        if answer.status != 415:
+            return answer
+        fields = tuple(field for field in answer.fields if field[0] not in ("accept-encoding", "content-length"))
+        return answer._replace(fields=fields, body=b"")
+
+    return replace(transcript, answers=[told(answer) for answer in transcript.answers])
+
+
+def tells_more(before: Transcript, now: Transcript) -> bool:
+    """Tell whether JSON documents have further keys, and all else is the same."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    return len(before.answers) == len(now.answers) and before.end == now.end and all(_has_more(*each) for each in pairs)
+
+
+def _has_more(before: Told, now: Told) -> bool:
+    if before == now:
+        return True
+    fields = [{k: v for k, v in told.fields if k != "content-length"} for told in (before, now)]
+    if before.status != now.status or fields[0] != fields[1]:
+        return False
+    try:
+        told = [json.loads(each.body or b"") for each in (before, now)]
+    except ValueError:
+        return False
+    return all(isinstance(each, dict) for each in told) and told[0].items() <= told[1].items()
+
+
 def _unannounced(transcript: Transcript) -> Transcript:
     return replace(transcript, answers=[silent(told) for told in transcript.answers])
 
@@ -66,19 +101,6 @@ def closing(told: Told) -> Told:
     return told._replace(fields=tuple(sorted([*silent(told).fields, ("connection", "close")])))
 
 
-def tells_the_most_size(before: Transcript, now: Transcript) -> bool:
-    """Tell whether the answers to OPTIONS have got the key max_size, and all else is the same."""
-    return before == replace(now, answers=[_without_most_size(told) for told in now.answers])
-
-
-def _without_most_size(told: Told) -> Told:
-    body = re.sub(rb'"max_size": \d+, ', b"", told.body or b"")
-    if told.body is None or body == told.body:
-        return told
-    length = ("content-length", str(len(body)))
-    return told._replace(body=body, fields=tuple(length if name == length[0] else (name, v) for name, v in told.fields))
-
-
 #: All of them.
 WANTED: Sequence[Wanted] = (
     Wanted(
@@ -101,11 +123,8 @@ WANTED: Sequence[Wanted] = (
         may_be_cut,
         differs_in_telling,
     ),
-    Wanted(
-        "OPTIONS tells how large an image may be, so that a page refuses a larger file before it sends it",
-        says(rb"^OPTIONS "),
-        tells_the_most_size,
-    ),
+    Wanted("OPTIONS tells more: how large an image may be, and the codings of bodies", says(rb"^OPTIONS "), tells_more),
+    Wanted("415 names the coding that is served", says(rb"^content-encoding:"), differs_in_codings),
 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from imageio_daemon.client.local.compressed import zstd
 from tests.frontends.nbd.client import Client
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import encode_request
@@ -52,6 +53,20 @@ def get(port: int, path: str) -> tuple[int, str]:
     text = answer.read().decode()
     connection.close()
     return answer.status, text
+
+
+def test_compressed_uploads_are_counted_as_they_came_and_as_they_are_written(own: Daemon, image: Image) -> None:
+    content = pattern(4096) * 256
+    frame = zstd.compress(content)
+    for body in (frame, frame[:-4]):
+        with own.connect("tls") as connection:
+            headers = {"Content-Encoding": "zstd", "Content-Range": f"bytes 0-{MiB - 1}/*"}
+            assert connection.put(image.url, body, headers).status == (200 if body is frame else 400)
+    metrics = Metrics(own)
+    assert len(frame) < metrics.sum("encoded_bytes_total") <= 2 * len(frame) - 4  # without the heads of the frames
+    assert metrics.sum("decoder_memory_bytes") == 0
+    # Of the frame that is cut, nothing or a part.
+    assert MiB <= metrics.sum("written_bytes_total", storage="file") <= metrics.sum("decoded_bytes_total") < 2 * MiB
 
 
 async def test_what_was_moved_is_counted_exactly(own: Daemon, image: Image, tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_a_chunked_body_that_leaves_the_ticket_is_refused(client: Connection, ne
     assert len(image.content()) <= 1000
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd"])
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br"])
 def test_an_encoded_body_is_not_decoded_but_refused(client: Connection, image: Image, encoding: str) -> None:
     before = image.content()
     answer = client.put(image.url, gzip.compress(b"hello" * 1000), {"Content-Encoding": encoding})

@@ -3,8 +3,10 @@
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from imageio_daemon.client.local.compressed import zstd
 
 Seeds = Iterator[tuple[str, bytes]]
 
@@ -29,6 +31,10 @@ HEADS = {
     "put": request("PUT /images/x", "Content-Range: bytes 4096-8191/*", "Content-Length: 4096"),
     "put-no-flush": request("PUT /images/x?flush=n", "content-range: bytes 0-*/*", "Content-Length: 1"),
     "put-flush": request("PUT /images/x?flush=y", "Content-Range: bytes 1-2/70000", "Content-Length: 2"),
+    "put-encoded": request(
+        "PUT /images/x", "Content-Encoding: zstd", "Content-Range: bytes 1-2/*", "Content-Length: 9"
+    ),
+    "put-encoded-open": request("PUT /images/x", "content-encoding: ZSTD", "Content-Range: bytes 1-*/*"),
     "patch": request("PATCH /images/x", "Content-Length: 44", "Content-Type: application/json"),
     "options": request("OPTIONS /images/x"),
     "browser": request("GET /images/x", "Range: bytes=0-1", "Referer: x", "Sec-Fetch-Mode: cors", "If-Range: x"),
@@ -179,6 +185,38 @@ SCENES = {
 }
 
 
+def _streamed(data: bytes) -> bytes:
+    encoder = zstd.ZstdCompressor(options={zstd.CompressionParameter.checksum_flag: 1})
+    return encoder.compress(data) + encoder.flush()
+
+
+#: What a frame decodes to has as many bytes as the first two of the input tell: one more than 16 times so many.
+FRAMES: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "text": (4097, lambda data: zstd.compress(data, 3)),
+    "zeros": (1_000_001, lambda data: zstd.compress(bytes(len(data)), 1)),
+    "streamed": (65_537, _streamed),
+    "checksum": (17, _streamed),
+    "cut": (4097, lambda data: zstd.compress(data)[:-3]),
+    "longer": (4097, lambda data: zstd.compress(data + b"x")),
+    "behind": (17, lambda data: zstd.compress(data) + b"x"),
+    "skippable": (17, lambda data: b"\x50\x2a\x4d\x18" + bytes(4) + zstd.compress(data)),
+    "window": (1, lambda _: b"\x28\xb5\x2f\xfd\0\xff" + bytes(9)),
+    "nothing": (17, lambda _: b"\x28\xb5\x2f\xfd\0\x50" + bytes(300)),
+}
+
+
+def frames() -> Iterator[tuple[str, bytes, int]]:
+    """Yield name and bytes of frames, and what their content is said to be long."""
+    for name, (length, encode) in FRAMES.items():
+        yield name, encode(((b"content " * 10 + BODY) * (length // 100 + 1))[:length]), length
+
+
+def encoded_put(frame: bytes, length: int) -> bytes:
+    """Return a stream for a lane: a PUT with an encoded body."""
+    fields = ("Content-Encoding: zstd", f"Content-Range: bytes 10-{10 + length - 1}/*")
+    return request("PUT /images/x", *fields, body=frame).replace(LONG, LONG + bytes(2))
+
+
 def seeds() -> Seeds:
     """Yield `target/name` and the bytes of all."""
     for name, data in HEADS.items():
@@ -187,6 +225,12 @@ def seeds() -> Seeds:
         yield f"http_chunks/{name}", data
     for name, text in PATCHES.items():
         yield f"http_patch/{name}", text.encode()
+    for name, frame, length in frames():
+        yield f"zstd/{name}", struct.pack(">HB", length // 16, 6) + frame
+        yield (
+            f"http_lane/{name}",
+            b"\x04\0\x07" + encoded_put(frame, length) + request("GET /images/x", "Range: bytes=0-9"),
+        )
     for command in range(9):
         for flags in (0, 1, 2, 4, 8, 16, 32):
             yield f"nbd_wire/{command}-{flags}", b"\x15\x04" + ask(command, 512, 4096, flags=flags)

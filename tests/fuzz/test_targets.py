@@ -9,7 +9,7 @@ import pytest
 from .seeds import seeds
 
 HERE = Path(__file__).parent
-TARGETS = ["http_head", "http_chunks", "http_patch", "nbd_wire", "http_lane", "nbd_lane", "tls"]
+TARGETS = ["http_head", "http_chunks", "http_patch", "nbd_wire", "http_lane", "nbd_lane", "tls", "zstd"]
 
 # The targets are compiled first.
 pytestmark = pytest.mark.timeout(900)

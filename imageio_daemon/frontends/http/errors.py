@@ -29,6 +29,9 @@ RETRY_AFTER = 1
 #: The same for a client whose transfer has to wait until another one has ended.
 RETRY_TRANSFER_AFTER = 10
 
+#: The content coding of bodies that is served (RFC 9659).
+ENCODING = "zstd"
+
 #: The field of an answer that has the code of the error (docs/adr/0031-error-codes.md).
 CODE = "X-Error-Code"
 
@@ -78,15 +81,18 @@ def answer(exception: Exception, client: str, *, json: bool = False) -> web.Resp
     """Return the answer to a request that raised this exception, and log the exception.
 
     client: the address of the client, for the log. json: it wants a document, not a line of text. The answer closes the
-    connection if the table says so. 405 has the field Allow (RFC 9110 15.5.6). 416 has the size of the image in
-    Content-Range if it is known (RFC 9110 15.5.17). 503 for what is unavailable for a moment has Retry-After (RFC 9110
-    10.2.3). An exception that is not an errors.Error is a bug: it is logged with its traceback and answered with 500.
+    connection if the table says so. 405 has the field Allow (RFC 9110 15.5.6). 415 has Accept-Encoding (RFC 9110
+    12.5.3). 416 has the size of the image in Content-Range if it is known (RFC 9110 15.5.17). 503 for what is
+    unavailable for a moment has Retry-After (RFC 9110 10.2.3). An exception that is not an errors.Error is a bug: it is
+    logged with its traceback and answered with 500.
     """
     entry = _entry(exception)
     _log(exception, entry.status, client)
     headers = {CODE: entry.code}
     if isinstance(exception, errors.MethodNotAllowed):
         headers["Allow"] = ",".join(exception.allowed)
+    if isinstance(exception, errors.UnsupportedEncoding):
+        headers["Accept-Encoding"] = ENCODING
     if isinstance(exception, errors.OutOfRange) and exception.size is not None:
         headers["Content-Range"] = f"bytes */{exception.size}"
     if isinstance(exception, errors.Unavailable):

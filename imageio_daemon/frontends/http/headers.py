@@ -98,18 +98,34 @@ def parse_content_range(text: str | None) -> int:
     The last byte and the total must be consistent with the first byte. They have no other effect, because the framing
     of the message gives the length. Raises InvalidRequest.
     """
+    return _content_range(text)[0]
+
+
+def parse_encoded_range(text: str | None) -> tuple[int, int]:
+    """Return offset and length, in bytes, of the content of an encoded body: its Content-Range has the last byte.
+
+    Raises InvalidRequest.
+    """
+    first, last = _content_range(text)
+    if last is None:
+        raise InvalidRequest("An encoded body needs a Content-Range with its last byte: bytes FIRST-LAST/*")
+    return first, last - first + 1
+
+
+def _content_range(text: str | None) -> tuple[int, int | None]:
     if text is None:
-        return 0
+        return 0, None
     match = _CONTENT_RANGE.fullmatch(text)
     if match is None:
         raise InvalidRequest("Invalid Content-Range: expected bytes FIRST-LAST/TOTAL")
     first, last, total = match.groups()
-    if last != "*":
-        if int(last) < int(first):
-            raise InvalidRequest("Invalid Content-Range: the last byte is before the first")
-        if total != "*" and int(last) >= int(total):
-            raise InvalidRequest("Invalid Content-Range: the last byte is not inside the total")
-    return int(first)
+    if last == "*":
+        return int(first), None
+    if int(last) < int(first):
+        raise InvalidRequest("Invalid Content-Range: the last byte is before the first")
+    if total != "*" and int(last) >= int(total):
+        raise InvalidRequest("Invalid Content-Range: the last byte is not inside the total")
+    return int(first), int(last)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ struct target {
 };
 
 extern const struct target http_head_target, http_chunks_target, http_patch_target, nbd_wire_target, http_lane_target,
-    nbd_lane_target, tls_target;
+    nbd_lane_target, tls_target, zstd_target;
 
 /* ---- bytes.c: input, and bytes that are collected --------------------------------------------------------------- */
 

@@ -81,12 +81,49 @@ static bool get(struct model *model, const struct http_plain *plain) {
     return true;
 }
 
+/* Decode a frame into the content. False: it is refused, and a part of it may be there. */
+static bool decode(struct http_text body, char *where, uint64_t length) {
+    iou_zstd *decoder;
+    iou_zstd_step step = {0};
+    uint64_t memory;
+    CHECK(iou_zstd_new(length, &decoder) == 0);
+    int64_t head = iou_zstd_head(decoder, body.at, (uint64_t)(body.end - body.at), &memory);
+    bool good = head >= 0 && memory;
+    while (good && !step.ended) {
+        body.at += head;
+        int error = iou_zstd_decode(decoder, body.at, (uint64_t)(body.end - body.at), where, length, &step);
+        head = (int64_t)step.taken;
+        where += step.made;
+        length -= step.made;
+        good = !error && (step.taken || step.made);
+    }
+    iou_zstd_free(decoder);
+    return good;
+}
+
+/* After a frame that is bad, or not whole, nobody knows what was written. */
+static bool put_encoded(struct model *model, const struct http_plain *plain, uint64_t length) {
+    struct http_text body = {model->left.at, model->left.at + plain->length};
+    uint64_t there = (uint64_t)(model->left.end - model->left.at);
+    model->missing = there < plain->length ? plain->length - there : 0;
+    model->certain = !model->missing && decode(body, content + plain->first, length);
+    model->left.at = model->missing ? model->left.end : body.end;
+    if (model->certain) {
+        note_change(model, plain->first, length);
+        say_done(model, plain);
+    }
+    return true;
+}
+
 static bool put(struct model *model, const struct http_plain *plain) {
-    if (model->read_only || !is_inside(model, plain->first, plain->length))
+    uint64_t length = plain->encoded ? plain->last - plain->first + 1 : plain->length;
+    if (model->read_only || !is_inside(model, plain->first, length))
         return false;
     model->left.at += plain->size;
     if (plain->expects)
         say(model, "HTTP/1.1 100 Continue\r\n\r\n");
+    if (plain->encoded)
+        return put_encoded(model, plain, length);
     uint64_t there = (uint64_t)(model->left.end - model->left.at);
     if (there < plain->length) {
         model->left.at = model->left.end;

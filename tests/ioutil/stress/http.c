@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <openssl/ssl.h>
+#include <zstd.h>
 
 #include "http/http.h"
 #include "stress.h"
@@ -142,6 +143,21 @@ static bool is_told_to_continue(struct http_session *session) {
     return true;
 }
 
+/* Return what the session has as a frame of zstd, some of them with a large window. */
+static char *encoded(struct http_session *session, uint64_t length, uint64_t *size) {
+    size_t most = ZSTD_compressBound(length);
+    char *frame = malloc(most);
+    ZSTD_CCtx *context = ZSTD_createCCtx();
+    CHECK(frame && context);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_compressionLevel, 1);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_windowLog, below(&session->random, 4) ? 19 : 23);
+    ZSTD_CCtx_setParameter(context, ZSTD_c_contentSizeFlag, below(&session->random, 2) ? 1 : 0);
+    *size = ZSTD_compress2(context, frame, most, session->data, length);
+    CHECK(!ZSTD_isError(*size));
+    ZSTD_freeCCtx(context);
+    return frame;
+}
+
 static bool put(struct http_session *session) {
     char head[500];
     uint64_t offset, length;
@@ -149,16 +165,22 @@ static bool put(struct http_session *session) {
     choose(session, &offset, &length);
     for (uint64_t i = 0; i < length; i += 512)
         session->data[i] = (char)next_random(&session->random);
+    uint64_t sent = length;
+    char *body = below(&session->random, 3) ? session->data : encoded(session, length, &sent);
     snprintf(head, sizeof(head),
-             "PUT " TARGET "%s HTTP/1.1\r\nHost: x\r\nContent-Range: bytes %llu-*/*\r\nContent-Length: %llu\r\n%s\r\n",
+             "PUT " TARGET "%s HTTP/1.1\r\nHost: x\r\nContent-Range: bytes %llu-%llu/*\r\n"
+             "Content-Length: %llu\r\n%s%s\r\n",
              below(&session->random, 8) ? "?flush=n" : "", (unsigned long long)(session->start + offset),
-             (unsigned long long)length, expects ? "Expect: 100-continue\r\n" : "");
-    if (!send_all(session, head, strlen(head)) || (expects && waits && !is_told_to_continue(session)) ||
-        !send_all(session, session->data, length) || (expects && !waits && !is_told_to_continue(session)) ||
-        !is_done(session))
-        return false;
-    memcpy(session->model + offset, session->data, length);
-    return true;
+             (unsigned long long)(session->start + offset + length - 1), (unsigned long long)sent,
+             expects ? "Expect: 100-continue\r\n" : "", body == session->data ? "" : "Content-Encoding: zstd\r\n");
+    bool done = send_all(session, head, strlen(head)) && !(expects && waits && !is_told_to_continue(session)) &&
+                send_all(session, body, sent) && !(expects && !waits && !is_told_to_continue(session)) &&
+                is_done(session);
+    if (body != session->data)
+        free(body);
+    if (done)
+        memcpy(session->model + offset, session->data, length);
+    return done;
 }
 
 static bool get(struct http_session *session) {

@@ -10,13 +10,26 @@ from typing import Any, TypeGuard
 from aiohttp import web
 
 from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
+from ....image.zstd import WINDOWS
 from ....operations import operations
+from ....operations.decoding import decoded
 from ....storage.backend import BackendInfo
-from ....storage.buffers import Buffers
+from ....storage.buffers import BufferPool, Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
+from ....transfers.transfer import Transfer
 from ..conditions import INSTANCE, Conditions
-from ..headers import MAX_FINALIZE, MAX_JSON, Flush, parse_choice, parse_content_range, parse_patch, parse_range
+from ..errors import ENCODING
+from ..headers import (
+    MAX_FINALIZE,
+    MAX_JSON,
+    Flush,
+    parse_choice,
+    parse_content_range,
+    parse_encoded_range,
+    parse_patch,
+    parse_range,
+)
 from ..messages import json_response, range_headers, whole_headers
 from ..request import Body, attach, exchange_of, name_of, query_of, read_json, waits_for_continue
 from ..routes import Resource
@@ -52,6 +65,7 @@ class Images:
     ) -> None:
         self._store = store
         self._buffers = buffers
+        self._windows = BufferPool(WINDOWS)
         self._finalize = finalize
         self._max_connections = max_connections
         self._unix_socket = unix_socket
@@ -128,24 +142,36 @@ class Images:
     async def put(self, request: web.Request) -> web.Response:
         """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).
 
-        The answer means stable storage unless the query says `flush=n`. After an error or a cancellation, a part of the
-        body may be written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden,
-        TooManyConnections, Canceled, PeerGone, StorageError, Unavailable.
+        With `Content-Encoding: zstd` the body is one frame (RFC 8878), whose content is written. The answer means
+        stable storage unless the query says `flush=n`. After an error or a cancellation, a part of the body may be
+        written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden, TooManyConnections,
+        Canceled, PeerGone, StorageError, Unavailable.
         """
         flush = parse_choice(query_of(request), "flush", ("y", "n")) == "y"
-        offset = parse_content_range(request.headers.get("content-range"))
-        length = request.content_length
+        content_range = request.headers.get("content-range")
+        offset, length = parse_content_range(content_range), request.content_length
         if length is None and "transfer-encoding" not in request.headers:
             raise InvalidRequest("Content-Length is required")
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
-            raise UnsupportedEncoding(
-                "Content-Encoding is not served: the bytes of the body are the bytes of the image"
-            )
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        if encoding == ENCODING:
+            offset, length = parse_encoded_range(content_range)
+        elif encoding != "identity":
+            raise UnsupportedEncoding(f"No Content-Encoding but {ENCODING} is served")
         transfer = attach(self._store, request, Access.WRITE)
-        await operations.write(transfer, self._buffers, offset, length, Body(request), flush=flush)
+        await self._write(transfer, offset, length, Body(request), flush=flush, encoded=encoding == ENCODING)
         response = web.Response()
         _close_if_wanted(request, response)
         return response
+
+    async def _write(
+        self, transfer: Transfer, offset: int, length: int | None, body: Body, *, flush: bool, encoded: bool
+    ) -> None:
+        if not encoded or length is None:
+            await operations.write(transfer, self._buffers, offset, length, body, flush=flush)
+            return
+        transfer.ticket.require_range(offset, length)  # C has no number for what is longer
+        async with decoded(body, length, self._windows, transfer) as content:
+            await operations.write(transfer, self._buffers, offset, length, content, flush=flush)
 
     async def patch(self, request: web.Request) -> web.Response:
         """Zero a range, flush, or finalize, as the JSON document in the body says.
@@ -191,6 +217,8 @@ class Images:
         if finalize:
             features.append("finalize")
         answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
+        if writable:
+            answer["encodings"] = [ENCODING]
         if self._unix_socket is not None:
             answer["unix_socket"] = self._unix_socket
         allow = READ_METHODS + (WRITE_METHODS if writable else ())

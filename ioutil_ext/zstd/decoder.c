@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A decoder of one frame. Nothing else includes the library's header.
+ *
+ * What a peer may cost is bounded before it is spent: memory by the window that the head of the frame says, content by
+ * the announced length, data by what a frame of this length can need. The library gets no room for more content than
+ * was announced, however much the data would make.
+ */
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "base/numbers.h"
+#include "zstd/frame.h"
+
+/*
+ * What the library takes beside the window: 94 KiB of tables, a block of data and up to two of content (128 KiB each).
+ * Measured with ZSTD_sizeof_DCtx() of 1.5.4: 225 KiB beside a window of 8 MiB.
+ */
+#define BESIDE_WINDOW (512 * KIB)
+
+/*
+ * Most bytes of data for so much content. A block of 128 KiB that cannot be compressed takes 3 more; a program that
+ * ends a block every 64 bytes takes 5 % more. So blocks without content cannot go on for ever.
+ */
+#define MOST_DATA(length) ((length) + (length) / 8 + KIB)
+
+_Static_assert(IOU_ZSTD_MAX_WINDOW + BESIDE_WINDOW <= IOU_ZSTD_MAX_MEMORY, "the largest window");
+
+/* Of iou_zstd_get_totals(). */
+static atomic_uint_fast64_t all_memory, all_taken, all_made;
+
+struct iou_zstd {
+    uint64_t left;  /* bytes of content that were not made */
+    uint64_t spare; /* bytes of data that may still come */
+    unsigned char head[FRAME_MAX_HEAD];
+    size_t size, needed; /* bytes of the head that have come; all, 0: not known */
+    struct frame frame;
+    uint64_t memory;    /* bytes that decoding may take, 0: not known */
+    ZSTD_DCtx *context; /* NULL: decoding has not begun */
+    bool ended;
+    iou_zstd_refusal refusal;
+};
+
+int iou_zstd_new(uint64_t length, iou_zstd **result) {
+    if (length == 0 || length > INT64_MAX)
+        return -EINVAL;
+    iou_zstd *decoder = calloc(1, sizeof(*decoder));
+    if (!decoder)
+        return -ENOMEM;
+    decoder->left = length;
+    decoder->spare = MOST_DATA(length);
+    *result = decoder;
+    return 0;
+}
+
+void iou_zstd_free(iou_zstd *decoder) {
+    if (!decoder)
+        return;
+    ZSTD_freeDCtx(decoder->context);
+    all_memory -= decoder->context ? decoder->memory : 0;
+    free(decoder);
+}
+
+void iou_zstd_get_totals(iou_zstd_totals *totals) {
+    *totals = (iou_zstd_totals){.memory = all_memory, .taken = all_taken, .made = all_made};
+}
+
+/* A text of its own, which the SBOM of a wheel is made from. */
+const char *iou_zstd_version(void) {
+    return "zstd " ZSTD_VERSION_STRING;
+}
+
+/* ---- the head --------------------------------------------------------------------------------------------------- */
+
+/* Take data until the head has so many bytes. Returns how many were taken. */
+static size_t take(iou_zstd *decoder, const char *data, size_t length, size_t most) {
+    size_t count = decoder->size < most ? min_u64(length, most - decoder->size) : 0;
+    if (count)
+        memcpy(decoder->head + decoder->size, data, count);
+    decoder->size += count;
+    return count;
+}
+
+/* Read the head, which is whole. Returns the bytes that decoding takes; 0: it is refused. */
+static uint64_t read_head(iou_zstd *decoder) {
+    const struct frame *frame = &decoder->frame;
+    decoder->refusal = frame_read(decoder->head, &decoder->frame);
+    if (!decoder->refusal && frame->has_content && frame->content != decoder->left)
+        decoder->refusal = IOU_ZSTD_LENGTH;
+    uint64_t window = frame->has_content ? min_u64(frame->window, frame->content) : frame->window;
+    return decoder->refusal ? 0 : window + BESIDE_WINDOW;
+}
+
+int64_t iou_zstd_head(iou_zstd *decoder, const void *data, uint64_t length, uint64_t *memory) {
+    *memory = 0;
+    size_t taken = take(decoder, data, length, FRAME_LEAST);
+    if (decoder->size >= FRAME_LEAST && !decoder->needed) {
+        decoder->needed = frame_head_size(decoder->head);
+        decoder->refusal = decoder->needed ? 0 : IOU_ZSTD_NO_FRAME;
+    }
+    if (decoder->needed)
+        taken += take(decoder, (const char *)data + taken, length - taken, decoder->needed);
+    if (decoder->needed && decoder->size == decoder->needed && !decoder->refusal)
+        *memory = decoder->memory = read_head(decoder);
+    return decoder->refusal ? -(int64_t)decoder->refusal : (int64_t)taken;
+}
+
+/* ---- the content ------------------------------------------------------------------------------------------------ */
+
+static int refuse(iou_zstd *decoder, iou_zstd_refusal refusal, iou_zstd_step *step) {
+    decoder->refusal = refusal;
+    step->refusal = (uint32_t)refusal;
+    return -EBADMSG;
+}
+
+/* Give data to the library. Counts what it takes, and what it makes in the room. */
+static int run(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
+    size_t before = room->pos, result = ZSTD_decompressStream(decoder->context, room, data);
+    if (ZSTD_isError(result))
+        return refuse(decoder, IOU_ZSTD_DATA, step);
+    decoder->left -= room->pos - before;
+    decoder->ended = result == 0;
+    return 0;
+}
+
+/* Make the library ready, and give it the head. Its limit is the least power of two with the window. */
+static int begin(iou_zstd *decoder, iou_zstd_step *step) {
+    ZSTD_inBuffer head = {decoder->head, decoder->size, 0};
+    ZSTD_outBuffer none = {NULL, 0, 0};
+    int log = 10;
+    if (!decoder->needed || decoder->size != decoder->needed)
+        return -EINVAL;
+    while (UINT64_C(1) << log < decoder->frame.window)
+        log++;
+    decoder->context = ZSTD_createDCtx();
+    if (!decoder->context)
+        return -ENOMEM;
+    all_memory += decoder->memory;
+    if (ZSTD_isError(ZSTD_DCtx_setParameter(decoder->context, ZSTD_d_windowLogMax, log)))
+        return -EINVAL;
+    return run(decoder, &head, &none, step);
+}
+
+/* Read on to the end of the frame, in which no content may be any more. */
+static int finish(iou_zstd *decoder, ZSTD_inBuffer *data, iou_zstd_step *step) {
+    char excess;
+    ZSTD_outBuffer room = {&excess, sizeof(excess), 0};
+    uint64_t left = decoder->left;
+    int error = run(decoder, data, &room, step);
+    decoder->left = left;
+    return error || !room.pos ? error : refuse(decoder, IOU_ZSTD_LENGTH, step);
+}
+
+/* Decode until the data is used up, or the room is full and all of the frame is read that can be. */
+static int decode(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
+    int error = 0;
+    if (decoder->left && !decoder->ended)
+        error = run(decoder, data, room, step);
+    if (!error && decoder->left == 0 && !decoder->ended)
+        error = finish(decoder, data, step);
+    if (!error && decoder->ended && decoder->left)
+        error = refuse(decoder, IOU_ZSTD_LENGTH, step);
+    if (!error && decoder->ended && data->pos < data->size)
+        error = refuse(decoder, IOU_ZSTD_TRAILING, step);
+    return error;
+}
+
+int iou_zstd_decode(iou_zstd *decoder, const void *data, uint64_t length, void *room, uint64_t size,
+                    iou_zstd_step *step) {
+    ZSTD_inBuffer in = {data, min_u64(length, decoder->spare), 0};
+    ZSTD_outBuffer out = {room, min_u64(size, decoder->left), 0};
+    *step = (iou_zstd_step){0};
+    if (decoder->refusal)
+        return refuse(decoder, decoder->refusal, step);
+    if (length && !in.size)
+        return refuse(decoder, decoder->ended ? IOU_ZSTD_TRAILING : IOU_ZSTD_IDLE, step);
+    int error = decoder->context ? 0 : begin(decoder, step);
+    if (!error)
+        error = decode(decoder, &in, &out, step);
+    decoder->spare -= in.pos;
+    step->taken = in.pos;
+    step->made = out.pos;
+    all_taken += in.pos;
+    all_made += out.pos;
+    step->left = decoder->left;
+    step->ended = decoder->ended;
+    return error;
+}
