@@ -34,6 +34,7 @@ from .transfer.plan import Queue, units
 from .transfer.progress import Report
 from .transfer.state import default_directory
 from .transfer.upload import Options, Upload, Uploaded
+from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")
 
@@ -74,6 +75,7 @@ def upload(
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
     room_check: bool = True,
+    wire_compression: Compression | str = Compression.AUTO,
     shared: bool = False,
     progress: Report | None = None,
 ) -> Uploaded:
@@ -90,19 +92,23 @@ def upload(
     they tell is compared with the target. restart: send all.
     compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
     flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
-    the storage of the target is too small. shared: other programs may write to the source meanwhile; otherwise it is
-    locked, and refused if one does. progress: called every 0.1 s.
+    the storage of the target is too small. wire_compression: send data compressed to servers that take it, never over
+    a unix socket: `auto`, where that is faster, `always` or `never`. shared: other programs may write to the source
+    meanwhile; otherwise it is locked, and refused if one does. progress: called every 0.1 s.
 
     Raises ClientError.
     """
     if isinstance(source, str | os.PathLike) and is_url(os.fspath(source)):
         raise Usage("the image comes first, then the URL")
+    if wire_compression not in set(Compression):
+        raise Usage("wire_compression is auto, always or never")
     with (
         locked(source, writes=False, shared=shared),
         contextlib.closing(open_source(source, How(format, decompress, member, size, shared))) as opened,
         ClientSession(url, settings) as session,
     ):
-        options = Options(verify, restart, compare_all, _state_directory(state), checkpoint, room_check)
+        kept, wire = _state_directory(state), Compression(wire_compression)
+        options = Options(verify, restart, compare_all, kept, checkpoint, room_check, wire)
         return asyncio.run(Upload(opened, session, options, progress).run())
 
 

@@ -122,6 +122,12 @@ def _add_upload(commands: _Commands) -> None:
     )
     state.add_argument("--no-state", action="store_true", help="keep it nowhere")
     command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
+    command.add_argument(
+        "--wire-compression",
+        choices=["auto", "always", "never"],
+        default="auto",
+        help="send data compressed, but over a unix socket: where it is faster, each piece, or none (default: auto)",
+    )
     _add_shared(command)
     _add_connections(command)
     _add_server(command)

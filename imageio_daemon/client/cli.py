@@ -168,6 +168,7 @@ def _upload_one(options: argparse.Namespace, transfer: _Transfer, url: str, memb
         state=not options.no_state if options.state_dir is None else options.state_dir,
         verify=options.verify,
         room_check=not options.no_room_check,
+        wire_compression=options.wire_compression,
         shared=options.shared,
         progress=transfer.report,
     )

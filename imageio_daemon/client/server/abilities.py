@@ -14,8 +14,8 @@ MAX_CONNECTIONS = 10**6
 class Abilities:
     """The answer to OPTIONS.
 
-    reads_zero: the whole image reads as zeros. instance: the server's process. available: bytes that its storage has
-    free for the image; None: not known.
+    reads_zero: the whole image reads as zeros. encodings: the codings of bodies that it takes. instance: the server's
+    process. available: bytes that its storage has free for the image; None: not known.
     """
 
     features: frozenset[str]
@@ -24,6 +24,7 @@ class Abilities:
     unix_socket: str | None = None
     reads_zero: bool = False
     instance: str | None = None
+    encodings: frozenset[str] = frozenset()
     available: int | None = field(default=None, compare=False)  # two answers of one server differ in it
 
     @classmethod
@@ -41,6 +42,7 @@ class Abilities:
             unix_socket,
             answer.get("zero_state") == "zero",
             instance if isinstance(instance := answer.get("instance"), str) else None,
+            _encodings(answer.get("encodings", [])),
             _available(answer.get("available")),
         )
 
@@ -49,6 +51,10 @@ def _connections(told: object) -> int:
     if type(told) is not int or told > MAX_CONNECTIONS:
         raise TypeError("no number of connections")
     return max(1, told)
+
+
+def _encodings(told: object) -> frozenset[str]:
+    return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
 
 
 def _available(told: object) -> int | None:

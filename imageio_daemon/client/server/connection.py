@@ -37,6 +37,22 @@ def not_counted(count: int) -> None:
     """Do nothing with a number of bytes that have moved."""
 
 
+class Scaled:
+    """Tell of bytes of an encoded body as of those that it stands for: `length` for all of its `encoded` bytes."""
+
+    def __init__(self, moved: Moved, length: int, encoded: int) -> None:
+        self._moved = moved
+        self._length = length
+        self._encoded = encoded
+        self._count = 0
+
+    def __call__(self, count: int) -> None:
+        """Tell of the bytes, so that all that is told adds up."""
+        before = self._count * self._length // self._encoded
+        self._count += count
+        self._moved(self._count * self._length // self._encoded - before)
+
+
 class Answer(NamedTuple):
     """A whole answer."""
 

@@ -16,7 +16,7 @@ from ...units import MAX_OFFSET
 from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
-from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection, Moved, not_counted
+from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection, Moved, Scaled, not_counted
 from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
@@ -90,14 +90,23 @@ class Image:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
-    def write(self, offset: int, data: memoryview, moved: Moved = not_counted) -> None:
-        """Write data at offset. It is on stable storage after the next flush()."""
+    def write(
+        self, offset: int, data: memoryview, moved: Moved = not_counted, *, encoding: str = "", encoded: bytes = b""
+    ) -> None:
+        """Write data at offset. It is on stable storage after the next flush().
+
+        encoding: the name of a coding that the server knows; encoded: the same data in it, which is sent instead.
+        """
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*",
         }
+        body: bytes | memoryview = data
+        if encoding:
+            headers["Content-Encoding"] = encoding
+            body, moved = encoded, Scaled(moved, len(data), len(encoded))
         path = f"{self._path}?flush=n"
-        self._repeated(lambda: self.connection.request("PUT", path, headers=headers, body=data, moved=moved))
+        self._repeated(lambda: self.connection.request("PUT", path, headers=headers, body=body, moved=moved))
 
     def zero(self, offset: int, length: int) -> Iterator[int]:
         """Make a range read as zeros, in steps; yield the length of each step when it is done."""

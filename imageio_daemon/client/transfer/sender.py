@@ -14,6 +14,7 @@ from .comparison import Comparison
 from .digest import Digest, DigestPart
 from .plan import Unit
 from .progress import Counter
+from .wire_compression import ENCODING, Compressor
 from .zeros import runs
 
 #: Bytes of the first request for data. The next ones are twice as long after one that took less than SHORT seconds, and
@@ -29,7 +30,7 @@ class Sender:
     """The sender of one thread. buffer: used by no other thread, its length is that of the longest request.
 
     done: what need not be sent. skip_zeros: the target reads as zeros already. comparison: of what is done, for sources
-    that are read once: it is compared when they are.
+    that are read once: it is compared when they are. compressor: None: data is sent as it is.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Sender:
         done: RangeSet,
         skip_zeros: bool,
         comparison: Comparison | None,
+        compressor: Compressor | None,
     ) -> None:
         self._source = source
         self._image = image
@@ -54,6 +56,7 @@ class Sender:
         self._done = done
         self._skip_zeros = skip_zeros
         self._comparison = comparison
+        self._compressor = compressor
         self._request = min(FIRST_REQUEST, len(buffer))
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
@@ -111,9 +114,23 @@ class Sender:
 
     def _write(self, offset: int, data: memoryview) -> None:
         restarts, started = self._restarts.count, time.monotonic()
-        self._image.write(offset, data, self._counter.moved)
+        self._send_piece(offset, data)
         self._adapt(len(data), time.monotonic() - started)
         self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
+
+    def _send_piece(self, offset: int, data: memoryview) -> None:
+        """Send data, compressed if that is faster."""
+        compressor = self._compressor
+        if compressor is None:
+            self._image.write(offset, data, self._counter.moved)
+            return
+        started = time.monotonic()
+        frame = compressor.compress(data)
+        if frame is None:
+            self._image.write(offset, data, self._counter.moved)
+        else:
+            self._image.write(offset, data, self._counter.moved, encoding=ENCODING, encoded=frame)
+        compressor.choice.sent(len(data), time.monotonic() - started, compressed=frame is not None)
 
     def _adapt(self, sent: int, seconds: float) -> None:
         if seconds > LONG:

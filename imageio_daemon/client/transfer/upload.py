@@ -28,6 +28,7 @@ from .room import check_room
 from .sender import Sender
 from .state import States
 from .verification import finalize, verify, wait
+from .wire_compression import ENCODING, Choice, Compression, Compressor
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Options:
     change it through this ticket any more then. restart: send all, whatever earlier uploads have sent. compare_all:
     compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
     sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
-    room_check: end before the first byte if the storage of the target is too small.
+    room_check: end before the first byte if the storage of the target is too small. wire_compression: of data on its
+    way, where the server takes it; never over a unix socket.
     """
 
     verify: bool = False
@@ -56,6 +58,7 @@ class Options:
     state: Path | None = None
     checkpoint: float = CHECKPOINT
     room_check: bool = True
+    wire_compression: Compression = Compression.AUTO
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ class Upload:
         """Send all but what is done."""
         compares = self._source.is_stream and not self._finalized
         comparison = Comparison(self._source, self._done, by_checksum=True) if compares else None
+        choice = self._compression()
 
         def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
             sender = Sender(
@@ -166,6 +170,7 @@ class Upload:
                 done=done,
                 skip_zeros=self._session.abilities.reads_zero,
                 comparison=comparison,
+                compressor=None if choice is None else Compressor(choice),
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
@@ -174,6 +179,13 @@ class Upload:
 
         queue = Queue(units(self._source.extents(), self._source.portion), self._session.stop, planned)
         await self._run(images, queue, worker)
+
+    def _compression(self) -> Choice | None:
+        """Return what decides whether data is compressed; None: it never is."""
+        session, mode = self._session, self._options.wire_compression
+        if mode is Compression.NEVER or session.is_local or ENCODING not in session.abilities.encodings:
+            return None
+        return Choice(mode)
 
     async def _run(self, images: list[Image], queue: Queue, worker: Worker) -> None:
         """Do all units of the queue, with a thread and a worker of its own for each connection."""

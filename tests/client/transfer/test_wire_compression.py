@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data is compressed on the wire where that is faster, and arrives as it is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client import Settings, Usage, upload
+from imageio_daemon.client.local.compressed import zstd
+from imageio_daemon.client.transfer.wire_compression import SKIPPED, TRY_EACH, Choice, Compression, Compressor
+from tests.client.conftest import SIZE
+from tests.support.daemon import Daemon
+from tests.support.images import KiB, MakeImage, MiB
+from tests.support.polling import eventually
+
+#: Zeros would not be sent.
+TEXT = b"what is said again and again. " * (4 * MiB // 30)
+
+
+def received(daemon: Daemon) -> int:
+    """Return the bytes that the remote service has received."""
+    served = daemon.control("GET", "/status").json()["served"]["remote"]
+    return sum(by["received"] for by in served.values())
+
+
+def sent(daemon: Daemon, source: Path, target: str, settings: Settings, mode: str) -> int:
+    """Upload, and return how many bytes came over the wire."""
+    before = received(daemon)
+    done = upload(source, daemon.url(target), settings=settings, wire_compression=mode, verify=True)
+    assert done.progress.data == len(TEXT)
+    eventually(lambda: received(daemon) > before, "the connections have ended")
+    return received(daemon) - before
+
+
+def test_compressed_data_arrives_as_it_is(
+    daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage
+) -> None:
+    target = new_image(b"\xff" * (SIZE + 1))
+    upload(source, daemon.url(target.ticket), settings=settings, wire_compression="always", verify=True)
+    assert target.content() == source.read_bytes()
+
+
+def test_always_compresses_and_never_does_not(
+    daemon: Daemon, tls: Settings, tmp_path: Path, new_image: MakeImage
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(TEXT)
+    size = len(TEXT)
+    assert sent(daemon, source, new_image(size=size).ticket, tls, "always") < size // 20
+    assert sent(daemon, source, new_image(size=size).ticket, tls, "never") > size
+
+
+def test_another_word_is_refused(source: Path) -> None:
+    with pytest.raises(Usage):
+        upload(source, "https://localhost/images/x", wire_compression="sometimes")
+
+
+# The choice
+
+
+def choice(plain: float, compressed: float) -> Choice:
+    """Return one that has measured MiB per second in both ways."""
+    made = Choice(Compression.AUTO)
+    for _ in range(2):
+        made.sent(MiB, 1 / plain, compressed=False)
+        made.sent(MiB, 1 / compressed, compressed=True)
+    return made
+
+
+def test_both_ways_are_measured_first() -> None:
+    made = Choice(Compression.AUTO)
+    ways = []
+    for _ in range(4):
+        ways.append(made.compresses())
+        made.sent(MiB, 0.1, compressed=ways[-1])
+    assert ways == [False, True, False, True]
+
+
+@pytest.mark.parametrize(("plain", "compressed", "better"), [(10, 25, True), (10, 10.5, False), (1000, 400, False)])
+def test_the_faster_way_is_taken_and_the_other_tried_from_time_to_time(
+    plain: float, compressed: float, better: bool
+) -> None:
+    made = choice(plain, compressed)
+    ways = [made.compresses() for _ in range(3 * TRY_EACH)]
+    assert ways.count(not better) == 3
+    assert ways[TRY_EACH - 1] is not better
+
+
+def test_a_link_that_gets_slower_is_noticed() -> None:
+    made = choice(plain=100, compressed=50)
+    assert not made.compresses()
+    for _ in range(20):
+        made.sent(MiB, 0.1, compressed=False)
+    assert made.compresses()
+
+
+def test_data_that_gets_no_smaller_is_not_tried_for_a_while() -> None:
+    compressor = Compressor(choice(plain=10, compressed=30))
+    text, noise = memoryview(TEXT[: 64 * KiB]), memoryview(os.urandom(64 * KiB))
+    frame = compressor.compress(text)
+    assert frame is not None
+    assert zstd.decompress(frame) == text
+    assert compressor.compress(noise) is None
+    assert [compressor.compress(text) for _ in range(SKIPPED)] == [None] * SKIPPED
+    assert compressor.compress(text) is not None
+
+
+def test_always_and_never_do_not_measure() -> None:
+    for mode, wanted in ((Compression.ALWAYS, True), (Compression.NEVER, False)):
+        made = Choice(mode)
+        made.sent(MiB, 1, compressed=True)
+        made.sent(MiB, 100, compressed=False)
+        assert made.compresses() is wanted
