@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test test-ui coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
+.PHONY: help setup demo run check test test-ui coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -94,6 +94,10 @@ endif
 bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, qemu-img and dd, 10 minutes (QUICK=1: 2 minutes)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.client $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
+
+bench-compressed: setup ## Measure uploads over 1 Gbit/s and 100 Mbit/s, compressed and not, beside ovirt-imageio's, rsync and qemu-img, as root, 5 minutes
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.compressed $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1: 2 minutes; ONLY=regex: some cases)
 	@benchmarks/setup
