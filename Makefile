@@ -19,7 +19,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 2 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test test-ui coverage differential soak lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
+.PHONY: help setup demo run check test test-ui coverage differential soak test-links lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -52,6 +52,9 @@ differential: setup ## Compare answers and images with an earlier build of this 
 soak: setup ## Campaigns of minutes: memory under load, the order of changes, storage against a model, long fuzzing, the images API in all ways on all storage
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/transfer/test_faults.py tests/client/transfer/test_interrupts.py tests/ioutil/test_model.py tests/storage/test_durable_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTEST) tests/functional $(ARGS)
+
+test-links: setup ## Transfers over slow, long and lossy links, and how fast they are: two minutes of a machine that does nothing else
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/client/test_links.py -s $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync $(LAB)

@@ -257,7 +257,7 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
     except ValueError as e:
         raise Usage(f"{algorithm} is not an algorithm of this host: {e}") from e
     stop = Stop()
-    queue = Queue(units(source.extents(), source.portion, block_size=block_size), stop)
+    queue = Queue(units(source.extents(), block_size=block_size), source.portion, stop)
 
     def work() -> None:
         buffer = new_buffer(block_size)

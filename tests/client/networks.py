@@ -8,11 +8,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.daemon import Certificates, Daemon, Section
+
 SERVER_ADDRESS = "198.51.100.1"
 CLIENT_ADDRESS = "198.51.100.2"
+PORT = 54322
 #: Bits per second, as tc has them.
 RATE = "40mbit"
 #: The queue before the link: bytes that go at once, and milliseconds until a packet is dropped that waits.
@@ -23,8 +29,8 @@ def missing() -> str | None:
     """Return why there can be no such hosts; None if there can."""
     if os.geteuid() != 0:
         return "needs root for network namespaces"
-    if not all(map(shutil.which, ("ip", "tc"))):
-        return "needs ip and tc (iproute2)"
+    if not all(map(shutil.which, ("ip", "tc", "iptables"))):
+        return "needs ip and tc (iproute2), and iptables"
     probe = f"imageio-{os.getpid()}-probe"
     if subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True).returncode:
         return "needs network namespaces, which this host does not allow"
@@ -89,6 +95,19 @@ class SlowNetwork:
         self._forwarder = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._forwarder.stdout is not None
         assert self._forwarder.stdout.readline() == "ready\n"
+
+    def daemon(
+        self, certificates: Certificates, directory: Path, config: Mapping[str, Section] | None = None
+    ) -> Daemon:
+        """Return a daemon on the server, with a certificate for its address, which is kept in the directory."""
+        issued = certificates.ca.issue_cert(SERVER_ADDRESS)
+        certfile, keyfile = directory / "cert.pem", directory / "key.pem"
+        issued.cert_chain_pems[0].write_to_path(str(certfile))
+        issued.private_key_pem.write_to_path(str(keyfile))
+        own = replace(certificates, certfile=certfile, keyfile=keyfile)
+        config = config or {}
+        remote = {**config.get("remote", {}), "port": PORT}
+        return Daemon(own, {**config, "remote": remote}, wrapper=self.on_server)
 
     def take_away(self) -> None:
         """Pull the cable on the client's side: packets get lost, and nobody says so."""

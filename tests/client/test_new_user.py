@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An upload over a slow link that everything happens to, as a user has it: the same command again and again."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -15,14 +14,13 @@ import pytest
 
 from tests.client.networks import SERVER_ADDRESS, SlowNetwork, missing
 from tests.client.programs import PROGRAM, TIMEOUT, ended, start
-from tests.support.daemon import STATE, Certificates, Daemon, Section
+from tests.support.daemon import STATE, Certificates, Daemon
 from tests.support.images import KiB, MiB, pattern
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 SIZE = 64 * MiB
-PORT = 54322
 #: Seconds without a network. With IMAGEIO_TEST_LONG=1 the client gives its connections up, and makes new ones.
 ABSENCE = 75 if os.environ.get("IMAGEIO_TEST_LONG") else 3
 
@@ -36,13 +34,7 @@ def network() -> Iterator[SlowNetwork]:
 @pytest.fixture
 def daemon(network: SlowNetwork, certificates: Certificates, tmp_path: Path) -> Iterator[Daemon]:
     """A daemon on the other host, as the service is: with a state directory."""
-    issued = certificates.ca.issue_cert(SERVER_ADDRESS)
-    certfile, keyfile = tmp_path / "cert.pem", tmp_path / "key.pem"
-    issued.cert_chain_pems[0].write_to_path(str(certfile))
-    issued.private_key_pem.write_to_path(str(keyfile))
-    own = dataclasses.replace(certificates, certfile=certfile, keyfile=keyfile)
-    config: dict[str, Section] = {"daemon": {"state_dir": STATE}, "remote": {"port": PORT}}
-    with Daemon(own, config, wrapper=network.on_server) as daemon:
+    with network.daemon(certificates, tmp_path, {"daemon": {"state_dir": STATE}}) as daemon:
         yield daemon
 
 

@@ -28,7 +28,7 @@ class Source(Protocol):
 
     @property
     def portion(self) -> int:
-        """Return the bytes of data in one unit of work."""
+        """Return the bytes of data that one thread takes at a time while much is left."""
 
     @property
     def identity(self) -> Mapping[str, object] | None:

@@ -19,7 +19,7 @@ class Target(Protocol):
 
     @property
     def portion(self) -> int:
-        """Return the bytes of data in one unit of work."""
+        """Return the bytes of data that one thread takes at a time while much is left."""
 
     @property
     def block(self) -> int:

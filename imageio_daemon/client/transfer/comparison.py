@@ -57,7 +57,7 @@ class Comparison:
             for extent in self._source.extents()
             for start, end, is_done in self._done.parts(extent.start, extent.end)
         )
-        return dirty_units(extents, self._source.portion)
+        return dirty_units(extents)
 
     def sample(self) -> Iterator[Unit]:
         """Yield a sample of it. Holes of the source are left out, but not the ends of the ranges. Raises LocalError."""

@@ -65,7 +65,7 @@ class Download:
         stop.call(self._target.stop)
         (first,) = await workers.run([self._prepare], stop)
         plan = dirty_units if self._dirty else units
-        queue = Queue(plan(self._extents, self._target.portion), stop, self._planned)
+        queue = Queue(plan(self._extents), self._target.portion, stop, self._planned)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         threads: list[Callable[[], None]] = [queue.fill, *(partial(self._work, image, queue) for image in images)]

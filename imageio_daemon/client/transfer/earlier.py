@@ -106,6 +106,6 @@ class Earlier:
             return compare
 
         self._counter.begin(Phase.COMPARING, amount)
-        await self._run(images, Queue(units, self._session.stop), worker)
+        await self._run(images, Queue(units, self._source.portion, self._session.stop), worker)
         self._counter.begin(Phase.TRANSFERRING)
         return different[0] if different else None

@@ -17,6 +17,9 @@ from ..server.stopping import Stop
 #: Segments of units that wait in a queue: 100,000 extents of data are planned before half of them are transferred, in
 #: 32 MiB of memory.
 AHEAD = 2**18
+#: A thread takes that share of what waits, so that all end at the same time: 64 MiB over a line that loses 1 % of its
+#: packets took 46 s when each of 4 connections took 32 MiB at a time, since 2 of them had nothing to do.
+SHARE = 8
 
 
 class Unit(NamedTuple):
@@ -27,10 +30,8 @@ class Unit(NamedTuple):
     segments: list[Segment]
 
 
-def units(
-    extents: Iterable[Extent], portion: int, *, start: int = 0, block_size: int = DEFAULT_BLOCK
-) -> Iterator[Unit]:
-    """Yield units of at least `portion` bytes of data, and any number of zeros; the last one may be shorter.
+def units(extents: Iterable[Extent], *, start: int = 0, block_size: int = DEFAULT_BLOCK) -> Iterator[Unit]:
+    """Yield units of at least DEFAULT_BLOCK bytes of data, and any number of zeros; the last one may be shorter.
 
     start: where the extents begin, in bytes. Blocks are counted from there.
     """
@@ -42,19 +43,27 @@ def units(
             _append(segments, part)
             end += part.length
             data += 0 if part.zero else part.length
-        if data >= portion:
+        if data >= DEFAULT_BLOCK:
             yield Unit(start, end, segments)
             start, data, segments = end, 0, []
     if segments:
         yield Unit(start, end, segments)
 
 
-def dirty_units(extents: Iterable[Extent], portion: int) -> Iterator[Unit]:
+def dirty_units(extents: Iterable[Extent]) -> Iterator[Unit]:
     """Yield units of the dirty extents."""
     for dirty, group in itertools.groupby(extents, key=attrgetter("dirty")):
         if dirty:
             together = list(group)
-            yield from units(together, portion, start=together[0].start)
+            yield from units(together, start=together[0].start)
+
+
+def joined(first: Unit, second: Unit) -> Unit:
+    """Return one unit of two, the second of which begins where the first one ends."""
+    segments = list(first.segments)
+    for segment in second.segments:
+        _append(segments, segment)
+    return Unit(first.start, second.end, segments)
 
 
 def data_left(unit: Unit, done: RangeSet) -> int:
@@ -105,14 +114,21 @@ def _append(segments: list[Segment], part: Segment) -> None:
 class Queue:
     """Units for several threads: each unit is returned to one of them, in order. Thread-safe.
 
+    Units that follow one another are returned as one, of about `portion` bytes of data, while many wait.
+
     A thread of its own makes the units, ahead of those that take them: the map of an image may take long to read.
     planned: called in that thread with each unit, and with None after the last one.
     """
 
     def __init__(
-        self, work: Iterator[Unit], stop: Stop, planned: Callable[[Unit | None], None] = lambda _: None
+        self,
+        work: Iterator[Unit],
+        portion: int,
+        stop: Stop,
+        planned: Callable[[Unit | None], None] = lambda _: None,
     ) -> None:
         self._work = work
+        self._together = portion // DEFAULT_BLOCK
         self._stop = stop
         self._planned = planned
         self._changed = threading.Condition()
@@ -146,10 +162,18 @@ class Queue:
             self._stop.check()
             if not self._units:
                 return None
-            unit = self._units.popleft()
-            self._waiting -= len(unit.segments)
+            unit = self._pop()
+            for _ in range(min(self._together, len(self._units) // SHARE) - 1):
+                if self._units[0].start != unit.end:
+                    break
+                unit = joined(unit, self._pop())
             self._changed.notify_all()
             return unit
+
+    def _pop(self) -> Unit:
+        unit = self._units.popleft()
+        self._waiting -= len(unit.segments)
+        return unit
 
     def _wake(self) -> None:
         with self._changed:

@@ -177,7 +177,7 @@ class Upload:
         def planned(unit: Unit | None) -> None:
             counter.plan(unit and data_left(unit, done))
 
-        queue = Queue(units(self._source.extents(), self._source.portion), self._session.stop, planned)
+        queue = Queue(units(self._source.extents()), self._source.portion, self._session.stop, planned)
         await self._run(images, queue, worker)
 
     def _compression(self) -> Choice | None:

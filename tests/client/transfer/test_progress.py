@@ -11,9 +11,10 @@ from imageio_daemon.client import LocalError, Progress, Settings, download, uplo
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.server.stopping import Stop
 from imageio_daemon.client.transfer import plan
-from imageio_daemon.client.transfer.plan import Queue, Unit
+from imageio_daemon.client.transfer.plan import Queue, Unit, units
 from imageio_daemon.client.transfer.progress import Counter
 from imageio_daemon.image.blockhash import Segment
+from imageio_daemon.image.extents import Extent
 from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB, pattern
@@ -123,7 +124,7 @@ def _one(settings: Settings) -> Settings:
 
 def test_units_are_made_before_they_are_taken() -> None:
     told: list[Unit | None] = []
-    queue = Queue(map(unit, range(3)), Stop(), told.append)
+    queue = Queue(map(unit, range(3)), 0, Stop(), told.append)
     queue.fill()
     assert told == [unit(0), unit(1), unit(2), None]
     assert list(queue) == [unit(0), unit(1), unit(2)]
@@ -138,7 +139,7 @@ def test_no_more_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
             yield unit(number)
             made.release()
 
-    queue = Queue(work(), Stop())
+    queue = Queue(work(), 0, Stop())
     thread = threading.Thread(target=queue.fill)
     thread.start()
     assert made.acquire(timeout=10)
@@ -148,10 +149,25 @@ def test_no_more_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     thread.join()
 
 
+def test_what_is_taken_becomes_less_at_the_end() -> None:
+    queue = Queue(units([Extent(0, 256 * MiB)]), 16 * MiB, Stop())
+    queue.fill()
+    sizes = [taken.end - taken.start for taken in queue]
+    assert (sizes[0], sizes[-1], sum(sizes)) == (16 * MiB, 4 * MiB, 256 * MiB)
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_units_apart_are_not_joined() -> None:
+    apart = [Unit(2 * number, 2 * number + 1, []) for number in range(64)]
+    queue = Queue(iter(apart), 32 * MiB, Stop())
+    queue.fill()
+    assert list(queue) == apart
+
+
 def test_stop_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "AHEAD", 1)
     stop = Stop()
-    full, empty = Queue(map(unit, range(9)), stop), Queue(iter([]), stop)
+    full, empty = Queue(map(unit, range(9)), 0, stop), Queue(iter([]), 0, stop)
     ended: list[type[BaseException]] = []
 
     def runs_until_stopped(queue: Queue, *, fills: bool) -> None:
