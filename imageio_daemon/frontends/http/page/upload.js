@@ -4,6 +4,7 @@
 import { BLOCK, place, readBlock, runs } from "./blocks.js";
 import { differing, digest, Digests } from "./digests.js";
 import { consecutive, eachBlock, inBlocks, Ranges } from "./lanes.js";
+import { Pace } from "./pace.js";
 import { Patience } from "./patience.js";
 import { DATA, Progress, TODO, ZERO } from "./progress.js";
 
@@ -11,7 +12,7 @@ import { DATA, Progress, TODO, ZERO } from "./progress.js";
 const FLUSH_INTERVAL = 5000;
 /** Blocks of zeros that are gathered for one request, and most bytes of it: it is one step of the progress. */
 const GATHERED = 64;
-const MOST_ZEROS = 1024 ** 3;
+const MOST_ZEROS = 256 * 1024 ** 2;
 /** Milliseconds between two looks at a comparison that runs. */
 const LOOK_INTERVAL = 1000;
 /** How often the server may find another disk than the file, before there is a fault that sending does not mend. */
@@ -30,6 +31,7 @@ export class Mismatch extends Error {
  */
 export class Upload {
     #digests;
+    #pace = new Pace();
     #zeros = [];
     #durable = null;
     #flushed = 0;
@@ -117,15 +119,24 @@ export class Upload {
     }
 
     async #send(offset, content, parts, patience) {
-        const { image } = this;
         for (const { start, end, zero } of parts) {
-            const piece = content.subarray(start, end);
-            await patience.persist(() =>
-                zero
-                    ? image.zero(offset + start, end - start, patience.signal)
-                    : image.write(offset + start, piece, patience.signal),
-            );
-            this.sent += zero ? 0 : end - start;
+            if (zero) {
+                await patience.persist(() => this.image.zero(offset + start, end - start, patience.signal));
+            } else {
+                await this.#sendData(offset + start, content.subarray(start, end), patience);
+            }
+        }
+    }
+
+    async #sendData(offset, content, patience) {
+        for (let at = 0; at < content.length; ) {
+            const length = await patience.persist(async () => {
+                const piece = content.subarray(at, at + this.#pace.bytes);
+                await this.#pace.follow(() => this.image.write(offset + at, piece, patience.signal));
+                return piece.length;
+            });
+            at += length;
+            this.sent += length;
         }
     }
 

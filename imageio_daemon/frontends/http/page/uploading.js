@@ -23,7 +23,7 @@ export class Uploading {
 
     /** Ask for the file. notice: why, if it is not the first time. */
     choose(notice = "") {
-        const begun = hasBegun();
+        const begun = hasBegun() && this.disk.durable;
         this.#listen();
         this.view.show({
             title: begun ? "Continue the upload" : "Upload a disk",
@@ -95,7 +95,7 @@ export class Uploading {
     }
 
     #ready(file, format) {
-        const again = isRememberedFile(file);
+        const again = isRememberedFile(file) && this.disk.durable;
         const size = Math.max(this.disk.size, file.size);
         const facts = [
             ["File", file.name],
@@ -105,10 +105,10 @@ export class Uploading {
         if (size > file.size) {
             facts.push(["Disk", `${exactly(size)}: what the file does not have becomes zeros`]);
         }
-        const other = hasBegun() && !again;
+        const other = hasBegun() && !isRememberedFile(file);
         this.view.show({
             title: again ? "Ready to continue" : "Ready to upload",
-            lead: `${STAY} You can pause, and a reload of this tab continues.`,
+            lead: `${STAY} You can pause${this.disk.durable ? ", and a reload of this tab continues" : ""}.`,
             notice: other ? "This is not the file that was begun, so it is sent from the start." : "",
             parts: ["facts"],
             facts,
@@ -123,7 +123,7 @@ export class Uploading {
         this.#file = file;
         this.#size = size;
         rememberFile(file);
-        const options = { ticket: this.ticket, file, size, continues: again && this.disk.durable };
+        const options = { ticket: this.ticket, file, size, continues: again };
         this.#running("moving");
         this.transfer.begin("upload", options, (report) => this.#report(report));
     }
