@@ -37,6 +37,7 @@ export class Download {
         this.phase = "moving";
         this.compared = 0;
         this.sent = 0;
+        this.ahead = 0;
         this.#digests = new Digests(size);
     }
 
@@ -118,6 +119,7 @@ export class Check {
         this.phase = "moving";
         this.compared = 0;
         this.sent = 0;
+        this.ahead = 0;
         this.#digests = new Digests(size);
     }
 

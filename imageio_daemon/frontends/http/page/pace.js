@@ -5,7 +5,7 @@
 
 /** Bytes of a request: multiples of what disks write at once. */
 const LEAST = 64 * 1024;
-const FIRST = 1024 * 1024;
+const FIRST = 256 * 1024;
 const MOST = 4 * 1024 * 1024;
 /** Milliseconds of a request after which the next ones are longer or shorter. */
 const FAST = 1000;

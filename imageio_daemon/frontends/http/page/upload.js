@@ -45,6 +45,8 @@ export class Upload {
         this.phase = "moving";
         this.compared = 0;
         this.sent = 0;
+        /** Bytes of blocks under way that the server has, so that a slow upload is seen to go on. */
+        this.ahead = 0;
         this.#digests = new Digests(size);
     }
 
@@ -53,6 +55,7 @@ export class Upload {
         const patience = new Patience(controller.signal, tell);
         this.patience = patience;
         this.progress.release();
+        this.ahead = 0;
         this.#zeros = [];
         this.#flushing = false;
         this.#flushed = performance.now();
@@ -104,6 +107,7 @@ export class Upload {
                 }
                 this.#digests.set(index, await hashing);
                 this.progress.set(index, DATA);
+                this.ahead -= isDurable ? 0 : length;
             }
         }
         await this.#keepUp(patience);
@@ -122,6 +126,7 @@ export class Upload {
         for (const { start, end, zero } of parts) {
             if (zero) {
                 await patience.persist(() => this.image.zero(offset + start, end - start, patience.signal));
+                this.ahead += end - start;
             } else {
                 await this.#sendData(offset + start, content.subarray(start, end), patience);
             }
@@ -137,6 +142,7 @@ export class Upload {
             });
             at += length;
             this.sent += length;
+            this.ahead += length;
         }
     }
 

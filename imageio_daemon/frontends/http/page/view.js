@@ -55,9 +55,9 @@ export class View {
 
     /** Show how far a transfer is: a report of the worker. words: of the legend, by state. */
     progress(report, words) {
-        const { size, bytes: counts, phase, compared, waiting, cells, state } = report;
+        const { size, bytes: counts, ahead, phase, compared, waiting, cells, state } = report;
         const comparing = phase === "comparing" && state !== "done";
-        const done = comparing ? compared : counts[DATA] + counts[ZERO];
+        const done = comparing ? compared : counts[DATA] + counts[ZERO] + ahead;
         if (phase !== this.#phase || state !== "running") {
             this.#phase = phase;
             this.#rate = new Rate();

@@ -27,9 +27,9 @@ let reporting = 0;
 
 /** Post how far the job is. */
 function report(state, error = null) {
-    const { progress, phase, compared, sent } = job;
+    const { progress, phase, compared, sent, ahead } = job;
     const { bytes, size } = progress;
-    postMessage({ state, phase, size, bytes, compared, sent, waiting, error, cells: progress.cells() });
+    postMessage({ state, phase, size, bytes, ahead, compared, sent, waiting, error, cells: progress.cells() });
 }
 
 /** Run the job when an earlier run, which was interrupted, has ended. */
@@ -73,6 +73,7 @@ function finish(state, error = null) {
     clearInterval(reporting);
     waiting = null;
     job.progress.release(); // nothing is under way any more
+    job.ahead = 0;
     report(state, error);
 }
 
