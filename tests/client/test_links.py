@@ -59,7 +59,8 @@ class Hosts:
     def client(self, command: str, *arguments: str | Path) -> list[dict[str, Any]]:
         """Run imageio-client to its end, and return what it tells."""
         program = (*self.network.on_client, *PROGRAM)
-        options = ("--json", "--cafile", self.daemon.cafile, f"--connections={CONNECTIONS}")
+        compression = ("--wire-compression=never",) if command == "upload" else ()  # the bytes of the line are measured
+        options = ("--json", *compression, "--cafile", self.daemon.cafile, f"--connections={CONNECTIONS}")
         result = ended(start(command, *options, *arguments, program=program), timeout=10 * TIMEOUT)
         assert result.status == 0, result
         return [json.loads(line) for line in result.out.splitlines()]

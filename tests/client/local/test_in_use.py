@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import LocalError, Settings, checksum, download, info, upload
-from tests.client.programs import run
+from tests.client.programs import ended, run, start
 from tests.support.daemon import Daemon
-from tests.support.images import MakeImage, MiB, pattern
+from tests.support.images import KiB, MakeImage, MiB, pattern
 from tests.support.locks import GUEST, NO_WRITE, READ, locked, locks, served
 from tests.support.nbdservers import make_qcow2
+from tests.support.polling import eventually
 from tests.support.realstorage import loop_device, missing
 
 needs_mounts = pytest.mark.skipif(bool(missing("ext4")), reason=missing("ext4"))
@@ -219,6 +220,19 @@ def test_one_of_two_programs_writes_to_an_image(tls: Settings, target: str, path
         download(target, path, settings=tls)
     daemon.remove(ticket)
     download(target, path, settings=tls)
+
+
+def test_one_of_two_clients_that_fight_for_an_image_is_refused(
+    daemon: Daemon, new_image: MakeImage, path: Path
+) -> None:
+    """One uploads it while the other one would write to it: who comes first goes on."""
+    url = daemon.url(new_image(size=MiB, rate=512 * KiB).ticket)
+    options = ("--no-local", "--cafile", daemon.cafile)
+    first = start("upload", *options, path, url)
+    eventually(lambda: locks(path), "the first client has the image")
+    run("download", *options, url, path).failed_with(rf"{path} is in use by \S+ \(pid {first.pid}\): end that first", 5)
+    assert ended(first).status == 0
+    assert path.read_bytes() == CONTENT
 
 
 # The command
