@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uploads over slow links, compressed on the wire and not, beside other programs. `make bench-compressed` runs this.
 
-python -m benchmarks.compressed [--quick] [--rounds N] [--only REGEX] [--directory DIR] [--output DIR] [--document]
+python -m benchmarks.compressed [--quick] [--rounds N] [--only REGEX] [--data FILE] [--directory DIR] [--output DIR]
+                                [--document]
 
 The data of an ext4 image of this host's /usr, without its holes. Two network namespaces, a veth pair and a token bucket
 (tc-tbf(8)) for the rate in each direction. All programs in turns; each ends when all is on stable storage, rsync and
@@ -167,17 +168,18 @@ def make_source(path: Path, size: int, directory: Path) -> None:
 Results = dict[tuple[str, str], list[Turn]]
 
 
-def measure(directory: Path, only: str, rounds: int, share: int) -> Results:
+def measure(directory: Path, data: Path | None, only: str, rounds: int, share: int) -> Results:
     cases = [case for case in ((link, name) for link in LINKS for name in PROGRAMS) if re.search(only, " ".join(case))]
     results: Results = {case: [] for case in cases}
-    whole = directory / "data"
-    make_source(whole, max((LINKS[link][1] for link, _ in cases), default=MiB), directory)
+    whole = data or directory / "data"
+    if data is None:
+        make_source(whole, max((LINKS[link][1] for link, _ in cases), default=MiB), directory)
     for link in dict.fromkeys(link for link, _ in cases):
         rate, size = LINKS[link]
         size //= share
         source = directory / "source"
-        with whole.open("rb") as data:
-            source.write_bytes(data.read(size))
+        with whole.open("rb") as file:
+            source.write_bytes(file.read(size))
         with SlowNetwork(rate) as network:
             place = Place(network, directory, certificates(directory), source, directory / "target", size)
             of_link = [case for case in cases if case[0] == link]
@@ -246,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a quarter of the data, one round")
     parser.add_argument("--rounds", type=int, help="rounds of each program (default: 3; 1 if quick)")
     parser.add_argument("--only", default="", metavar="REGEX", help='cases whose "link program" matches')
+    parser.add_argument("--data", type=Path, metavar="FILE", help="take the data from here (default: made of /usr)")
     add_places(parser)
     return parser
 
@@ -261,7 +264,7 @@ def _run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=options.directory)))
         description = machine.describe(directory)
-        results = measure(directory, options.only, rounds, share)
+        results = measure(directory, options.data, options.only, rounds, share)
     sizes = ", ".join(f"{size // MiB // share} MiB at {link}" for link, (_, size) in LINKS.items())
     how = (
         f"{rounds} rounds, in turns; medians. Data of an ext4 image of /usr without holes: {sizes}. Client and server "

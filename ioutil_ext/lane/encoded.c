@@ -53,16 +53,18 @@ static const char *data_of(const struct iou_lane *lane) {
     return lane->staging.bytes + lane->staging.start;
 }
 
-/* Wait, without memory, until so many bytes are staged. since: when the part has begun; none of it was made. */
+/* Wait until so many bytes are staged. Since then no content was made: bytes that make none are no progress. */
 static int gather(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
     int error;
-    if (staged(lane, body) >= least)
-        return 0;
-    if (!socket_gather(lane, (uint32_t)least, &error)) {
-        take(lane, body, staged(lane, body)); /* fewer than requested, so all are of this body */
-        return error ? error : -ENODATA;
+    while (staged(lane, body) < least) {
+        if (!socket_gather(lane, (uint32_t)staged(lane, body) + 1, &error)) {
+            take(lane, body, staged(lane, body)); /* fewer than requested, so all are of this body */
+            return error ? error : -ENODATA;
+        }
+        if (socket_is_too_slow(lane, since, 0))
+            return -ETIMEDOUT;
     }
-    return socket_is_too_slow(lane, since, body->got) ? -ETIMEDOUT : 0;
+    return 0;
 }
 
 /* The same for what a part needs: something, or, of a slow body, as much as the staging holds. */
@@ -105,12 +107,12 @@ static int decode(struct iou_lane *lane, struct body *body, bool *goes_on, bool 
     return error;
 }
 
-/* Wait for further bytes until the deadline, or, for the end of a frame whose content is here, as long as it takes. */
-static int await_more(struct iou_lane *lane, struct body *body, uint64_t since, uint64_t deadline) {
+/* Wait for further bytes until the deadline. full: since when all content is here; then until the timeout. */
+static int await_more(struct iou_lane *lane, struct body *body, uint64_t deadline, uint64_t full) {
     if (!body->encoded)
         return refuse(body, IOU_ZSTD_CUT);
-    if (body->got == body->left)
-        return gather(lane, body, 1, since);
+    if (full)
+        return gather(lane, body, 1, full);
     uint64_t now = work_wait(IOU_WAIT_PEER);
     int ms = now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0;
     ssize_t count = socket_stage(lane, LANE_STAGING, ms);
@@ -121,8 +123,8 @@ static int await_more(struct iou_lane *lane, struct body *body, uint64_t since, 
 }
 
 /* Decode until the part is complete. -EAGAIN: its bytes pause. */
-static int fill(struct iou_lane *lane, struct body *body, uint64_t since) {
-    uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS;
+static int fill(struct iou_lane *lane, struct body *body) {
+    uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS, full = 0;
     bool goes_on, ended;
     for (;;) {
         int error = decode(lane, body, &goes_on, &ended);
@@ -130,7 +132,9 @@ static int fill(struct iou_lane *lane, struct body *body, uint64_t since) {
             error = refuse(body, IOU_ZSTD_TRAILING);
         if (error || ended || (body->got == body->length && body->length < body->left))
             return error;
-        if (!staged(lane, body) && !goes_on && (error = await_more(lane, body, since, deadline)))
+        if (body->got == body->left && !full)
+            full = now_ns();
+        if (!staged(lane, body) && !goes_on && (error = await_more(lane, body, deadline, full)))
             return error;
     }
 }
@@ -141,7 +145,7 @@ static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint
     if (!error)
         error = body_get_memory(lane, body, min_u64(body->left, most), MEMORY_WAIT);
     if (!error)
-        error = fill(lane, body, since);
+        error = fill(lane, body);
     if (error != -EAGAIN)
         return error;
     body->slow = true;

@@ -223,6 +223,21 @@ def test_two_codings_are_refused(client: Connection, image: Image) -> None:
     assert client.receive().status == 400
 
 
+@pytest.mark.parametrize("content", [b"x", b"xyz"], ids=["no content", "no end"])
+def test_blocks_of_nothing_are_no_progress(connect: Connect, new_image: MakeImage, content: bytes) -> None:
+    image, client = new_image(inactivity_timeout=1), connect()
+    length = 3 if content == b"xyz" else 60 * KiB
+    body = frame(raw_block(content))
+    fields = headers(0, length) | {"Content-Length": str(len(body) + 600)}
+    client.send(encode_request("PUT", image.url, fields) + body)
+    try:
+        while client.is_silent(0.1):
+            client.send(raw_block(b""))
+    except OSError:
+        return  # it was cut off
+    assert client.status_or_end() in (400, None)
+
+
 def test_a_client_that_vanishes_writes_no_more(connect: Connect, image: Image) -> None:
     client = connect()
     client.send(encode_request("PUT", image.url, headers(0, MiB), FRAME)[:-1])
