@@ -80,6 +80,10 @@ class SecureSocket(socket.socket):
 
     def _wait(self, wanted: int) -> None:
         timeout = self.gettimeout()
-        self._poll.register(self, select.POLLIN if wanted == WANTS_INPUT else select.POLLOUT)
-        if not self._poll.poll(None if timeout is None else timeout * 1000):
+        self._poll.register(self, select.POLLIN if wanted == WANTS_INPUT else select.POLLOUT | select.POLLRDHUP)
+        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        if not ready:
             raise TimeoutError("timed out")
+        if wanted != WANTS_INPUT and not ready[0][1] & ~select.POLLRDHUP:
+            # It does not read on, and will send nothing more than what it has sent: no answer needs the rest.
+            raise ConnectionResetError(errno.ECONNRESET, "the peer has ended it")

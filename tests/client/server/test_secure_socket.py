@@ -85,6 +85,12 @@ def test_peer_that_does_not_read_is_waited_for_as_long_as_the_timeout_says(ends:
         ends.ours.sendall(bytes(64 * MiB))
 
 
+def test_peer_that_has_ended_and_does_not_read_is_not_waited_for(ends: Ends) -> None:
+    ends.theirs.shutdown(socket.SHUT_WR)
+    with pytest.raises(ConnectionResetError):
+        ends.ours.sendall(bytes(64 * MiB))
+
+
 def test_shutdown_by_another_thread_ends_what_waits(ends: Ends) -> None:
     thread = threading.Thread(target=ends.ours.shutdown, args=(socket.SHUT_RDWR,))
     ends.ours.settimeout(None)
