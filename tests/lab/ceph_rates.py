@@ -3,7 +3,7 @@
 
     tests/lab/ceph -s tests/lab/ceph_rates.py
 
-The cluster is the same, with one OSD on this host's disk, so these are no rates of Ceph; their ratios count.
+The cluster is the same, with one OSD in memory (3 GiB), so these are no rates of Ceph; their ratios count.
 """
 
 import random
@@ -22,8 +22,8 @@ from .small_daemon import Daemon, running_daemon
 MiB = 1 << 20
 GiB = 1 << 30
 ROUNDS = 3
-#: What an upload has to reach, as a part of the rate of the other program.
-LEAST = {"dense": {"qemu-img convert": 0.9}, "sparse": {"rbd import": 2.0}}
+#: What an upload of the sparse image has to reach, as a multiple of the rate of `rbd import`.
+LEAST = 2.0
 #: Size, and bytes of data, in pieces of 1 MiB all over it.
 IMAGES = {"dense": (512 * MiB, 512 * MiB), "sparse": (16 * GiB, 64 * MiB)}
 
@@ -31,7 +31,7 @@ IMAGES = {"dense": (512 * MiB, 512 * MiB), "sparse": (16 * GiB, 64 * MiB)}
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     connect_hosts()
-    made = Cluster(Path("/cluster"))
+    made = Cluster(Path("/tmp/cluster"))  # in memory
     yield made
     made.stop()
 
@@ -91,6 +91,6 @@ def test_uploads_are_as_fast_as_other_programs(cluster: Cluster, daemon: Daemon,
     for name, times in took.items():
         every = " ".join(f"{seconds:.2f}" for seconds in times)
         print(f"  {name:22} {medians[name]:5.2f} {data / MiB / medians[name]:6.0f}   ({every})")
-    ours = medians["imageio-client upload"]
-    for name, least in LEAST[kind].items():
-        assert medians[name] / ours >= least, f"{medians[name] / ours:.2f} of the rate of {name}"
+    if kind == "sparse":
+        ratio = medians["rbd import"] / medians["imageio-client upload"]
+        assert ratio >= LEAST, f"{ratio:.2f} times the rate of rbd import"

@@ -2,6 +2,7 @@
 """Images on Ceph, without a device on this host: qemu's rbd driver, which is librbd, has them."""
 
 import errno
+from contextlib import aclosing
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -69,17 +70,18 @@ class RbdBackend(QemuBackend):
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what librbd tells. NotFound: the ticket names no snapshot with which the image could be compared."""
-        if context is not Context.DIRTY:
-            async for found in super().extents(op, offset, length, context):
+        async with aclosing(self._lists(op, offset, length, context)) as lists:
+            async for found in lists:
                 yield found
-            return
-        if self._image.since is None:
-            raise NotFound("The ticket names no snapshot with which the image could be compared")
-        end = min(offset + length, self.info.size)
+
+    def _lists(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
+        if context is not Context.DIRTY:
+            return super().extents(op, offset, length, context)
         image = self._image
-        command = changes.command(image.address.options(image.conf, image.user), image.since or "")
-        async for found in changes.extents(command, str(image.address), op, offset, end):
-            yield found
+        if image.since is None:
+            raise NotFound("The ticket names no snapshot with which the image could be compared")
+        command = changes.command(image.address.options(image.conf, image.user), image.since)
+        return changes.extents(command, str(image.address), op, offset, min(offset + length, self.info.size))
 
     async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
         """Zero. To keep space allocated, librbd lets the OSDs write zeros."""
