@@ -16,6 +16,8 @@ from .transfer.progress import Phase, Progress
 #: Characters of the longest bar, and of the shortest that is worth its place.
 WIDTH, LEAST_WIDTH = 30, 5
 DEFAULT_COLUMNS = 80
+#: Columns that stay free: what the terminal shows for Ctrl-C, `^C`, would wrap the line, and so would its last column.
+FREE = 3
 #: Control characters that clear the bar before another line (ECMA-48 EL).
 CLEAR_LINE = "\r\033[K"
 #: Seconds between two lines off a terminal, and between two of JSON.
@@ -57,7 +59,7 @@ class Text(Display):
     def _draw(self, done: float, *texts: str) -> None:
         """Draw the first of the texts that fits beside a bar. A line that is wrapped could not be drawn over."""
         # Each time: windows change. Terminals that do not know their width say 0.
-        columns = (os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS) - 1
+        columns = (os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS) - FREE
         percent = f"{done:4.0%} "
         fitting = (text for text in texts if len(percent) + len(text) + len("[] ") + LEAST_WIDTH <= columns)
         line = percent + next(fitting, texts[-1])

@@ -70,7 +70,7 @@ def test_line_fits(terminal: Terminal, columns: int, phase: Phase) -> None:
 
 def test_narrow_terminal_has_share_rate_and_time_left(terminal: Terminal) -> None:
     terminal.resize(40)
-    assert terminal.drawn(HALF) == "[####     ]  50% 100.0 MiB/s, 0:40 left"
+    assert terminal.drawn(HALF) == "[###    ]  50% 100.0 MiB/s, 0:40 left"
 
 
 def test_wide_terminal_has_all(terminal: Terminal) -> None:
