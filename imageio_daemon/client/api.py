@@ -261,7 +261,7 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
 
     def work() -> None:
         buffer = new_buffer(block_size)
-        for unit in queue:
+        for unit in queue.take():
             stop.check()
             hash_unit(source, unit, buffer, digest, unit.start // block_size)
 

@@ -108,7 +108,7 @@ class Download:
 
     def _work(self, image: Image, queue: Queue) -> None:
         buffer = new_buffer(BUFFER_SIZE)
-        for unit in queue:
+        for unit in queue.take(image.abilities):
             digest = self._digest.part(unit.start) if self._digest else None
             self._receive(image, unit, buffer, digest)
             if digest:

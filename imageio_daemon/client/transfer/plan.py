@@ -20,6 +20,9 @@ AHEAD = 2**18
 #: A thread takes that share of what waits, so that all end at the same time: 64 MiB over a line that loses 1 % of its
 #: packets took 46 s when each of 4 connections took 32 MiB at a time, since 2 of them had nothing to do.
 SHARE = 8
+#: Seconds between two signs of life on connections for which there is no unit yet: servers and proxies close idle ones
+#: after a minute, or half of one.
+IDLE = 20.0
 
 
 class Unit(NamedTuple):
@@ -152,23 +155,31 @@ class Queue:
             self._ended = True
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[Unit]:
-        while (unit := self._take()) is not None:
-            yield unit
+    def take(self, idle: Callable[[], object] = lambda: None) -> Iterator[Unit]:
+        """Yield units until there are no more. idle: called every IDLE seconds while none is there yet.
 
-    def _take(self) -> Unit | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stop.is_set or self._ended or self._units)
-            self._stop.check()
-            if not self._units:
-                return None
-            unit = self._pop()
-            for _ in range(min(self._together, len(self._units) // SHARE) - 1):
-                if self._units[0].start != unit.end:
-                    break
-                unit = joined(unit, self._pop())
-            self._changed.notify_all()
-            return unit
+        Raises Stopped, and what idle raises.
+        """
+        while True:
+            with self._changed:
+                is_ready = self._changed.wait_for(lambda: self._stop.is_set or self._ended or self._units, IDLE)
+                self._stop.check()
+                unit = self._next() if self._units else None
+                self._changed.notify_all()
+            if unit is not None:
+                yield unit
+            elif is_ready:
+                return
+            else:
+                idle()
+
+    def _next(self) -> Unit:
+        unit = self._pop()
+        for _ in range(min(self._together, len(self._units) // SHARE) - 1):
+            if self._units[0].start != unit.end:
+                break
+            unit = joined(unit, self._pop())
+        return unit
 
     def _pop(self) -> Unit:
         unit = self._units.popleft()

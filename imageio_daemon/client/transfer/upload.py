@@ -192,7 +192,7 @@ class Upload:
 
         def work(image: Image) -> None:
             do = worker(image, new_buffer(BUFFER_SIZE))
-            for unit in queue:
+            for unit in queue.take(image.abilities):
                 do(unit)
 
         threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in images)]

@@ -9,6 +9,7 @@ import pytest
 
 from imageio_daemon.client import LocalError, Progress, Settings, download, upload
 from imageio_daemon.client.errors import Stopped
+from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.stopping import Stop
 from imageio_daemon.client.transfer import plan
 from imageio_daemon.client.transfer.plan import Queue, Unit, units
@@ -16,8 +17,9 @@ from imageio_daemon.client.transfer.progress import Counter
 from imageio_daemon.image.blockhash import Segment
 from imageio_daemon.image.extents import Extent
 from tests.client.proxy import Proxy
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import Image, MakeImage, MiB, pattern
+from tests.support.polling import eventually
 
 SIZE = 24 * MiB
 
@@ -127,7 +129,7 @@ def test_units_are_made_before_they_are_taken() -> None:
     queue = Queue(map(unit, range(3)), 0, Stop(), told.append)
     queue.fill()
     assert told == [unit(0), unit(1), unit(2), None]
-    assert list(queue) == [unit(0), unit(1), unit(2)]
+    assert list(queue.take()) == [unit(0), unit(1), unit(2)]
 
 
 def test_no_more_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,14 +147,14 @@ def test_no_more_are_made_than_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.acquire(timeout=10)
     assert made.acquire(timeout=10)
     assert not made.acquire(timeout=0.1)
-    assert list(queue) == [unit(number) for number in range(10)]
+    assert list(queue.take()) == [unit(number) for number in range(10)]
     thread.join()
 
 
 def test_what_is_taken_becomes_less_at_the_end() -> None:
     queue = Queue(units([Extent(0, 256 * MiB)]), 16 * MiB, Stop())
     queue.fill()
-    sizes = [taken.end - taken.start for taken in queue]
+    sizes = [taken.end - taken.start for taken in queue.take()]
     assert (sizes[0], sizes[-1], sum(sizes)) == (16 * MiB, 4 * MiB, 256 * MiB)
     assert sizes == sorted(sizes, reverse=True)
 
@@ -161,7 +163,7 @@ def test_units_apart_are_not_joined() -> None:
     apart = [Unit(2 * number, 2 * number + 1, []) for number in range(64)]
     queue = Queue(iter(apart), 32 * MiB, Stop())
     queue.fill()
-    assert list(queue) == apart
+    assert list(queue.take()) == apart
 
 
 def test_stop_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +174,7 @@ def test_stop_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def runs_until_stopped(queue: Queue, *, fills: bool) -> None:
         try:
-            queue.fill() if fills else next(iter(queue))
+            queue.fill() if fills else next(queue.take())
         except Stopped as e:
             ended.append(type(e))
 
@@ -186,6 +188,46 @@ def test_stop_ends_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in threads:
         thread.join(10)
     assert ended == [Stopped, Stopped]
+
+
+def test_connections_give_signs_of_life_while_the_map_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "IDLE", 0.01)
+    signs: list[None] = []
+    enough = threading.Event()
+
+    def idle() -> None:
+        signs.append(None)
+        if len(signs) == 3:
+            enough.set()
+
+    def work() -> Iterator[Unit]:
+        assert enough.wait(10)
+        yield unit(0)
+
+    queue = Queue(work(), 0, Stop())
+    thread = threading.Thread(target=queue.fill)
+    thread.start()
+    assert list(queue.take(idle)) == [unit(0)]
+    thread.join()
+
+
+def test_connections_that_a_server_closes_meanwhile_are_no_failures(
+    make_daemon: MakeDaemon, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = make_daemon(daemon={"inactivity_timeout": 1})
+    target = tmp_path / "target.raw"
+    target.write_bytes(bytes(SIZE))
+    ticket = daemon.add_ticket(target, SIZE, inactivity_timeout=1)
+
+    def slow_map(source: FileSource) -> Iterator[Extent]:
+        yield Extent(0, 8 * MiB)
+        eventually(lambda: daemon.status(ticket)["connections"] == 0, "the daemon closes the connections")
+        yield Extent(8 * MiB, SIZE - 8 * MiB)
+
+    monkeypatch.setattr(FileSource, "extents", slow_map)
+    done = upload(disk, daemon.url(ticket), settings=Settings(cafile=str(daemon.cafile), local=False))
+    assert done.progress.retries == 0
+    assert target.read_bytes() == disk.read_bytes()
 
 
 def test_map_that_fails_ends_the_upload(
