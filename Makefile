@@ -94,7 +94,7 @@ ifneq ($(filter $(or $(ONLY),$(QUICK),qcow2),qcow2),)
 	@$(PYTHON) -m benchmarks.qcow2 $(if $(filter qcow2,$(ONLY)),$(ARGS))
 endif
 
-bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, qemu-img and dd, 10 minutes (QUICK=1: 2 minutes)
+bench-client: setup ## Measure imageio-client beside ovirt-imageio's, nbdcopy, qemu-img and dd, 30 minutes (QUICK=1: 5 minutes; ONLY=fragmented)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.client $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 

@@ -18,7 +18,7 @@ SERVERS = {
     "theirs, TLS": replace(THEIRS, configuration=NO_LOCAL),
 }
 
-DIRECTIONS = ("up, sparse", "up, preallocated", "down")
+DIRECTIONS = ("up, sparse", "up, preallocated", "down", "up, fragmented", "down, fragmented")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Job:
 
     @property
     def is_up(self) -> bool:
-        return self.direction != "down"
+        return self.direction.startswith("up")
 
     @property
     def is_sparse(self) -> bool:
@@ -80,6 +80,14 @@ def nbdcopy(job: Job) -> list[str]:
     return ["nbdcopy", "--flush", *(["--destination-is-zero"] if job.is_up and job.is_sparse else []), *ends]
 
 
+def qemu_nbd(job: Job) -> list[str]:
+    """Convert as qemu_img() does, with our server at the other end."""
+    assert job.server is not None
+    there = f"nbd+unix:///{job.ticket}?socket={job.server.directory}/nbd"
+    *options, source, target = qemu_img(job)
+    return [*options, source, there] if job.is_up else [*options, there, target]
+
+
 def qemu_img(job: Job) -> list[str]:
     options = ["-f", "raw", "-O", "raw", "-W", "-m", "8", "-t", "none"]
     if job.is_up:
@@ -105,6 +113,7 @@ WAYS = {
     "ovirt-imageio, TLS": Way(ovirt_client, "theirs, TLS"),
     "ovirt-imageio, unix socket": Way(ovirt_client, "theirs"),
     "nbdcopy to our NBD, unix socket": Way(nbdcopy, "ours"),
+    "qemu-img convert -W -m 8 and our NBD, unix socket": Way(qemu_nbd, "ours"),
     "qemu-img convert -W -m 8, local": Way(qemu_img),
     "dd, local": Way(dd),
 }
