@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from ...image.extents import Extent
 from ...units import MiB
 from ..errors import FlushFailed, Usage, WritesLost
+from ..server.data import Piece
 from ..server.image import Image as Connection
 from ..server.session import ClientSession
 from .unflushed import Unflushed
@@ -99,7 +100,7 @@ class Image:
         for start in range(0, len(view), MAX_WRITE):
             piece = view[start : start + MAX_WRITE]
             with self._connection() as connection:
-                connection.write(offset + start, piece)
+                connection.write([Piece(offset + start, piece)])
                 self._unflushed.wrote(offset + start, offset + start + len(piece), connection.restarts_before)
 
     def zero(self, offset: int, size: int) -> None:

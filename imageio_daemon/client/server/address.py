@@ -98,6 +98,12 @@ class Endpoint:
             return sock
 
     @property
+    def authority(self) -> str:
+        """Return host and port for the field Host (RFC 9110 7.2)."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.port else host
+
+    @property
     def way(self) -> str:
         """Name the server and the proxy before it, in messages."""
         return f"{self.peer} by the proxy {self.proxy.peer}" if self.proxy else self.peer

@@ -5,15 +5,17 @@ import contextlib
 import http.client
 import socket
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
 from .address import Endpoint, is_same_host
+from .answers import Answers, Body, Framing, Head
 from .failures import failure_of
 from .secure_socket import SecureSocket
+from .sending import Moved, Request, counted, not_counted, send_all
 from .stopping import Stop
 
 #: Longest answer that is read as a whole, in bytes: a list of many tickets.
@@ -28,30 +30,6 @@ DATA_TIMEOUT = 60.0
 #: Seconds to wait for the answer to a flush, zeroing, extents or a checksum, which may take the storage long.
 WORK_TIMEOUT = 3600.0
 
-#: Called with the number of bytes of a body that have gone or come, as they do; less than 0 takes back what has to go
-#: again.
-Moved: TypeAlias = Callable[[int], None]
-
-
-def not_counted(count: int) -> None:
-    """Do nothing with a number of bytes that have moved."""
-
-
-class Scaled:
-    """Tell of bytes of an encoded body as of those that it stands for: `length` for all of its `encoded` bytes."""
-
-    def __init__(self, moved: Moved, length: int, encoded: int) -> None:
-        self._moved = moved
-        self._length = length
-        self._encoded = encoded
-        self._count = 0
-
-    def __call__(self, count: int) -> None:
-        """Tell of the bytes, so that all that is told adds up."""
-        before = self._count * self._length // self._encoded
-        self._count += count
-        self._moved(self._count * self._length // self._encoded - before)
-
 
 class Answer(NamedTuple):
     """A whole answer."""
@@ -62,26 +40,23 @@ class Answer(NamedTuple):
 
 
 class ClientConnection:
-    """A connection for requests, one at a time. After an error the next request connects again."""
+    """A connection for requests, one at a time, or some ahead. After an error the next request connects again."""
 
     def __init__(self, endpoint: Endpoint, stop: Stop) -> None:
         self.endpoint = endpoint
         self._stop = stop
-        self._http: _HTTPConnection | None = None
         self._secret = ""
-        self._socket: socket.socket | None = None  # http.client drops its own after "Connection: close"
-        self._response: http.client.HTTPResponse | None = None  # the last one; its file keeps the descriptor open
+        self._socket: socket.socket | None = None
+        self._answers: Answers | None = None
+        self._ends = False  # the server has announced "Connection: close"
         self._tried = False
         self._was_connected = False
 
     def close(self) -> None:
         """Close the connection; the next request opens it again."""
-        if self._http is not None:
-            self._http.close()
-            self._http = None
-        if self._response is not None:
-            self._response.close()
-            self._response = None
+        if self._answers is not None:
+            self._answers.end()
+            self._answers = None
         if self._socket is not None:
             self._stop.discard(self._socket)
             self._socket.close()
@@ -98,7 +73,7 @@ class ClientConnection:
         No answer may be awaited. An end that the last answer has announced is none: the next request connects.
         """
         sock = self._socket
-        if sock is None or self._http is None or self._http.sock is None:
+        if sock is None or self._ends:
             return False
         try:
             if isinstance(sock, SecureSocket):
@@ -113,7 +88,7 @@ class ClientConnection:
     def is_same_host(self) -> bool:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
         with self.translated():
-            _, sock = self._connected()
+            sock, _ = self._connected()
             return self.endpoint.proxy is None and is_same_host(sock)
 
     def request(
@@ -125,15 +100,15 @@ class ClientConnection:
         body: bytes | memoryview | None = None,
         timeout: float = DATA_TIMEOUT,
         expected: tuple[int, ...] = (200,),
-        moved: Moved = not_counted,
     ) -> Answer:
-        """Send a request and return its answer. timeout: seconds without progress until it fails. moved: of the body.
+        """Send a request and return its answer. timeout: seconds without progress until it fails.
 
         Raises Refused for 4xx, StorageFailed and Temporary for 5xx, Temporary for connection failures, ServerFailed,
         Stopped.
         """
-        with self.translated(), _counted(moved) as sent:
-            response = self._exchange(method, path, headers or {}, body, timeout, expected, sent)
+        with self.translated():
+            request = Request(self.head(method, path, headers or {}, body), body or b"")
+            response = self._response(method, request, timeout, expected)
             data = response.read(MAX_ANSWER + 1)
             if len(data) > MAX_ANSWER:
                 raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
@@ -144,45 +119,83 @@ class ClientConnection:
     def stream(self, path: str, *, timeout: float) -> Iterator[bytes]:
         """Send a GET and yield its answer in pieces. Raises as request() does."""
         with self.translated():
-            response = self._exchange("GET", path, {}, None, timeout, (200,))
+            response = self._response("GET", Request(self.head("GET", path, {})), timeout, (200,))
             while data := response.read(PIECE):
                 yield data
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
 
-    def open(self, path: str, headers: Mapping[str, str]) -> "Body":
-        """Send a GET for a range and return the answer, whose body the caller reads. Raises as request() does."""
-        with self.translated():
-            return Body(self, self._exchange("GET", path, headers, None, DATA_TIMEOUT, (200, 206)))
+    def write(self, requests: Sequence[Request], moved: Moved) -> None:
+        """Send PUTs, all before their answers. Raises as request() does."""
+        with self.translated(), counted(moved) as sent:
+            for head, answers in self._exchange(requests, DATA_TIMEOUT, sent):
+                framing = self._accept("PUT", head, answers, (200,))
+                if framing.length is None or framing.length > PIECE:
+                    answers.response("PUT", head).read(MAX_ANSWER)
+                elif len(answers.read(framing.length)) < framing.length:
+                    raise http.client.IncompleteRead(b"", framing.length)
 
-    def _exchange(
+    def read(self, requests: Sequence[Request]) -> Iterator[Body]:
+        """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.
+
+        Raises as request() does.
+        """
+        with self.translated():
+            for head, answers in self._exchange(requests, DATA_TIMEOUT):
+                framing = self._accept("GET", head, answers, (200, 206))
+                yield Body(answers, head.content_range, framing.length)
+
+    def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None = None) -> bytes:
+        """Return the head of a request."""
+        self._secret = path.partition("?")[0].split("/")[2]
+        fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        host = self.endpoint.authority
+        return f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nAccept-Encoding: identity\r\n{fields}{length}\r\n".encode()
+
+    def _response(
         self,
         method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes | memoryview | None,
+        request: Request,
         timeout: float,
         expected: tuple[int, ...],
-        moved: Moved = not_counted,
     ) -> http.client.HTTPResponse:
-        self._secret = path.partition("?")[0].split("/")[2]
-        http_connection, sock = self._connected()
-        sock.settimeout(DATA_TIMEOUT)
+        ((head, answers),) = self._exchange([request], timeout)
+        self._accept(method, head, answers, expected)
+        return answers.response(method, head)
+
+    def _exchange(
+        self, requests: Sequence[Request], timeout: float, moved: Moved = not_counted
+    ) -> Iterator[tuple[Head, Answers]]:
+        """Send requests, and yield the head of each answer. The caller reads its body before it takes the next one."""
+        for number in range(len(requests)):
+            left = requests[number:] if number == 0 or self._ends else []
+            if number and left:  # the server has announced its last answer, and drops the requests behind it
+                moved(-sum(request.length for request in left))
+            if left:
+                answers = self._send(left, moved)
+                self._timed(timeout)
+            yield answers.head(), answers
+
+    def _send(self, requests: Sequence[Request], moved: Moved) -> Answers:
+        sock, answers = self._connected()
+        self._timed(DATA_TIMEOUT)
         try:
-            with _full_packets(sock):
-                length = {} if body is None else {"Content-Length": str(len(body))}
-                http_connection.request(method, path, headers={**headers, **length})
-                _send(sock, memoryview(body or b""), moved)
+            send_all(sock, requests, moved)
         except TimeoutError:
             raise
         except OSError:
             # A server that refuses a request may answer and stop reading before it has the whole body. Then sending
             # fails, and the answer has the reason.
             pass
-        sock.settimeout(timeout)
-        self._response = response = http_connection.getresponse()
-        if response.status in expected:
-            return response
+        return answers
+
+    def _accept(self, method: str, head: Head, answers: Answers, expected: tuple[int, ...]) -> Framing:
+        framing = head.framing
+        self._ends = framing.ends
+        if framing.status in expected:
+            return framing
+        response = answers.response(method, head)
         reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
         self.close()
         raise failure_of(self.endpoint.peer, method, response, self._printable(reason))
@@ -194,14 +207,20 @@ class ClientConnection:
                 text = text.replace(secret, "…")
         return "".join(filter(str.isprintable, text))
 
-    def _connected(self) -> "tuple[_HTTPConnection, socket.socket]":
-        if self._http is not None and self._socket is not None and self._http.sock is not None:
-            return self._http, self._socket
-        self.close()  # the old socket, if the server has announced "Connection: close"
+    def _connected(self) -> tuple[socket.socket, Answers]:
+        if self._socket is not None and self._answers is not None and not self._ends:
+            return self._socket, self._answers
+        self.close()
         self._stop.check()
         sock = self._connect()
-        self._http = _HTTPConnection(self.endpoint, sock)
-        return self._http, sock
+        self._answers = Answers(sock)
+        self._ends = False
+        return sock, self._answers
+
+    def _timed(self, timeout: float) -> None:
+        """Set the longest wait for the peer, which costs two system calls."""
+        if self._socket is not None and self._socket.gettimeout() != timeout:
+            self._socket.settimeout(timeout)
 
     def _connect(self) -> socket.socket:
         if self._tried and self.endpoint.url is not None:
@@ -234,90 +253,8 @@ class ClientConnection:
             raise
 
 
-class Body:
-    """The body of the answer to a GET for a range. The caller reads it to its end."""
-
-    def __init__(self, connection: ClientConnection, response: http.client.HTTPResponse) -> None:
-        self._connection = connection
-        self._response = response
-        self.content_range = response.headers["Content-Range"] or ""
-        self.length = response.length
-        self.filled = 0
-        self._left = response.length or 0
-
-    def read_into(self, buffer: memoryview, moved: Moved) -> None:
-        """Fill the buffer. Raises Temporary if the connection ends before; `filled` has the bytes received."""
-        self.filled = 0
-        with self._connection.translated():
-            while self.filled < len(buffer):
-                # HTTPResponse.readinto() returns when the buffer is full, and a slow link takes long to fill it.
-                count = self._response.fp.readinto1(buffer[self.filled :])
-                if count == 0:
-                    peer, left = self._connection.endpoint.peer, self._left
-                    raise Temporary(f"{peer} cut the transfer off, {left} bytes before the end of a range")
-                self.filled += count
-                self._left -= count
-                moved(count)
-
-    def end(self) -> None:
-        """Finish the answer after its last byte, so that the connection can be used for the next request."""
-        with self._connection.translated():
-            self._response.length = self._left
-            self._response.read()
-
-
-class _HTTPConnection(http.client.HTTPConnection):
-    """HTTP on a connected socket; it does not connect by itself."""
-
-    sock: socket.socket | None
-    auto_open = 0
-
-    def __init__(self, endpoint: Endpoint, sock: socket.socket) -> None:
-        super().__init__(endpoint.host, endpoint.port or None)
-        self.sock = sock
-
-
 def _is_final(error: OSError) -> bool:
     """Tell whether a retry would fail, too: the host does not exist, or the path of a socket is too long."""
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_NONAME
     return error.errno is None and not isinstance(error, TimeoutError)
-
-
-def _send(sock: socket.socket, data: memoryview, moved: Moved) -> None:
-    """Send a body. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
-    while data:
-        count = sock.send(data)
-        moved(count)
-        data = data[count:]
-
-
-@contextlib.contextmanager
-def _counted(moved: Moved) -> Iterator[Moved]:
-    """Count what moves in the block, and take it back if the block raises."""
-    total = 0
-
-    def count(number: int) -> None:
-        nonlocal total
-        total += number
-        moved(number)
-
-    try:
-        yield count
-    except BaseException:
-        moved(-total)
-        raise
-
-
-@contextlib.contextmanager
-def _full_packets(sock: socket.socket) -> Iterator[None]:
-    """Let the kernel send full packets only (TCP_CORK, tcp(7)): OpenSSL writes each record of 16 KiB separately.
-
-    Processor seconds for 1 GiB over TLS on one host, client and server: 1.75 + 1.77, without it 1.85 + 1.97.
-    """
-    if not isinstance(sock, SecureSocket):
-        yield
-        return
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-    yield
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)

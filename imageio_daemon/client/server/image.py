@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A remote image: the requests of the images API on one connection, with retries (docs/images-api.md)."""
 
+import collections
 import contextlib
 import json
 import re
@@ -16,10 +17,12 @@ from ...units import MAX_OFFSET
 from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
-from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection, Moved, Scaled, not_counted
+from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
+from .data import Encoded, Piece, Range, first, get, put
 from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
+from .sending import Moved, not_counted
 from .stopping import Stop
 
 #: What 403 means after a connection was lost.
@@ -90,23 +93,9 @@ class Image:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
-    def write(
-        self, offset: int, data: memoryview, moved: Moved = not_counted, *, encoding: str = "", encoded: bytes = b""
-    ) -> None:
-        """Write data at offset. It is on stable storage after the next flush().
-
-        encoding: the name of a coding that the server knows; encoded: the same data in it, which is sent instead.
-        """
-        headers = {
-            "Content-Type": "application/octet-stream",
-            "Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*",
-        }
-        body: bytes | memoryview = data
-        if encoding:
-            headers["Content-Encoding"] = encoding
-            body, moved = encoded, Scaled(moved, len(data), len(encoded))
-        path = f"{self._path}?flush=n"
-        self._repeated(lambda: self.connection.request("PUT", path, headers=headers, body=body, moved=moved))
+    def write(self, pieces: Sequence[Piece | Encoded], moved: Moved = not_counted) -> None:
+        """Write pieces, all again after a failure. They are on stable storage after the next flush()."""
+        self._repeated(lambda: put(self.connection, self._path, pieces, alone=self._patience.is_failing, moved=moved))
 
     def zero(self, offset: int, length: int) -> Iterator[int]:
         """Make a range read as zeros, in steps; yield the length of each step when it is done."""
@@ -192,14 +181,17 @@ class Image:
             lambda: self._object("GET", self.connection.request("GET", f"{self._path}/finalize", timeout=WORK_TIMEOUT))
         )
 
-    def read(self, offset: int, length: int, buffer: memoryview, moved: Moved = not_counted) -> Iterator[memoryview]:
-        """Yield a range in pieces in the buffer. A piece is valid until the next one is requested."""
-        end = offset + length
-        while offset < end:
+    def read(self, ranges: Sequence[Range], buffer: memoryview, moved: Moved = not_counted) -> Iterator[Piece]:
+        """Yield ranges in pieces, in their order, in the buffer. A piece is valid until the next one is requested."""
+        left = collections.deque(ranges)
+        while left:
             with self._going_on():
                 self._recognise()
-                for piece in self._read_once(offset, end - offset, buffer, moved):
-                    offset += len(piece)
+                ranges = first(left, alone=self._patience.is_failing)
+                for piece in get(self.connection, self._path, ranges, buffer, moved):
+                    offset, length = left.popleft()
+                    if len(piece.data) < length:
+                        left.appendleft(Range(offset + len(piece.data), length - len(piece.data)))
                     self._patience.succeeded()
                     yield piece
 
@@ -208,31 +200,11 @@ class Image:
         while buffer:
             with self._going_on():
                 self._recognise()
-                for piece in self._read_once(offset, len(buffer), buffer, not_counted):
-                    offset += len(piece)
-                    buffer = buffer[len(piece) :]
+                wanted = [Range(offset, len(buffer))]
+                for piece in get(self.connection, self._path, wanted, buffer, not_counted):
+                    offset += len(piece.data)
+                    buffer = buffer[len(piece.data) :]
                     self._patience.succeeded()
-
-    def _read_once(self, offset: int, length: int, buffer: memoryview, moved: Moved) -> Iterator[memoryview]:
-        wanted = f"bytes {offset}-{offset + length - 1}"
-        body = self.connection.open(self._path, {"Range": wanted.replace(" ", "=")})
-        if body.content_range.partition("/")[0] != wanted or body.length != length:
-            self.connection.close()
-            raise ServerFailed(f"{self._peer} sent another range than asked for")
-        try:
-            for position in range(0, length, len(buffer)):
-                piece = buffer[: length - position]
-                try:
-                    body.read_into(piece, moved)
-                except Temporary:
-                    if body.filled:
-                        yield piece[: body.filled]  # progress, even if every connection breaks
-                    raise
-                yield piece
-        except BaseException:
-            self.connection.close()  # the rest of the body was not read
-            raise
-        body.end()
 
     def _patch(self, operation: dict[str, object], expected: tuple[int, ...] = (200,)) -> Answer:
         headers = {"Content-Type": "application/json"}

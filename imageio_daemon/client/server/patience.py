@@ -30,6 +30,11 @@ class Patience:
         self._since: float | None = None
         self._tries = 0
 
+    @property
+    def is_failing(self) -> bool:
+        """Tell whether nothing has succeeded since the last failure."""
+        return self._since is not None
+
     def succeeded(self) -> None:
         """Count from the next failure on."""
         if self._since is not None:

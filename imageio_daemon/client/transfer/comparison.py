@@ -11,6 +11,7 @@ from ...image.ranges import RangeSet
 from ...units import KiB, MiB
 from ..errors import StateMismatch
 from ..local.source import Source
+from ..server.data import Range
 from ..server.image import Image
 from .confirmed import new_ranges
 from .digest import Digest
@@ -107,13 +108,11 @@ class Comparison:
 
     def _reads(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
         half = len(buffer) // 2
-        offset = unit.start
-        for theirs in image.read(offset, unit.end - offset, buffer[:half]):
+        for offset, theirs in image.read([Range(unit.start, unit.end - unit.start)], buffer[:half]):
             ours = buffer[half : half + len(theirs)]
             self._source.read(offset, ours)
             if theirs != ours:
                 return False
-            offset += len(theirs)
         return True
 
 

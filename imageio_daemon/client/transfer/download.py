@@ -9,6 +9,7 @@ from ...image.extents import Extent, ExtentList
 from ...units import MiB
 from ..errors import ChecksumMismatch, Refused
 from ..local.target import Target
+from ..server.data import Piece, Range
 from ..server.image import Image
 from ..server.session import ClientSession
 from . import workers
@@ -115,6 +116,8 @@ class Download:
                 digest.end()
 
     def _receive(self, image: Image, unit: Unit, buffer: memoryview, digest: DigestPart | None) -> None:
+        data = [Range(start, length) for start, length, zero in unit.segments if not zero]
+        pieces = image.read(data, buffer, self._counter.moved)
         for start, length, zero in unit.segments:
             if zero:
                 self._write_zeros(start, length)
@@ -122,14 +125,17 @@ class Download:
                 if digest:
                     digest.zeros(length)
                 continue
-            offset = start
-            for data in image.read(start, length, buffer, self._counter.moved):
-                self._write(offset, data)
-                offset += len(data)
+            left = length
+            while left:
+                piece = next(pieces)
+                self._write(piece)
+                left -= len(piece.data)
                 if digest:
-                    digest.data(data)
+                    digest.data(piece.data)
+        next(pieces, None)  # it ends behind the last one
 
-    def _write(self, offset: int, data: memoryview) -> None:
+    def _write(self, piece: Piece) -> None:
+        offset, data = piece
         for run in runs(data, offset):
             if run.zero:
                 self._write_zeros(offset + run.start, run.end - run.start)

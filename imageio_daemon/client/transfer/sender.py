@@ -2,11 +2,12 @@
 """Sending of units of work over one connection: data by PUT, zeros by the longest possible requests to zero."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...image.ranges import RangeSet
 from ...units import KiB, MiB
 from ..local.source import Source
+from ..server.data import AHEAD, Piece
 from ..server.image import Image
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
@@ -14,16 +15,18 @@ from .comparison import Comparison
 from .digest import Digest, DigestPart
 from .plan import Unit
 from .progress import Counter
-from .wire_compression import ENCODING, Compressor
+from .wire_compression import Compressor
 from .zeros import runs
 
-#: Bytes of the first request for data. The next ones are twice as long after one that took less than SHORT seconds, and
-#: half as long after one that took more than LONG: a request that is interrupted is sent again as a whole, and a slow
-#: link shall not lose more than some seconds by it.
+#: Bytes of the first request for data, or of the first ones that go together. The next ones are twice as long after one
+#: that took less than SHORT seconds, and half as long after one that took more than LONG: a request that is interrupted
+#: is sent again as a whole, and a slow link shall not lose more than some seconds by it.
 FIRST_REQUEST = 1 * MiB
 LEAST_REQUEST = 256 * KiB
 SHORT = 0.5
 LONG = 2.0
+#: In memory, pieces begin at a multiple of this, in bytes, for sources with direct I/O.
+ALIGNMENT = 4096
 
 
 class Sender:
@@ -58,6 +61,8 @@ class Sender:
         self._comparison = comparison
         self._compressor = compressor
         self._request = min(FIRST_REQUEST, len(buffer))
+        self._data: list[Piece] = []  # not sent yet, in the buffer
+        self._filled = 0  # bytes of the buffer in use
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
     def send(self, unit: Unit, digest: DigestPart | None) -> None:
@@ -71,9 +76,11 @@ class Sender:
                     if digest:
                         digest.zeros(end - start)
                 else:
-                    for offset, data in self._pieces(start, end, digest):
-                        self._send_data(offset, data)
+                    for piece in self._pieces(start, end, digest):
+                        self._add_data(piece)
         self._send_zeros()
+        if self._data:
+            self._send_data()
         if digest:
             digest.end()
 
@@ -84,8 +91,8 @@ class Sender:
         elif self._comparison:
             proof = Digest()
             part = proof.part(0)
-            for _, data in self._pieces(start, end, digest):
-                part.data(data)
+            for piece in self._pieces(start, end, digest):
+                part.data(piece.data)
             part.end()
             self._comparison.require(self._image, start, end, proof)
         elif digest:
@@ -93,44 +100,52 @@ class Sender:
                 pass
         self._counter.add(resumed=end - start)
 
-    def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[tuple[int, memoryview]]:
-        """Read a range, and yield (offset, data) of pieces of the length that requests have now."""
+    def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece]:
+        """Read a range, and yield pieces of the length that requests have now, behind what waits in the buffer."""
         while start < end:
-            data = self._buffer[: min(self._request, end - start)]
+            length = min(self._request, end - start)
+            if self._data and self._filled + length > self._request:
+                self._send_data()
+            data = self._buffer[self._filled : self._filled + length]
             self._source.read(start, data)
             if digest:
                 digest.data(data)
-            yield start, data
-            start += len(data)
+            yield Piece(start, data)
+            start += length
 
-    def _send_data(self, offset: int, data: memoryview) -> None:
-        for run in runs(data, offset):
+    def _add_data(self, piece: Piece) -> None:
+        """Let what is not zero wait in the buffer, to be sent together with what comes next."""
+        offset, data = piece
+        found = list(runs(data, offset))
+        for run in found:
             if run.zero:
                 self._counter.spare(run.end - run.start)
                 self._add_zeros(offset + run.start, offset + run.end)
             else:
                 self._send_zeros()
-                self._write(offset + run.start, data[run.start : run.end])
+                self._data.append(Piece(offset + run.start, data[run.start : run.end]))
+        if not all(run.zero for run in found):
+            self._filled += -(-len(data) // ALIGNMENT) * ALIGNMENT
+        if len(self._data) >= AHEAD:
+            self._send_data()
 
-    def _write(self, offset: int, data: memoryview) -> None:
+    def _send_data(self) -> None:
+        pieces, sent = self._data, sum(len(piece.data) for piece in self._data)
+        self._data, self._filled = [], 0
         restarts, started = self._restarts.count, time.monotonic()
-        self._send_piece(offset, data)
-        self._adapt(len(data), time.monotonic() - started)
-        self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
+        self._write(pieces, sent)
+        self._adapt(sent, time.monotonic() - started)
+        for offset, data in pieces:
+            self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
 
-    def _send_piece(self, offset: int, data: memoryview) -> None:
-        """Send data, compressed if that is faster."""
+    def _write(self, pieces: Sequence[Piece], size: int) -> None:
+        """Send pieces, compressed if that is faster."""
         compressor = self._compressor
-        if compressor is None:
-            self._image.write(offset, data, self._counter.moved)
-            return
         started = time.monotonic()
-        frame = compressor.compress(data)
-        if frame is None:
-            self._image.write(offset, data, self._counter.moved)
-        else:
-            self._image.write(offset, data, self._counter.moved, encoding=ENCODING, encoded=frame)
-        compressor.choice.sent(len(data), time.monotonic() - started, compressed=frame is not None)
+        compressed = compressor.compress(pieces) if compressor else None
+        self._image.write(compressed or pieces, self._counter.moved)
+        if compressor:
+            compressor.choice.sent(size, time.monotonic() - started, compressed=compressed is not None)
 
     def _adapt(self, sent: int, seconds: float) -> None:
         if seconds > LONG:

@@ -7,9 +7,11 @@ measured, with and without compression.
 
 import enum
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..local.compressed import zstd
+from ..server.data import Encoded, Piece
 
 #: The name of the coding (RFC 9659).
 ENCODING = "zstd"
@@ -96,13 +98,19 @@ class Compressor:
         self.choice = choice
         self._encoder = zstd.ZstdCompressor(level=LEVEL)
 
-    def compress(self, data: memoryview) -> bytes | None:
-        """Return the data as a frame of zstd; None: it is to be sent as it is."""
+    def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
+        """Return pieces that are sent together, each as a frame of zstd; None: they are to be sent as they are."""
         if not self.choice.compresses():
             return None
+        frames = [self._frame(piece.data) for piece in pieces]
+        if sum(map(len, frames)) * LEAST_RATIO > sum(len(piece.data) for piece in pieces):
+            self.choice.too_large()
+            return None
+        return [
+            Encoded(piece, ENCODING, frame) if len(frame) < len(piece.data) else piece
+            for piece, frame in zip(pieces, frames, strict=True)
+        ]
+
+    def _frame(self, data: memoryview) -> bytes:
         self._encoder.set_pledged_input_size(len(data))
-        frame = self._encoder.compress(data, self._encoder.FLUSH_FRAME)
-        if len(frame) * LEAST_RATIO <= len(data):
-            return frame
-        self.choice.too_large()
-        return None
+        return self._encoder.compress(data, self._encoder.FLUSH_FRAME)

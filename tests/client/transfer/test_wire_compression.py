@@ -8,6 +8,7 @@ import pytest
 
 from imageio_daemon.client import Settings, Usage, upload
 from imageio_daemon.client.local.compressed import zstd
+from imageio_daemon.client.server.data import Encoded, Piece
 from imageio_daemon.client.transfer.wire_compression import SKIPPED, TRY_EACH, Choice, Compression, Compressor
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon
@@ -97,13 +98,20 @@ def test_a_link_that_gets_slower_is_noticed() -> None:
 
 def test_data_that_gets_no_smaller_is_not_tried_for_a_while() -> None:
     compressor = Compressor(choice(plain=10, compressed=30))
-    text, noise = memoryview(TEXT[: 64 * KiB]), memoryview(os.urandom(64 * KiB))
-    frame = compressor.compress(text)
-    assert frame is not None
-    assert zstd.decompress(frame) == text
+    text, noise = [Piece(0, memoryview(TEXT[: 64 * KiB]))], [Piece(0, memoryview(os.urandom(64 * KiB)))]
+    (frame,) = compressor.compress(text) or []
+    assert isinstance(frame, Encoded)
+    assert zstd.decompress(frame.body) == text[0].data
     assert compressor.compress(noise) is None
     assert [compressor.compress(text) for _ in range(SKIPPED)] == [None] * SKIPPED
     assert compressor.compress(text) is not None
+
+
+def test_of_pieces_that_are_sent_together_some_may_get_no_smaller() -> None:
+    text, noise = Piece(0, memoryview(TEXT[: 64 * KiB])), Piece(64 * KiB, memoryview(os.urandom(4 * KiB)))
+    first, second = Compressor(Choice(Compression.ALWAYS)).compress([text, noise]) or []
+    assert isinstance(first, Encoded)
+    assert second == noise
 
 
 def test_always_and_never_do_not_measure() -> None:

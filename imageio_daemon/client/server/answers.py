@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers that come on a connection, one after the other, several of them at once (docs/adr/0038)."""
+
+import functools
+import http.client
+import io
+import socket
+from typing import Any, NamedTuple
+
+from ...units import KiB
+from .sending import Moved
+
+#: Bytes that are received ahead of the answer that is read.
+AHEAD = 64 * KiB
+#: Most bytes of a line and lines of a head, as http.client has them.
+MAX_LINE = 65536
+MAX_LINES = 100
+#: Heads whose meaning is kept: those of one second, whatever lengths their bodies have.
+KEPT = 1024
+#: Fields that differ between answers that are the same otherwise.
+VARYING = (b"date:", b"content-range:")
+
+
+class Framing(NamedTuple):
+    """The meaning of a head.
+
+    length: of the body, after which the next answer comes; None: it is chunked, or ends with the connection. ends: the
+    connection ends after this answer.
+    """
+
+    status: int
+    length: int | None
+    ends: bool
+
+
+class Head(NamedTuple):
+    """The head of an answer: all its lines, and the value of Content-Range."""
+
+    lines: list[bytes]
+    content_range: str
+
+    @property
+    def framing(self) -> Framing:
+        """Return what the head means. Raises HTTPException."""
+        return _framing(b"".join(line for line in self.lines if not line[:14].lower().startswith(VARYING)))
+
+
+class Answers(io.BufferedReader):
+    """What a socket receives. It is the file of each http.client.HTTPResponse in turn, which does not close it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock.makefile("rb", buffering=0), AHEAD)
+
+    def close(self) -> None:
+        """Do nothing: an HTTPResponse calls it at its end, and the next answer is still to come."""
+
+    def end(self) -> None:
+        """Release the socket. Later reads fail."""
+        super().close()
+
+    def head(self) -> Head:
+        """Receive the next head that is not 100 Continue. Raises OSError, HTTPException."""
+        while (head := self._any_head()).lines[0].split(None, 2)[1:2] == [b"100"]:
+            pass
+        return head
+
+    def response(self, method: str, head: Head) -> http.client.HTTPResponse:
+        """Return the answer to a method, whose head has come. Raises HTTPException."""
+        response = _parsed(b"".join(head.lines), method)
+        response.fp = self
+        return response
+
+    def _any_head(self) -> Head:
+        lines: list[bytes] = []
+        content_range = b""
+        while (line := self.readline(MAX_LINE + 1)) not in (b"\r\n", b"\n", b""):
+            if len(line) > MAX_LINE:
+                raise http.client.LineTooLong("header line")
+            if len(lines) > MAX_LINES:
+                raise http.client.HTTPException(f"got more than {MAX_LINES} headers")
+            lines.append(line)
+            if line[:14].lower() == b"content-range:":
+                content_range = line[14:].strip()
+        if not line or not lines:
+            raise http.client.RemoteDisconnected("the peer has ended it without an answer")
+        return Head(lines, content_range.decode("latin-1"))
+
+
+class Body:
+    """The body of the answer to a GET for a range. The caller reads it to its end. length: None if it is not told."""
+
+    def __init__(self, answers: Answers, content_range: str, length: int | None) -> None:
+        self._answers = answers
+        self.content_range = content_range
+        self.length = length
+        self.filled = 0
+        self._left = length or 0
+
+    def read_into(self, buffer: memoryview, moved: Moved) -> None:
+        """Fill the buffer. Raises OSError, HTTPException if the connection ends before; `filled`: what has come."""
+        self.filled = 0
+        while self.filled < len(buffer):
+            # readinto() returns when the buffer is full, and a slow link takes long to fill it.
+            count = self._answers.readinto1(buffer[self.filled :])
+            if count == 0:
+                raise http.client.IncompleteRead(b"", self._left)
+            self.filled += count
+            self._left -= count
+            moved(count)
+
+
+class _Received:
+    """A socket that has received these bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_: Any) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def _parsed(lines: bytes, method: str) -> http.client.HTTPResponse:
+    received: Any = _Received(lines + b"\r\n")
+    response = http.client.HTTPResponse(received, method=method)
+    response.begin()
+    return response
+
+
+@functools.lru_cache(KEPT)
+def _framing(lines: bytes) -> Framing:
+    """Return the meaning of the lines of a head. http.client takes 60 µs to find it, and most answers are the same."""
+    response = _parsed(lines, "GET")
+    length = None if response.chunked else response.length
+    return Framing(response.status, length, response.will_close)

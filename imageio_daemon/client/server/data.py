@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The requests that move data. Short ones go before the answers to those before them (docs/adr/0038)."""
+
+import http.client
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ...units import MiB
+from ..errors import ServerFailed
+from .answers import Body
+from .connection import ClientConnection
+from .sending import Moved, Request
+
+#: Requests of one connection that go before their answers: those have 16 KiB at most, which any socket takes.
+AHEAD = 64
+#: Bytes of the answers to GETs that are requested together: about what sockets take while the client writes.
+READ_AHEAD = 1 * MiB
+
+
+class Piece(NamedTuple):
+    """Bytes of the image from an offset on."""
+
+    offset: int
+    data: memoryview
+
+
+class Encoded(NamedTuple):
+    """A piece, and the same data in a coding that the server knows, by its name."""
+
+    piece: Piece
+    encoding: str
+    body: bytes
+
+
+class Range(NamedTuple):
+    """A range of the image, in bytes."""
+
+    offset: int
+    length: int
+
+    def __str__(self) -> str:
+        """Return the range as Range and Content-Range have it (RFC 9110 14.2, 14.4)."""
+        return f"{self.offset}-{self.offset + self.length - 1}"
+
+
+def first(ranges: Iterable[Range], *, alone: bool) -> list[Range]:
+    """Return the first ranges, which are to be requested together. alone: one of them."""
+    chosen: list[Range] = []
+    size = 0
+    for each in ranges:
+        size += each.length
+        if chosen and (alone or size > READ_AHEAD or len(chosen) == AHEAD):
+            break
+        chosen.append(each)
+    return chosen
+
+
+def put(
+    connection: ClientConnection, path: str, pieces: Sequence[Piece | Encoded], *, alone: bool, moved: Moved
+) -> None:
+    """Write pieces of data. alone: each request after the answer to the one before it. Raises as request() does."""
+    requests = [_put(connection, path, piece) for piece in pieces]
+    step = 1 if alone else AHEAD
+    for start in range(0, len(requests), step):
+        connection.write(requests[start : start + step], moved)
+
+
+def get(
+    connection: ClientConnection, path: str, ranges: Sequence[Range], buffer: memoryview, moved: Moved
+) -> Iterator[Piece]:
+    """Read ranges, and yield pieces in the buffer. Raises as request() does.
+
+    A piece is valid until the next one is requested. The last one before a failure may be shorter than the buffer.
+    """
+    requests = [Request(connection.head("GET", path, {"Range": f"bytes={each}"})) for each in ranges]
+    bodies = connection.read(requests)
+    try:
+        # bodies first: it ends behind the last answer
+        for body, each in zip(bodies, ranges, strict=True):
+            _check(connection, body, each)
+            with connection.translated():
+                yield from _received(body, each.offset, buffer, moved)
+    except BaseException:
+        connection.close()  # the rest of the answers was not read
+        raise
+
+
+def _put(connection: ClientConnection, path: str, piece: Piece | Encoded) -> Request:
+    headers = {"Content-Type": "application/octet-stream"}
+    body: bytes | memoryview
+    if isinstance(piece, Encoded):
+        (offset, data), headers["Content-Encoding"], body = piece
+    else:
+        offset, data = piece
+        body = data
+    headers["Content-Range"] = f"bytes {Range(offset, len(data))}/*"
+    return Request(connection.head("PUT", f"{path}?flush=n", headers, body), body, len(data))
+
+
+def _check(connection: ClientConnection, body: Body, wanted: Range) -> None:
+    if body.content_range.partition("/")[0] != f"bytes {wanted}" or body.length != wanted.length:
+        raise ServerFailed(f"{connection.endpoint.peer} sent another range than asked for")
+
+
+def _received(body: Body, offset: int, buffer: memoryview, moved: Moved) -> Iterator[Piece]:
+    length = body.length or 0
+    for position in range(0, length, len(buffer)):
+        piece = buffer[: length - position]
+        try:
+            body.read_into(piece, moved)
+        except (OSError, http.client.HTTPException):
+            if body.filled:
+                yield Piece(offset + position, piece[: body.filled])  # progress, even if every connection breaks
+            raise
+        yield Piece(offset + position, piece)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sending of requests: several at once where they are short, and counted as they go."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from ...units import KiB
+from .secure_socket import SecureSocket
+
+#: Bytes of heads and short bodies that are joined to be sent at once, and the longest body that is copied for it.
+JOINED = 64 * KiB
+SHORT = 16 * KiB
+
+#: Called with the number of bytes of a body that have gone or come, as they do; less than 0 takes back what has to go
+#: again.
+Moved: TypeAlias = Callable[[int], None]
+
+
+def not_counted(count: int) -> None:
+    """Do nothing with a number of bytes that have moved."""
+
+
+class Request(NamedTuple):
+    """A request: its head, its body, and the bytes of data that the body stands for."""
+
+    head: bytes
+    body: bytes | memoryview = b""
+    length: int = 0
+
+
+class Scaled:
+    """Tell of bytes of an encoded body as of those that it stands for: `length` for all of its `encoded` bytes."""
+
+    def __init__(self, moved: Moved, length: int, encoded: int) -> None:
+        self._moved = moved
+        self._length = length
+        self._encoded = encoded
+        self._count = 0
+
+    def __call__(self, count: int) -> None:
+        """Tell of the bytes, so that all that is told adds up."""
+        before = self._count * self._length // self._encoded
+        self._count += count
+        self._moved(self._count * self._length // self._encoded - before)
+
+
+def send_all(sock: socket.socket, requests: Sequence[Request], moved: Moved) -> None:
+    """Send requests. Heads and short bodies go together: a call of OpenSSL and the kernel costs more than a copy."""
+    with _full_packets(sock):
+        _send_joined(sock, requests, moved)
+
+
+def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved) -> None:
+    joined: list[bytes | memoryview] = []
+    size = data = 0
+    for head, body, length in requests:
+        is_short = len(body) <= SHORT
+        joined += (head, body) if is_short else (head,)
+        size += len(head) + len(body)
+        data += length if is_short else 0
+        if size >= JOINED or not is_short:
+            _send(sock, b"".join(joined), not_counted)
+            moved(data)
+            joined, size, data = [], 0, 0
+        if not is_short:
+            _send(sock, body, Scaled(moved, length, len(body)))
+    _send(sock, b"".join(joined), not_counted)
+    moved(data)
+
+
+def _send(sock: socket.socket, data: bytes | memoryview, moved: Moved) -> None:
+    """Send data. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
+    left = memoryview(data)
+    while left:
+        count = sock.send(left)
+        moved(count)
+        left = left[count:]
+
+
+@contextlib.contextmanager
+def counted(moved: Moved) -> Iterator[Moved]:
+    """Count what moves in the block, and take it back if the block raises."""
+    total = 0
+
+    def count(number: int) -> None:
+        nonlocal total
+        total += number
+        moved(number)
+
+    try:
+        yield count
+    except BaseException:
+        moved(-total)
+        raise
+
+
+@contextlib.contextmanager
+def _full_packets(sock: socket.socket) -> Iterator[None]:
+    """Let the kernel send full packets only (TCP_CORK, tcp(7)): OpenSSL writes each record of 16 KiB separately.
+
+    Processor seconds for 1 GiB over TLS on one host, client and server: 1.75 + 1.77, without it 1.85 + 1.97.
+    """
+    if not isinstance(sock, SecureSocket):
+        yield
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    yield
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
