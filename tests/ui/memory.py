@@ -33,14 +33,15 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._ends.wait(INTERVAL):
-            self.most = max(self.most, *(_memory(pid) for pid in _below(self._pid) if _is_tab(pid)), 0)
+            self.most = max(self.most, *(_memory(pid) for pid in below(self._pid) if _is_tab(pid)), 0)
 
 
-def _below(pid: int) -> Iterator[int]:
+def below(pid: int) -> Iterator[int]:
+    """Yield the processes below one, the first child first."""
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _text(path).split():
             yield int(child)
-            yield from _below(int(child))
+            yield from below(int(child))
 
 
 def _is_tab(pid: int) -> bool:
