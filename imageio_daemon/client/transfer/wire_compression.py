@@ -24,12 +24,13 @@ LEAST_RATIO = 1.1
 SKIPPED = 16
 #: Compression has to make sending this many times as fast: it costs processor time on both hosts.
 LEAST_GAIN = 1.1
-#: Of so many pieces, one is sent the other way, to measure that again.
-TRY_EACH = 32
+#: Of so many pieces, one is sent the other way, to measure that again: at first, while pieces get longer and the window
+#: of TCP opens, and later, after as many doublings.
+FIRST_TRY, TRY_EACH = 4, 32
 #: Pieces that are measured in each way at first.
 FIRST = 2
 #: Of a new measurement, in what is known.
-WEIGHT = 0.25
+WEIGHT = 0.5
 
 
 class Compression(enum.StrEnum):
@@ -61,6 +62,7 @@ class Choice:
         self._plain, self._compressed = _Way(), _Way()
         self._skip = 0
         self._since_try = 0
+        self._try_each = FIRST_TRY
 
     def compresses(self) -> bool:
         """Decide for the next piece."""
@@ -74,9 +76,9 @@ class Choice:
                 return self._compressed.pieces < self._plain.pieces
             better = self._compressed.rate >= LEAST_GAIN * self._plain.rate
             self._since_try += 1
-            if self._since_try < TRY_EACH:
+            if self._since_try < self._try_each:
                 return better
-            self._since_try = 0
+            self._since_try, self._try_each = 0, min(2 * self._try_each, TRY_EACH)
             return not better
 
     def too_large(self) -> None:

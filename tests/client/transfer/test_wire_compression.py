@@ -9,6 +9,7 @@ import pytest
 from imageio_daemon.client import Settings, Usage, upload
 from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server.data import Encoded, Piece
+from imageio_daemon.client.server.sending import Scaled
 from imageio_daemon.client.transfer.wire_compression import SKIPPED, TRY_EACH, Choice, Compression, Compressor
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon
@@ -83,9 +84,9 @@ def test_the_faster_way_is_taken_and_the_other_tried_from_time_to_time(
     plain: float, compressed: float, better: bool
 ) -> None:
     made = choice(plain, compressed)
-    ways = [made.compresses() for _ in range(3 * TRY_EACH)]
-    assert ways.count(not better) == 3
-    assert ways[TRY_EACH - 1] is not better
+    ways = [made.compresses() for _ in range(4 + 8 + 16 + 2 * TRY_EACH)]
+    tried = [number for number, way in enumerate(ways, 1) if way is not better]
+    assert tried == [4, 12, 28, 28 + TRY_EACH, 28 + 2 * TRY_EACH]
 
 
 def test_a_link_that_gets_slower_is_noticed() -> None:
@@ -120,3 +121,13 @@ def test_always_and_never_do_not_measure() -> None:
         made.sent(MiB, 1, compressed=True)
         made.sent(MiB, 100, compressed=False)
         assert made.compresses() is wanted
+
+
+def test_bytes_of_a_frame_count_as_those_of_the_image() -> None:
+    told: list[int] = []
+    moved = Scaled(told.append, length=1000, encoded=7)
+    for _ in range(7):
+        moved(1)
+    assert sum(told) == 1000
+    moved(-7)  # the request failed: all goes again
+    assert sum(told) == 0
