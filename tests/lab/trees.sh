@@ -61,6 +61,20 @@ copy_sources() {
     git ls-files -z --cached --others --exclude-standard | xargs -0 tar -c | tar -x -C "$1"
 }
 
+# build_twice DIST KIND...: packages of this checkout in DIST. Built again, elsewhere, the same commit gives the same bytes.
+build_twice() {
+    local dist=$1 again=$1-again
+    rm -rf "$dist" "$again"
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+    export SOURCE_DATE_EPOCH PACKAGES_CACHE=$PWD/.cache/packages
+    DIST=$dist scripts/packages "${@:2}"
+    copy_sources "$again"
+    git -C "$again" init -q
+    "$again/scripts/packages" "${@:2}"
+    diff -r "$dist" "$again/dist"
+    rm -rf "${again:?}"
+}
+
 # inside TREE COMMAND...: run a command in a tree, with this host's network and what its pip is told.
 inside() {
     local variable tell=()
