@@ -20,7 +20,7 @@ from imageio_daemon.client.transfer import sender, verification
 from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.images import MiB, pattern
 
-SIZE = 6 * MiB + 77
+SIZE = 3 * MiB + 77
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_verification_that_runs_is_waited_for(source: Path) -> None:
 
 @pytest.mark.usefixtures("one_request")
 def test_many_blocks_are_not_listed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(verification, "MAX_BLOCKS", 0)
     sent = [features("finalize", "flush", "zero"), OK, TOTAL, OK, OK, report(source)]
     with ScriptedServer(*sent) as server:
         upload(source, server.url, settings=Settings(connections=1), state=False, verify=True)
