@@ -238,6 +238,15 @@ class ClientConnection:
             raise failure(f"can't connect to {self.endpoint.way}: {e.strerror or e}") from e
         return sock
 
+    def _reason(self, error: Exception) -> str:
+        """Say how the connection has failed."""
+        peer = self.endpoint.peer
+        if isinstance(error, http.client.IncompleteRead):
+            return f"{peer} cut the transfer off, {error.expected} bytes before the end"
+        if isinstance(error, TimeoutError):
+            return f"the connection to {peer} does not answer"
+        return f"the connection to {peer} broke: {self._printable(str(error).strip())}"
+
     @contextlib.contextmanager
     def translated(self) -> Iterator[None]:
         """Close the connection after any error, and raise Temporary for those of the connection."""
@@ -246,8 +255,7 @@ class ClientConnection:
         except (OSError, http.client.HTTPException) as e:
             self.close()
             self._stop.check()
-            what = "does not answer" if isinstance(e, TimeoutError) else f"broke: {self._printable(str(e).strip())}"
-            raise Temporary(f"the connection to {self.endpoint.peer} {what}") from e
+            raise Temporary(self._reason(e)) from e
         except BaseException:
             self.close()
             raise
