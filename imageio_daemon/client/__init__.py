@@ -39,8 +39,8 @@ from .handle.asynchronous import AsyncImage
 from .handle.image import Image
 from .server.session import Settings
 from .transfer.download import Downloaded
+from .transfer.options import Uploaded
 from .transfer.progress import Progress
-from .transfer.upload import Uploaded
 
 __all__ = [
     "AsyncImage",

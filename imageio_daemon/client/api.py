@@ -30,10 +30,11 @@ from .transfer.digest import Digest
 from .transfer.download import Download, Downloaded
 from .transfer.hashing import hash_unit
 from .transfer.memory import new_buffer
+from .transfer.options import Options, Uploaded
 from .transfer.plan import Queue, units
 from .transfer.progress import Report
 from .transfer.state import default_directory
-from .transfer.upload import Options, Upload, Uploaded
+from .transfer.upload import Upload
 from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")

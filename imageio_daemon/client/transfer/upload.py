@@ -4,9 +4,8 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from ...image.ranges import RangeSet
 from ...units import MiB
@@ -17,10 +16,11 @@ from ..server.session import ClientSession
 from . import workers
 from .checkpoints import Checkpoints
 from .comparison import Comparison
-from .confirmed import CHECKPOINT, new_ranges
+from .confirmed import new_ranges
 from .digest import Digest
 from .earlier import Earlier, Worker
 from .memory import new_buffer
+from .options import DEFAULTS, Options, Uploaded
 from .plan import Queue, Unit, data_left, units
 from .progress import Counter, Phase, Progress, Report
 from .record import Record, aligned
@@ -40,47 +40,11 @@ BUFFER_SIZE = 8 * MiB
 ROUNDS = 4
 
 
-@dataclass(frozen=True)
-class Options:
-    """How to upload.
-
-    verify: let the server compare the image with the checksum of what was read; where it can finalize, nothing can
-    change it through this ticket any more then. restart: send all, whatever earlier uploads have sent. compare_all:
-    compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
-    sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
-    room_check: end before the first byte if the storage of the target is too small. wire_compression: of data on its
-    way, where the server takes it; never over a unix socket.
-    """
-
-    verify: bool = False
-    restart: bool = False
-    compare_all: bool = False
-    state: Path | None = None
-    checkpoint: float = CHECKPOINT
-    room_check: bool = True
-    wire_compression: Compression = Compression.AUTO
-
-
-@dataclass(frozen=True)
-class Uploaded:
-    """The result of an upload.
-
-    local: it used the server's unix socket. checksum: if it was verified. verified: what a server that finalizes has
-    compared, `read` back from storage, or as it was `received`.
-    """
-
-    progress: Progress
-    connections: int
-    local: bool
-    checksum: str | None = None
-    verified: str | None = None
-
-
 class Upload:
     """One upload."""
 
     def __init__(
-        self, source: Source, session: ClientSession, options: Options = Options(), report: Report | None = None
+        self, source: Source, session: ClientSession, options: Options = DEFAULTS, report: Report | None = None
     ) -> None:
         self._source = source
         self._session = session
