@@ -23,8 +23,8 @@ CONNECT_TIMEOUT = 15.0
 LOST_TIMEOUT = 60_000
 #: Bytes that the kernel takes of a request and has not sent yet (tcp(7)). Without a limit it takes 233 KiB on each of 4
 #: connections: 4 s of a link of 2 Mbit/s, in which the progress does not move. poll(2) tells that there is room when
-#: half of it is sent, which is more than a packet of the loopback device, 64 KiB: TCP_CORK holds back less than a packet,
-#: for 200 ms.
+#: half of it is sent. That half is more than a packet of the loopback device, 64 KiB: TCP_CORK holds back less than a
+#: packet, for 200 ms.
 UNSENT = 160 * 1024
 
 
