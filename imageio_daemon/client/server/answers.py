@@ -78,6 +78,8 @@ class Answers(io.BufferedReader):
                 raise http.client.LineTooLong("header line")
             if len(lines) > MAX_LINES:
                 raise http.client.HTTPException(f"got more than {MAX_LINES} headers")
+            if not lines and not line.startswith(b"HTTP/"):
+                raise http.client.BadStatusLine(line.decode("latin-1"))
             lines.append(line)
             if line[:14].lower() == b"content-range:":
                 content_range = line[14:].strip()

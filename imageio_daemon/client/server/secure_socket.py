@@ -24,7 +24,6 @@ class SecureSocket(socket.socket):
         timeout = plain.gettimeout()
         super().__init__(plain.family, plain.type, plain.proto, fileno=plain.detach())
         self.settimeout(timeout)
-        self._poll = select.poll()
 
     def settimeout(self, value: float | None) -> None:
         """Set the longest wait for the peer, in seconds; None: no limit."""
@@ -79,11 +78,29 @@ class SecureSocket(socket.socket):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
     def _wait(self, wanted: int) -> None:
-        timeout = self.gettimeout()
-        self._poll.register(self, select.POLLIN if wanted == WANTS_INPUT else select.POLLOUT | select.POLLRDHUP)
-        ready = self._poll.poll(None if timeout is None else timeout * 1000)
-        if not ready:
+        if wanted != WANTS_INPUT:
+            until_writable(self)
+        elif not _poll(self, select.POLLIN):
             raise TimeoutError("timed out")
-        if wanted != WANTS_INPUT and not ready[0][1] & ~select.POLLRDHUP:
-            # It does not read on, and will send nothing more than what it has sent: no answer needs the rest.
-            raise ConnectionResetError(errno.ECONNRESET, "the peer has ended it")
+
+
+def until_writable(sock: socket.socket) -> None:
+    """Wait until a socket takes data, for its timeout at most. Raises TimeoutError.
+
+    Raises ConnectionResetError for a peer that takes none and has ended its side: it will send nothing more than what
+    it has sent, so no answer needs the rest.
+    """
+    events = _poll(sock, select.POLLOUT | select.POLLRDHUP)
+    if not events:
+        raise TimeoutError("timed out")
+    if not events & ~select.POLLRDHUP:
+        raise ConnectionResetError(errno.ECONNRESET, "the peer has ended it")
+
+
+def _poll(sock: socket.socket, events: int) -> int:
+    """Return which of the events have come, 0 after the timeout of the socket."""
+    poll = select.poll()
+    poll.register(sock, events)
+    timeout = sock.gettimeout()
+    ready = poll.poll(None if timeout is None else timeout * 1000)
+    return ready[0][1] if ready else 0

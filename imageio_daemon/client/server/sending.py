@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ...units import KiB
-from .secure_socket import SecureSocket
+from .secure_socket import SecureSocket, until_writable
 
 #: Bytes of heads and short bodies that are joined to be sent at once, and the longest body that is copied for it.
 JOINED = 64 * KiB
@@ -74,6 +74,8 @@ def _send(sock: socket.socket, data: bytes | memoryview, moved: Moved) -> None:
     """Send data. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
     left = memoryview(data)
     while left:
+        if not isinstance(sock, SecureSocket):  # which waits itself
+            until_writable(sock)
         count = sock.send(left)
         moved(count)
         left = left[count:]
