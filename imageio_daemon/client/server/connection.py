@@ -132,8 +132,8 @@ class ClientConnection:
                 framing = self._accept("PUT", head, answers, (200,))
                 if framing.length is None or framing.length > PIECE:
                     answers.response("PUT", head).read(MAX_ANSWER)
-                elif len(answers.read(framing.length)) < framing.length:
-                    raise http.client.IncompleteRead(b"", framing.length)
+                elif missing := framing.length - len(answers.read(framing.length)):
+                    raise http.client.IncompleteRead(b"", missing)
 
     def read(self, requests: Sequence[Request]) -> Iterator[Body]:
         """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.

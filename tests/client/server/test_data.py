@@ -215,5 +215,5 @@ def test_answer_of_any_form_is_read_to_its_end(server: Callable[..., Server], od
 )
 def test_answer_that_is_no_answer_breaks_the_connection(server: Callable[..., Server], bad: bytes) -> None:
     image = server((8, [DONE, bad, b""])).image()
-    with pytest.raises(Temporary, match="broke|cut the transfer off, 2 bytes before the end"):
+    with pytest.raises(Temporary, match=r"broke|cut the transfer off, 2 bytes before the end"):
         image.write(PIECES)
