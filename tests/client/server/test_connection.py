@@ -17,7 +17,7 @@ def test_connection_is_closed_at_once_after_an_answer_that_is_cut_off() -> None:
         connection = ClientConnection(Endpoint(url.peer, url.host, url.port), Stop())
         connection.request("OPTIONS", url.path)
         sock = connection._socket
-        with pytest.raises(Temporary, match="cut the transfer off, [0-9]+ bytes before the end") as error:
+        with pytest.raises(Temporary, match=r"cut the transfer off, [0-9]+ bytes before the end") as error:
             connection.request("GET", url.path)
         assert sock is not None
         assert sock.fileno() == -1
