@@ -103,8 +103,9 @@ class Sender:
     def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece]:
         """Read a range, and yield pieces of the length that requests have now, behind what waits in the buffer."""
         while start < end:
-            length = min(self._request, end - start)
-            if self._data and self._filled + length > self._request:
+            most = self._request if self._compressor is None else min(self._request, self._compressor.choice.most)
+            length = min(most, end - start)
+            if self._data and self._filled + length > most:
                 self._send_data()
             data = self._buffer[self._filled : self._filled + length]
             self._source.read(start, data)

@@ -10,7 +10,17 @@ from imageio_daemon.client import Settings, Usage, upload
 from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server.data import Encoded, Piece
 from imageio_daemon.client.server.sending import Scaled
-from imageio_daemon.client.transfer.wire_compression import SKIPPED, TRY_EACH, Choice, Compression, Compressor
+from imageio_daemon.client.transfer.wire_compression import (
+    FIRST_TRY,
+    SKIPPED,
+    TRIED,
+    TRIED_LENGTH,
+    TRY_EACH,
+    UNLIMITED,
+    Choice,
+    Compression,
+    Compressor,
+)
 from tests.client.conftest import SIZE
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB
@@ -84,9 +94,18 @@ def test_the_faster_way_is_taken_and_the_other_tried_from_time_to_time(
     plain: float, compressed: float, better: bool
 ) -> None:
     made = choice(plain, compressed)
-    ways = [made.compresses() for _ in range(4 + 8 + 16 + 2 * TRY_EACH)]
-    tried = [number for number, way in enumerate(ways, 1) if way is not better]
-    assert tried == [4, 12, 28, 28 + TRY_EACH, 28 + 2 * TRY_EACH]
+    expected = [way for each in (8, 16, 32, TRY_EACH, TRY_EACH) for way in [better] * (each - 1) + [not better] * TRIED]
+    assert [made.compresses() for _ in expected] == expected
+
+
+def test_pieces_that_are_tried_are_short() -> None:
+    made = choice(plain=10, compressed=25)
+    mosts = []
+    for _ in range(FIRST_TRY + TRIED):
+        mosts.append(made.most)
+        made.compresses()
+    assert mosts == [UNLIMITED] * (FIRST_TRY - 1) + [TRIED_LENGTH] * TRIED + [UNLIMITED]
+    assert Choice(Compression.ALWAYS).most == UNLIMITED
 
 
 def test_a_link_that_gets_slower_is_noticed() -> None:
