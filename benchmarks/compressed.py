@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import machine, report
-from benchmarks.cases import MiB
+from benchmarks.cases import GiB, MiB
 from benchmarks.client import Turn, timed
 from benchmarks.command import add_places, run_program
 from benchmarks.copies import NO_LOCAL
@@ -37,7 +37,7 @@ from tests.support.daemon import Certificates
 from tests.support.polling import eventually
 
 #: Links by their name, as tc has them, with the bytes of data that are uploaded over them.
-LINKS = {"1 Gbit/s": ("1gbit", 512 * MiB), "100 Mbit/s": ("100mbit", 64 * MiB)}
+LINKS = {"1 Gbit/s": ("1gbit", 1 * GiB), "100 Mbit/s": ("100mbit", 64 * MiB)}
 #: How many times as fast compressed uploads shall be as others of ours.
 GOAL = 2.0
 PLAIN, COMPRESSED = "imageio-client, never", "imageio-client, auto"
