@@ -123,6 +123,17 @@ async def test_clients_of_nbd_are_told(make_daemon: MakeDaemon, tmp_path: Path) 
     await client.close()
 
 
+async def test_service_of_a_client_of_nbd_over_tcp_is_told(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon = make_daemon(nbd={"enable": True, "host": "localhost", "port": 0, "tls": "optional"})
+    image = make_image(daemon, tmp_path)()
+    match = daemon.log.find(r"service=nbd address=.*port=(\d+)")
+    assert match is not None
+    client = await Client.connect(("localhost", int(match[1])))
+    await client.go(image.ticket)
+    assert [told["service"] for told in daemon.status(image.ticket)["clients"]] == ["nbd"]
+    await client.close()
+
+
 # How answers are compared
 
 
