@@ -78,7 +78,7 @@ def wait_until_held(proxy: Proxy) -> None:
 
 def claimed(states: Path) -> list[list[int]] | None:
     """Return the ranges in the state of the one upload; None if there is no state."""
-    found = [json.loads(path.read_text())["done"] for path in states.glob("*")]
+    found = [json.loads(path.read_text())["done"] for path in states.glob("*.upload")]  # not NAME.new of a killed save()
     assert len(found) <= 1
     return found[0] if found else None
 
