@@ -78,7 +78,8 @@ def wait_until_held(proxy: Proxy) -> None:
 
 def claimed(states: Path) -> list[list[int]] | None:
     """Return the ranges in the state of the one upload; None if there is no state."""
-    found = [json.loads(path.read_text())["done"] for path in states.glob("*.upload")]  # not NAME.new of a killed save()
+    # NAME.upload.new is of a killed save().
+    found = [json.loads(path.read_text())["done"] for path in states.glob("*.upload")]
     assert len(found) <= 1
     return found[0] if found else None
 
