@@ -83,6 +83,8 @@ from imageio_daemon.urls import rbd as rbd_url
 from ioutil_ext import ffi, lib
 from tests.support.fakeceph import diff
 
+pytestmark = pytest.mark.alone  # processors have caches and frequencies that other processes change
+
 #: Processor seconds that each 64 KiB of input may cost, and how much longer twice the input may take.
 MOST_SECONDS = 0.005
 MOST_GROWTH = 2.5

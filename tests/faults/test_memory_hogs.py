@@ -20,6 +20,8 @@ from tests.support.daemon import Certificates, Daemon, Section
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MiB, make_image
 
+pytestmark = pytest.mark.alone  # rates are compared
+
 #: Who serves HTTP: C or aiohttp.
 WAYS: dict[str, dict[str, Section]] = {"lane": {}, "aiohttp": {"remote": {"c_lane": False}}}
 SIZE = 256 * MiB
