@@ -21,11 +21,6 @@ CONNECT_TIMEOUT = 15.0
 #: Milliseconds until a connection counts as lost whose bytes are not acknowledged (tcp(7)). Without it a request that
 #: was sent while the network was away waits 15 minutes.
 LOST_TIMEOUT = 60_000
-#: Bytes that the kernel takes of a request and has not sent yet (tcp(7)). Without a limit it takes 233 KiB on each of 4
-#: connections: 4 s of a link of 2 Mbit/s, in which the progress does not move. poll(2) tells that there is room when
-#: half of it is sent. That half is more than a packet of the loopback device, 64 KiB: TCP_CORK holds back less than a
-#: packet, for 200 ms.
-UNSENT = 160 * 1024
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,6 @@ class Endpoint:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(sock)  # answers may take long, and the server may vanish meanwhile
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_TIMEOUT)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
             if self.proxy:
                 self.proxy.tunnel(sock, self.host, self.port, CONNECT_TIMEOUT)
                 sock.settimeout(CONNECT_TIMEOUT)

@@ -4,6 +4,7 @@
 import contextlib
 import http.client
 import socket
+import time
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message
@@ -15,7 +16,7 @@ from .address import Endpoint, is_same_host
 from .answers import Answers, Body, Framing, Head
 from .failures import failure_of
 from .secure_socket import SecureSocket
-from .sending import Moved, Request, counted, not_counted, send_all
+from .sending import Moved, Request, Unsent, counted, not_counted, send_all
 from .stopping import Stop
 
 #: Longest answer that is read as a whole, in bytes: a list of many tickets.
@@ -48,6 +49,7 @@ class ClientConnection:
         self._secret = ""
         self._socket: socket.socket | None = None
         self._answers: Answers | None = None
+        self._unsent: Unsent | None = None
         self._ends = False  # the server has announced "Connection: close"
         self._tried = False
         self._was_connected = False
@@ -127,6 +129,7 @@ class ClientConnection:
 
     def write(self, requests: Sequence[Request], moved: Moved) -> None:
         """Send PUTs, all before their answers. Raises as request() does."""
+        started = time.monotonic()
         with self.translated(), counted(moved) as sent:
             for head, answers in self._exchange(requests, DATA_TIMEOUT, sent):
                 framing = self._accept("PUT", head, answers, (200,))
@@ -134,6 +137,8 @@ class ClientConnection:
                     answers.response("PUT", head).read(MAX_ANSWER)
                 elif missing := framing.length - len(answers.read(framing.length)):
                     raise http.client.IncompleteRead(b"", missing)
+            if self._unsent is not None:
+                self._unsent.learn(sum(request.length for request in requests), time.monotonic() - started)
 
     def read(self, requests: Sequence[Request]) -> Iterator[Body]:
         """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.
@@ -213,7 +218,7 @@ class ClientConnection:
         self.close()
         self._stop.check()
         sock = self._connect()
-        self._answers = Answers(sock)
+        self._answers, self._unsent = Answers(sock), Unsent(sock)
         self._ends = False
         return sock, self._answers
 
