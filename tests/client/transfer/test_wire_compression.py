@@ -12,7 +12,7 @@ from imageio_daemon.client.server.data import Encoded, Piece
 from imageio_daemon.client.server.sending import Scaled
 from imageio_daemon.client.transfer.wire_compression import (
     FIRST_TRY,
-    SKIPPED,
+    MOST_SKIPPED,
     TRIED,
     TRIED_LENGTH,
     TRY_EACH,
@@ -116,15 +116,20 @@ def test_a_link_that_gets_slower_is_noticed() -> None:
     assert made.compresses()
 
 
-def test_data_that_gets_no_smaller_is_not_tried_for_a_while() -> None:
-    compressor = Compressor(choice(plain=10, compressed=30))
+def test_data_that_gets_no_smaller_is_sent_as_it_is() -> None:
+    compressor = Compressor(Choice(Compression.ALWAYS))
     text, noise = [Piece(0, memoryview(TEXT[: 64 * KiB]))], [Piece(0, memoryview(os.urandom(64 * KiB)))]
+    assert compressor.compress(noise) is None
     (frame,) = compressor.compress(text) or []
     assert isinstance(frame, Encoded)
     assert zstd.decompress(frame.body) == text[0].data
-    assert compressor.compress(noise) is None
-    assert [compressor.compress(text) for _ in range(SKIPPED)] == [None] * SKIPPED
-    assert compressor.compress(text) is not None
+
+
+@pytest.mark.parametrize(("seconds", "skipped"), [(0.0005, 1), (0.0025, 3), (10.0, MOST_SKIPPED)])
+def test_compression_in_vain_takes_a_hundredth_of_the_time(seconds: float, skipped: int) -> None:
+    made = choice(plain=10, compressed=30)
+    made.in_vain(MiB, seconds)
+    assert [made.compresses() for _ in range(skipped + 1)] == [False] * skipped + [True]
 
 
 def test_of_pieces_that_are_sent_together_some_may_get_no_smaller() -> None:
