@@ -24,8 +24,8 @@ LEVEL = 1
 #: Data that gets less than this many times smaller is sent as it is.
 LEAST_RATIO = 1.1
 #: After such a piece, so many are not compressed that this part of the time of sending is spent in vain. A link of
-#: 1 Gbit/s tries the next piece but one, and finds those files of a /usr that get smaller. On one host, 1.2 GiB that are
-#: sent in 1.3 s took a fifth more of the client's processor time when each third piece was compressed in vain.
+#: 1 Gbit/s tries the next piece but one, and finds those files of a /usr that get smaller. On one host, 1.2 GiB that
+#: are sent in 1.3 s took a fifth more of the client's processor time when each third piece was compressed in vain.
 IN_VAIN = 0.01
 MOST_SKIPPED = 64
 #: Compression has to make sending this many times as fast: it costs processor time on both hosts.
