@@ -5,24 +5,31 @@ It tells whole objects, of 4 MiB by default, as other backup programs ask for it
 that takes milliseconds, whatever its size. Its answer is one JSON document, which is parsed as it comes.
 """
 
+import asyncio
 import errno
+import io
 import json
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
+from concurrent.futures import Future
+from contextlib import ExitStack, aclosing
+from typing import cast
 
 from ...errors import NotFound, StorageError, Unavailable
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...units import MAX_OFFSET, KiB
 from ..backend import Operation
-from ..threads import in_thread
+from ..threads import in_thread, start_thread
 
 #: Processes of the daemon at a time: each has all of its answer in memory, some 100 bytes for an object.
 MOST = 8
+#: The same of one image, so that a ticket leaves some for others. A backup needs one, and one more when it asks again.
+MOST_OF_IMAGE = 2
 #: Bytes that are parsed at a time: about a thousand extents.
 PIECE = 64 * KiB
 #: Longest text of one extent, in bytes.
@@ -31,8 +38,6 @@ MAX_TEXT = 1 * KiB
 MAX_MESSAGES = 4 * KiB
 #: What it says if the image is there and cannot be compared.
 DIFF_ERROR = "diff error"
-
-_places = threading.BoundedSemaphore(MOST)
 
 
 def command(image: Sequence[str], since: str) -> Sequence[str]:
@@ -46,11 +51,9 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
     Raises NotFound: there is no such snapshot; Unavailable: too many ask at the same time; StorageError. If this is
     closed early, the process is killed.
     """
-    if not _places.acquire(blocking=False):
-        raise Unavailable("Too many requests ask what has changed")
     op.retain()
     try:
-        process = await in_thread(lambda: _Process(command, image))
+        process = await _started(command, image)
         try:
             async with aclosing(_told(process, offset, end)) as lists:
                 async for found in lists:
@@ -59,7 +62,22 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
             await in_thread(process.end)
     finally:
         op.release()
-        _places.release()
+
+
+async def _started(command: Sequence[str], image: str) -> "_Process":
+    """Start a process. If this is cancelled, the process is ended as soon as it is there."""
+    starting = start_thread(lambda: _Process(command, image))
+    try:
+        return await asyncio.wrap_future(starting)
+    except asyncio.CancelledError:
+        start_thread(lambda: _discard(starting))
+        raise
+
+
+def _discard(starting: "Future[_Process]") -> None:
+    """Wait for a process that is being started and end it."""
+    if starting.exception() is None:
+        starting.result().end()
 
 
 async def _told(process: "_Process", offset: int, end: int) -> ExtentStream:
@@ -126,33 +144,59 @@ class DiffParser:
         return start, self._position, {"true": True, "false": False}[str(exists).lower()]
 
 
+class _Places:
+    """The places of processes: MOST, and MOST_OF_IMAGE for one image. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    def take(self, image: str) -> None:
+        """Take a place. Raises Unavailable."""
+        with self._lock:
+            if self._taken.total() >= MOST or self._taken[image] >= MOST_OF_IMAGE:
+                raise Unavailable("Too many requests ask what has changed")
+            self._taken[image] += 1
+
+    def leave(self, image: str) -> None:
+        """Give a place back."""
+        with self._lock:
+            self._taken -= Counter([image])  # which keeps no zeros
+
+
+_places = _Places()
+
+
 class _Process:
-    """A process of rbd(8). Methods block. Raises StorageError if it cannot be started."""
+    """A process of rbd(8). Methods block. Raises Unavailable, and StorageError if it cannot be started."""
 
     def __init__(self, command: Sequence[str], image: str) -> None:
         self._image = image
-        if shutil.which(command[0]) is None:
-            raise StorageError(errno.ENOPKG, f"compare {image}", command[0], "(is ceph-common installed?)")
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - no shell, and names are in no option but their own
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as e:
-            self._errors.close()
-            raise StorageError(e.errno or errno.EIO, f"compare {image}", command[0]) from None
+        with ExitStack() as held:
+            _places.take(image)
+            held.callback(_places.leave, image)
+            if shutil.which(command[0]) is None:
+                raise StorageError(errno.ENOPKG, f"compare {image}", command[0], "(is ceph-common installed?)")
+            self._errors = held.enter_context(tempfile.TemporaryFile())
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - no shell, and names are in no option but their own
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except OSError as e:
+                raise StorageError(e.errno or errno.EIO, f"compare {image}", command[0]) from None
+            held.push(self._process)
+            self._output = cast(io.BufferedReader, self._process.stdout)
+            self._held = held.pop_all()
 
     def read(self) -> bytes:
         """Return a piece of its output; nothing at its end."""
-        if self._process.stdout is None:
-            raise RuntimeError("there is no pipe")
-        return os.read(self._process.stdout.fileno(), PIECE)
+        return self._output.read1(PIECE)  # end(), in another thread, closes the pipe behind it
 
     def succeed(self) -> None:
         """Wait for its end. Raises NotFound: there is no such snapshot, StorageError. Its status is an errno."""
@@ -171,7 +215,6 @@ class _Process:
         return StorageError(errno.EPROTO, f"compare {self._image}", "rbd", why)
 
     def end(self) -> None:
-        """Kill it, if it has not ended."""
+        """Kill it, if it has not ended, and release all that it has."""
         self._process.kill()
-        with self._process, self._errors:
-            pass
+        self._held.close()

@@ -4,9 +4,11 @@
 import asyncio
 import errno
 import os
+import subprocess
 import threading
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,10 @@ from imageio_daemon.image.extents import Extent
 from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.qemu import changes
 from imageio_daemon.storage.qemu.changes import DiffParser, command, extents
+from imageio_daemon.storage.threads import in_thread
 from imageio_daemon.units import MiB
 from tests.support.fakeceph import FakeCeph, diff
+from tests.support.polling import eventually
 
 SIZE = 64 * MiB
 
@@ -28,10 +32,10 @@ def ceph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCeph:
     return made
 
 
-async def told(offset: int = 0, end: int = SIZE, *, words: list[str] | None = None) -> list[Extent]:
+async def told(offset: int = 0, end: int = SIZE, *, words: list[str] | None = None, image: str = "x") -> list[Extent]:
     op = Operation()
     found: list[Extent] = []
-    async with aclosing(extents(words or command(["--image=x"], "s"), "x", op, offset, end)) as lists:
+    async with aclosing(extents(words or command(["--image=x"], "s"), image, op, offset, end)) as lists:
         async for some in lists:
             found += some
     assert not op.in_storage
@@ -144,24 +148,73 @@ async def test_program_that_cannot_be_run_is_an_error(tmp_path: Path) -> None:
         await told(words=[str(tmp_path / "rbd")])
 
 
+def hanging(directory: Path) -> list[str]:
+    """Return a command that writes its number to a file, `pid`, and hangs."""
+    program = directory / "rbd"
+    program.write_text(f"#!/bin/sh\necho $$ >{directory}/new; mv {directory}/new {directory}/pid\nexec sleep 99\n")
+    program.chmod(0o755)
+    return [str(program)]
+
+
+def has_ended(directory: Path) -> bool:
+    """Tell whether the process of such a command has been there and is gone."""
+    if not (directory / "pid").exists():
+        return False
+    try:
+        os.kill(int((directory / "pid").read_text()), 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
 async def test_one_that_hangs_is_killed_when_nobody_asks_any_more(tmp_path: Path) -> None:
-    (tmp_path / "rbd").write_text(
-        f"#!/bin/sh\necho $$ >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 99\n"
-    )
-    (tmp_path / "rbd").chmod(0o755)
-    asking = asyncio.create_task(told(words=[str(tmp_path / "rbd")]))
+    asking = asyncio.create_task(told(words=hanging(tmp_path)))
     while not (tmp_path / "pid").exists():
         await asyncio.sleep(0.01)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert has_ended(tmp_path)
+
+
+async def test_one_that_is_being_started_is_killed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, started = threading.Event(), subprocess.Popen
+
+    def start(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        begun.set()
+        process = started(*words, **options)
+        eventually((tmp_path / "pid").exists, "it runs")
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    asking = asyncio.create_task(told(words=hanging(tmp_path)))
+    await in_thread(begun.wait)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await in_thread(lambda: eventually(lambda: has_ended(tmp_path), "it is killed"))
 
 
 async def test_no_more_than_some_run_at_a_time(ceph: FakeCeph, monkeypatch: pytest.MonkeyPatch) -> None:
     ceph.answer(diff())
-    monkeypatch.setattr(changes, "_places", threading.BoundedSemaphore(1))
-    with changes._places, pytest.raises(Unavailable):
-        await told()
+    monkeypatch.setattr(changes, "MOST", 1)
+    changes._places.take("another image")
+    try:
+        with pytest.raises(Unavailable):
+            await told()
+    finally:
+        changes._places.leave("another image")
     assert await told() == [Extent(0, SIZE)]
+
+
+async def test_an_image_leaves_some_for_others(ceph: FakeCeph) -> None:
+    ceph.answer(diff())
+    for _ in range(changes.MOST_OF_IMAGE):
+        changes._places.take("x")
+    try:
+        with pytest.raises(Unavailable):
+            await told()
+        assert await told(image="y") == [Extent(0, SIZE)]
+    finally:
+        for _ in range(changes.MOST_OF_IMAGE):
+            changes._places.leave("x")
