@@ -67,30 +67,48 @@ static int gather(struct iou_lane *lane, struct body *body, uint64_t least, uint
     return 0;
 }
 
-/* The same for what a part needs: something, or, of a slow body, as much as the staging holds. */
+/*
+ * The same for what a part needs: something, or, of a slow body, as much as the staging holds. What has come is decoded
+ * before it is too late: only then it is known whether it makes content.
+ */
 static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t since) {
     uint64_t began = now_ns(), most = min_u64(body->encoded, LANE_STAGING);
     int error = gather(lane, body, body->slow ? most : min_u64(most, 1), since);
     body->slow = body->slow && now_ns() - began >= MOMENT_NS;
+    return error == -ETIMEDOUT && staged(lane, body) ? 0 : error;
+}
+
+/* Get the memory for the window of the frame. *since: later by the wait, which is not the client's. */
+static int get_window(struct iou_lane *lane, struct body *body, uint64_t memory, uint64_t *since) {
+    uint64_t asked = now_ns();
+    int error = memory_get_window(lane, memory);
+    *since += now_ns() - asked;
+    body->window = error ? 0 : memory;
+    return error;
+}
+
+/* Get the memory for a part. *since: as above. */
+static int get_memory(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
+    uint64_t asked = now_ns();
+    int error = body_get_memory(lane, body, min_u64(body->left, most), MEMORY_WAIT);
+    *since += now_ns() - asked;
     return error;
 }
 
 /* Read the head of the frame, and get the memory that it needs. */
-static int begin(struct iou_lane *lane, struct body *body, uint64_t since) {
+static int begin(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t memory = 0;
     int error = body->decoder ? 0 : iou_zstd_new(body->left, &body->decoder);
     while (!error && !body->window && !memory) {
         if (!body->encoded)
             return refuse(body, IOU_ZSTD_CUT);
-        error = gather(lane, body, 1, since);
+        error = gather(lane, body, 1, *since);
         int64_t count = error ? 0 : iou_zstd_head(body->decoder, data_of(lane), staged(lane, body), &memory);
         if (count < 0)
             return refuse(body, (iou_zstd_refusal)-count);
         take(lane, body, (uint64_t)count);
     }
-    if (!error && memory && (error = memory_get_window(lane, memory)) == 0)
-        body->window = memory;
-    return error;
+    return !error && memory ? get_window(lane, body, memory, since) : error;
 }
 
 /* Decode what is staged. *goes_on: the memory was filled, so there may be more of it without further bytes. */
@@ -140,10 +158,10 @@ static int fill(struct iou_lane *lane, struct body *body) {
 }
 
 /* Receive a part. It may be empty: -EAGAIN. */
-static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t since) {
-    int error = gather_for_part(lane, body, since);
+static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
+    int error = gather_for_part(lane, body, *since);
     if (!error)
-        error = body_get_memory(lane, body, min_u64(body->left, most), MEMORY_WAIT);
+        error = get_memory(lane, body, most, since);
     if (!error)
         error = fill(lane, body);
     if (error != -EAGAIN)
@@ -152,15 +170,15 @@ static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint
     if (!body->got)
         body_drop_memory(lane, body);
     body->length = body->got;
-    return body->got ? 0 : socket_is_too_slow(lane, since, 0) ? -ETIMEDOUT : -EAGAIN;
+    return body->got ? 0 : socket_is_too_slow(lane, *since, 0) ? -ETIMEDOUT : -EAGAIN;
 }
 
 int body_receive_encoded(struct iou_lane *lane, struct body *body, uint64_t most) {
     uint64_t since = now_ns();
-    int error = begin(lane, body, since);
+    int error = begin(lane, body, &since);
     if (!error)
         do
-            error = receive(lane, body, most, since);
+            error = receive(lane, body, most, &since);
         while (error == -EAGAIN);
     if (error)
         body_drop_memory(lane, body);

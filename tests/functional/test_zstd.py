@@ -238,6 +238,18 @@ def test_blocks_of_nothing_are_no_progress(connect: Connect, new_image: MakeImag
     assert client.status_or_end() in (400, None)
 
 
+def test_slow_content_is_progress(connect: Connect, new_image: MakeImage) -> None:
+    image, client = new_image(size=1600, inactivity_timeout=1), connect()
+    blocks = [raw_block(CONTENT[at : at + 100], last=at == 1500) for at in range(0, 1600, 100)]
+    fields = headers(0, 1600) | {"Content-Length": str(len(frame(*blocks)))}
+    client.send(encode_request("PUT", image.url, fields) + frame())
+    for block in blocks:
+        client.send(block)
+        client.is_silent(0.1)
+    assert client.receive().status == 200
+    assert image.content() == CONTENT[:1600]
+
+
 def test_a_client_that_vanishes_writes_no_more(connect: Connect, image: Image) -> None:
     client = connect()
     client.send(encode_request("PUT", image.url, headers(0, MiB), FRAME)[:-1])
@@ -256,6 +268,28 @@ def test_many_connections_share_the_memory_for_windows(connect: Connect, new_ima
         client.send(encode_request("PUT", image.url + "?flush=n", headers(number * MiB, MiB), body))
     assert [client.receive().status for client in connections] == [200] * 6
     assert image.content() == b"".join(contents)
+
+
+def test_a_wait_for_the_window_is_not_the_clients(connect: Connect, new_image: MakeImage) -> None:
+    """Bytes may pause as long after it as they may at the start."""
+    others, head = [connect() for _ in range(3)], streamed(CONTENT, window=23)[:20]
+    for other in others:
+        fields = headers(0, MiB) | {"Content-Length": str(len(FRAME))}
+        other.send(encode_request("PUT", new_image(inactivity_timeout=60).url, fields) + head)
+        assert other.is_silent(0.05)
+    image, client = new_image(inactivity_timeout=2), connect()
+    content = bytes(byte & 15 for byte in CONTENT)  # each block is compressed, and longer than what comes first
+    request = encode_request("PUT", image.url, headers(0, MiB), streamed(content, window=23))
+    client.send(request[:400])
+    assert client.is_silent(1.2)
+    for other in others:
+        other.reset()
+    assert client.is_silent(1.2)
+    client.send(request[400:500])
+    assert client.is_silent(0.1)
+    client.send(request[500:])
+    assert client.receive().status == 200
+    assert image.content() == content
 
 
 # What a server says
