@@ -39,8 +39,9 @@ from .service.log_level import LogLevel
 from .service.notifying import Notifier
 from .service.served import Served
 from .service.state import StateDirectory, make_directory, open_state
-from .storage.buffers import BufferPool, Buffers
+from .storage.buffers import BufferPool
 from .storage.file.engine import Engine
+from .storage.lending import Buffers
 from .storage.qemu.process import remove_leftovers
 from .supervision import Supervision
 from .transfers.durable import DurableRecords

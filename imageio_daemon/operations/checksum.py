@@ -11,7 +11,8 @@ from ..errors import OutOfRange
 from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, new_hash, update_zeros
 from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
-from ..storage.buffers import Buffer, Buffers
+from ..storage.buffers import Buffer
+from ..storage.lending import Buffers
 from ..storage.running import Kind
 from ..transfers.transfer import Transfer
 from .bounds import readable_size

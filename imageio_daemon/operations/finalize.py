@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..errors import DENIED, Canceled, Error, InUse
 from ..image.blockhash import Total
-from ..storage.buffers import Buffers
+from ..storage.lending import Buffers
 from ..transfers.store import TransferStore
 from ..transfers.transfer import FINALIZED, Transfer
 from . import operations

@@ -13,8 +13,9 @@ from ..errors import DENIED, Canceled, NotFound, StorageError
 from ..image.extents import Extent, ExtentList, merged
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.bucket import SMALL
-from ..storage.buffers import MAX_BUFFER, Buffers
+from ..storage.buffers import MAX_BUFFER
 from ..storage.durable import DurableRecord
+from ..storage.lending import Buffers
 from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer

@@ -10,7 +10,7 @@ import contextlib
 import mmap
 import threading
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +26,6 @@ PAGE = mmap.PAGESIZE
 MIN_BUFFER = 64 * KiB
 #: The largest buffer, in bytes.
 MAX_BUFFER = 64 * MiB
-#: Bytes that a request moves at a time if it had to wait for memory. Measured with 64 downloads that no client reads,
-#: and a budget of 80 MiB: without this limit, 10 were answered at once, and 20 more every 70 s, when those before them
-#: had timed out. With this limit, all are answered after the first timeout.
-SCARCE = 1 * MiB
 
 
 class Buffer:
@@ -252,39 +248,6 @@ class BufferPool:
                 claims.popleft()
                 if claims:
                     self._waiting[claim.owner] = claims  # the owner's next turn comes after those of the others
-
-
-class Buffers:
-    """Lend buffers to the requests of all transfers. size: most bytes that a request moves at a time."""
-
-    def __init__(self, pool: BufferPool, size: int) -> None:
-        self.pool = pool
-        self.size = size
-
-    @contextlib.asynccontextmanager
-    async def lease(
-        self, owner: Hashable, length: int | None, most: int = 2, piece: int = MAX_BUFFER
-    ) -> AsyncIterator[list[Buffer]]:
-        """Lend one buffer, and up to `most` for a request that can use them and need not wait for the others.
-
-        length: of the request, in bytes; None: unknown. piece: most bytes of a buffer, if less than `size`. A request
-        that has to wait for its first buffer gets at most SCARCE bytes. Raises Unavailable.
-        """
-        size = min(self.size, piece)
-        wanted = size if length is None else min(size, length + PAGE)
-        first = self.pool.try_acquire(wanted, owner)
-        if first is None:
-            wanted = min(wanted, SCARCE)
-            first = await self.pool.acquire(wanted, owner)
-        buffers = [first]
-        try:
-            if length is None or length > wanted - PAGE:
-                others = (self.pool.try_acquire(wanted, owner) for _ in range(most - 1))
-                buffers += [buffer for buffer in others if buffer is not None]
-            yield buffers
-        finally:
-            for buffer in buffers:
-                buffer.release()
 
 
 def _hand_over(future: "asyncio.Future[Buffer]", buffer: Buffer) -> None:

@@ -3,13 +3,16 @@
 
 import struct
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from imageio_daemon.client.local.compressed import zstd
-from tests.support.daemon import Daemon
+from imageio_daemon.image.zstd import WINDOWS
+from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, encode_request
-from tests.support.images import Image, KiB, MakeImage, MiB, pattern
+from tests.support.images import Image, KiB, MakeImage, MiB, make_image, pattern
+from tests.support.metrics import Metrics
 from tests.support.places import Trait, needs
 from tests.support.polling import eventually
 from tests.support.services import Connect
@@ -268,6 +271,18 @@ def test_many_connections_share_the_memory_for_windows(connect: Connect, new_ima
         client.send(encode_request("PUT", image.url + "?flush=n", headers(number * MiB, MiB), body))
     assert [client.receive().status for client in connections] == [200] * 6
     assert image.content() == b"".join(contents)
+
+
+def test_all_loops_share_the_memory_for_windows(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon = make_daemon(daemon={"loops": 4}, remote={"port": 0, "c_lane": False})
+    clients, body = [daemon.connect("tls") for _ in range(9)], streamed(CONTENT, window=23)
+    for client in clients:
+        fields = headers(0, MiB) | {"Content-Length": str(len(body))}
+        client.send(encode_request("PUT", make_image(daemon, tmp_path)(size=MiB).url, fields) + body[:1000])
+    assert all(client.is_silent(0.05) for client in clients)
+    assert 0 < Metrics(daemon).sum("decoder_memory_bytes") <= WINDOWS
+    for client in clients:
+        client.reset()
 
 
 def test_a_wait_for_the_window_is_not_the_clients(connect: Connect, new_image: MakeImage) -> None:

@@ -14,7 +14,8 @@ from imageio_daemon.image.pieces import SHORT_HOLE
 from imageio_daemon.operations.checksum import Wanted, checksum
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
-from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
+from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
+from imageio_daemon.storage.lending import Buffers
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

@@ -13,7 +13,8 @@ from imageio_daemon.operations import finalize, operations
 from imageio_daemon.operations.finalize import Comparison, Expected, Finalizer
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend
-from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
+from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
+from imageio_daemon.storage.lending import Buffers
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

@@ -10,7 +10,8 @@ from imageio_daemon.image.extents import Extent, ExtentList
 from imageio_daemon.operations import operations
 from imageio_daemon.operations.streaming import ByteSource
 from imageio_daemon.storage.backend import Backend, Context, Operation, ZeroMethod
-from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool, Buffers
+from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
+from imageio_daemon.storage.lending import Buffers
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

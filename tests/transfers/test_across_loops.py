@@ -14,9 +14,10 @@ from imageio_daemon.net.connection_limit import LOCAL, ConnectionLimit, Stage
 from imageio_daemon.net.loops import ServingLoop, serving_loops
 from imageio_daemon.operations import operations
 from imageio_daemon.storage.backend import Backend, Operation
-from imageio_daemon.storage.buffers import MIN_BUFFER, Buffer, BufferPool, Buffers
+from imageio_daemon.storage.buffers import MIN_BUFFER, Buffer, BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.lending import Buffers
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

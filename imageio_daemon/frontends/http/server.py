@@ -20,7 +20,7 @@ from ...operations.hashing import Hashing
 from ...service.events import Events
 from ...service.log_level import LogLevel
 from ...service.served import Served
-from ...storage.buffers import Buffers
+from ...storage.lending import Buffers
 from ...transfers.store import TransferStore
 from ...units import KiB
 from .admission import Admission

@@ -9,7 +9,7 @@ from ....errors import InvalidRequest
 from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total
 from ....operations.checksum import Wanted, checksum
 from ....operations.hashing import Hashing
-from ....storage.buffers import Buffers
+from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ..checksums import ALGORITHMS, require_algorithm, require_block_size

@@ -10,11 +10,10 @@ from typing import Any, TypeGuard
 from aiohttp import web
 
 from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
-from ....image.zstd import WINDOWS
 from ....operations import operations
 from ....operations.decoding import decoded
 from ....storage.backend import BackendInfo
-from ....storage.buffers import BufferPool, Buffers
+from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
@@ -65,7 +64,6 @@ class Images:
     ) -> None:
         self._store = store
         self._buffers = buffers
-        self._windows = BufferPool(WINDOWS)
         self._finalize = finalize
         self._max_connections = max_connections
         self._unix_socket = unix_socket
@@ -170,7 +168,7 @@ class Images:
             await operations.write(transfer, self._buffers, offset, length, body, flush=flush)
             return
         transfer.ticket.require_range(offset, length)  # C has no number for what is longer
-        async with decoded(body, length, self._windows, transfer) as content:
+        async with decoded(body, length, self._buffers.windows, transfer) as content:
             await operations.write(transfer, self._buffers, offset, length, content, flush=flush)
 
     async def patch(self, request: web.Request) -> web.Response:
