@@ -3,7 +3,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +13,6 @@ import uvloop
 
 from . import memory
 from .config.config import Config
-from .errors import ConfigError
 from .frontends.http.resources.page import Page
 from .frontends.http.server import control_server, images_server, metrics_server
 from .frontends.nbd.server import nbd_servers
@@ -33,12 +31,11 @@ from .opening import Opener
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
 from .reloading import Reloading
-from .service import logs, privileges
+from .service import logs
 from .service.events import Events
 from .service.log_level import LogLevel
 from .service.notifying import Notifier
 from .service.served import Served
-from .service.state import StateDirectory, make_directory, open_state
 from .storage.buffers import BufferPool
 from .storage.file.engine import Engine
 from .storage.lending import Buffers
@@ -49,6 +46,7 @@ from .transfers.limits import Limits
 from .transfers.notices import Notices
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
+from .user import become, state_path
 from .watching import watch_expired, watch_host, watch_transfers
 
 log = logging.getLogger(__name__)
@@ -94,8 +92,7 @@ class Daemon:
         self._page = Page() if config.ui.enable else None
         self._sockets = ServiceSockets(config)
         remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
-        self._drop_privileges()
-        self._state = self._open_state()
+        self._state = become(config, self._sockets)
 
     async def main(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
@@ -106,7 +103,7 @@ class Daemon:
         self._events = await asyncio.to_thread(Events, self._state)
         self._notifier = Notifier(self._config.control.notify)
         self._notices = Notices(self._notifier.tell, time.monotonic, wanted=self._notifier.wanted)
-        self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(self._state_path))
+        self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(state_path(self._config)))
         self._store = TransferStore(
             partial(self._opener.open, self._engine),
             partial(self._opener.identify, self._engine),
@@ -147,30 +144,6 @@ class Daemon:
             finally:
                 if telling is not None:
                     telling.cancel()
-
-    def _drop_privileges(self) -> None:
-        config = self._config
-        made = make_directory(self._state_path) if self._state_path else False
-        if not config.daemon.drop_privileges or os.geteuid() != 0:
-            return
-        identity = privileges.lookup(config.daemon.user_name, config.daemon.group_name)
-        self._sockets.give(identity)
-        if made:
-            privileges.give(self._state_path, identity)
-        privileges.drop(identity)
-
-    @property
-    def _state_path(self) -> str:
-        """Return the configured directory, or that of the unit (StateDirectory= in systemd.exec(5)); "": none."""
-        return self._config.daemon.state_dir or os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
-
-    def _open_state(self) -> StateDirectory | None:
-        """Open the state directory, as the user that the daemon is now. Raises ConfigError if another daemon has it."""
-        try:
-            return open_state(self._state_path) if self._state_path else None
-        except ConfigError:
-            self._sockets.remove()
-            raise
 
     async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
         """Serve on all loops. The control service is on the first, which accepts, so no other loop delays it."""

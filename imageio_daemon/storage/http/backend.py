@@ -4,13 +4,12 @@
 import errno
 import logging
 import ssl
-import threading
 import time
 from collections.abc import Awaitable
 from contextlib import aclosing
 from typing import Any
 
-from ...errors import CannotFlush, NotFast, NotFound, OutOfRange, StorageError, Unanswered
+from ...errors import CannotFlush, NotFast, NotFound, StorageError, Unanswered
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...image.extents_json import ExtentReader
 from ...units import MiB
@@ -21,8 +20,9 @@ from ..exclusion import Exclusion, Turn
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
 from . import options as http_options
-from .client import DATA_TIMEOUT, Body, HttpClient, receive, total_size, unexpected
+from .client import DATA_TIMEOUT, Body, HttpClient, receive, unexpected
 from .options import Options
+from .size import ImageSize
 from .unflushed import Unflushed
 from .zeroing import ZeroSteps
 
@@ -45,9 +45,6 @@ class HttpBackend(RemoteImage):
         self._client = client
         self._options = options
         self._max_connections = max_connections
-        self._lock = threading.Lock()
-        self._size = 0
-        self._writes = 0
         self._unflushed = Unflushed(self._ask_instance, options.instance)
         self._home_loop = HomeLoop()
         self._exclusion = Exclusion()
@@ -55,6 +52,7 @@ class HttpBackend(RemoteImage):
         #: Why each flush fails from now on, as Backend.flush() says: a change without an answer may still be made.
         self._flush_failed: StorageError | None = None
         self._external = External(self, str(client.address), client.address, PIECES, grows=True)
+        self._size = ImageSize(client, self._external.resized)
 
     @classmethod
     async def open(cls, address: HttpAddress, *, context: ssl.SSLContext, max_connections: int) -> "HttpBackend":
@@ -73,7 +71,7 @@ class HttpBackend(RemoteImage):
             await client.close()
             raise
         try:
-            await backend._learn_size(Operation())
+            await backend._size.learn(Operation())
         except BaseException:
             await backend.close()
             raise
@@ -83,7 +81,7 @@ class HttpBackend(RemoteImage):
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody."""
         return BackendInfo(
-            size=self._size,
+            size=self._size.known,
             block_size=1,
             can_grow=True,  # the other server decides
             can_fast_zero=False,
@@ -102,7 +100,7 @@ class HttpBackend(RemoteImage):
 
     async def refresh(self, op: Operation) -> None:
         """Ask for the size again."""
-        await self._learn_size(op)
+        await self._size.learn(op)
 
     async def available(self, op: Operation) -> int | None:
         """Return what the other server tells."""
@@ -181,8 +179,8 @@ class HttpBackend(RemoteImage):
         told = "extents" in self._options.features
         if not told and context is not Context.ZERO:
             raise NotFound("The other server has no dirty extents")
-        await self._learn_size(op)
-        length = min(length, self._size - offset)
+        await self._size.learn(op)
+        length = min(length, self._size.known - offset)
         if length <= 0:
             return
         if not told:
@@ -240,7 +238,7 @@ class HttpBackend(RemoteImage):
             if not fua:
                 self._unflushed.changed(instance)  # first: a flush that covers the change must know its process
             self._changed(offset, len(view), durable=fua)
-        self._written(end)
+        self._size.written(end)
         op.advance(len(view))
 
     async def _zero(self, op: Operation, turn: Turn, offset: int, length: int, *, fua: bool) -> ZeroMethod:
@@ -255,7 +253,7 @@ class HttpBackend(RemoteImage):
                 self._unflushed.changed(instance)
                 steps.answered(time.monotonic() - asked)
                 offset += step
-                self._written(offset)
+                self._size.written(offset)
                 op.advance(step)
             self._changed(end - length, length)
         if fua:
@@ -275,31 +273,5 @@ class HttpBackend(RemoteImage):
         if self._flush_failed is None:
             self._record.changed(offset, length, durable=durable)
 
-    # Used by several requests
-
-    def _written(self, end: int) -> None:
-        with self._lock:
-            self._writes += 1
-            self._resize(max(self._size, end))
-
     async def _ask_instance(self, op: Operation) -> str | None:
         return (await http_options.ask(self._client, op, self._max_connections)).instance
-
-    async def _learn_size(self, op: Operation) -> None:
-        """Ask for the first byte: the answer tells the size, with every server."""
-        writes = self._writes
-        what = f"GET {self._client.address}"
-        try:
-            async with self._client.request(op, "GET", headers={"Range": "bytes=0-0"}) as response:
-                size = total_size(response, what)
-                await receive(response.content, memoryview(bytearray(1)), what)
-        except OutOfRange as e:  # an empty image has no first byte
-            size = e.size or 0
-        with self._lock:
-            # A write of ours may have made the image larger after the answer.
-            self._resize(size if writes == self._writes else max(size, self._size))
-
-    def _resize(self, size: int) -> None:
-        """Note how large the image is. Called with the lock."""
-        self._size = size
-        self._external.resized(size)
