@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ..config.config import Config
 from ..errors import InvalidRequest
+from ..storage.qemu.process import remedy
 from ..urls import rbd as rbd_url
 from .finding import Finding, failed, ok, warning
 
@@ -16,11 +17,6 @@ TIMEOUT = 15.0
 #: An image that should not be there. A pool that can be read says so.
 NOBODYS = "imageioctl check"
 _NOT_THERE = f"error reading header from {NOBODYS}: No such file or directory"
-#: What helps where its message does not tell.
-REMEDIES = {
-    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
-    "error connecting": "is there a key of [backend_rbd] user that this user can read?",
-}
 
 
 def pools(config: Config) -> Iterator[Finding]:
@@ -64,5 +60,4 @@ def _why_unreadable(config: Config, address: rbd_url.RbdAddress) -> str | None:
     if done.returncode == 0:
         return None
     said = " ".join(done.stderr.decode(errors="replace").split())
-    remedy = next((f" ({remedy})" for known, remedy in REMEDIES.items() if known in said), "")
-    return said.rpartition("': ")[2] + remedy
+    return said.rpartition("': ")[2] + remedy(said)

@@ -92,7 +92,7 @@ class BackendRbd:
     )
     user: str = text(
         "imageio",
-        "a name without client.",
+        "a name, without client. before it",
         "The user of the cluster whose key the daemon has: the pools are the limit of its access.",
     )
     allowed_pools: tuple[str, ...] = pools(

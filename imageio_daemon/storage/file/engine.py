@@ -130,12 +130,12 @@ class Engine:
         return Load(int(stats.threads), int(stats.busy), int(stats.queued))
 
     def new_lanes(self, memory: int) -> Any:
-        """Return what lanes of this engine share, with so many bytes of memory; see lanes/lane.py.
+        """Return what lanes of this engine share, with so many bytes of memory; see lanes/shared.py.
 
         It stays as long as anything refers to it. C keeps it longer if lanes are left.
         """
         result = ffi.new("iou_lanes **")
-        check(lib.iou_lanes_new(self._engine, memory, result), "prepare for NBD")
+        check(lib.iou_lanes_new(self._engine, memory, result), "prepare the lanes")
         return ffi.gc(result[0], lib.iou_lanes_free)
 
     async def release_loop(self) -> None:

@@ -31,10 +31,10 @@ SIGNAL_INTERVAL = 0.2
 POLL = 0.01
 #: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
-#: What helps where its message does not tell.
+#: What helps where the message of a program of qemu does not tell.
 REMEDIES = {
     "Unknown driver 'rbd'": "is qemu-block-extra installed?",
-    "error connecting": "is there a key of [backend_rbd] user for the service's user?",
+    "error connecting": "is there a key of [backend_rbd] user that the service's user can read?",
 }
 #: Bytes of its standard error that are kept: the last ones.
 MAX_MESSAGES = 4096
@@ -127,7 +127,7 @@ class QemuNbd:
                 said = await ended
                 if IN_USE in said:
                     raise ImageInUse
-                raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){_remedy(said)}")
+                raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){remedy(said)}")
             if time.monotonic() > deadline:
                 if answer_timeout is not None and self._process is not None:
                     self._process.kill()
@@ -164,8 +164,9 @@ def _errno_of(said: str) -> int:
     return next((number for number in FAULTS if said.endswith(os.strerror(number))), errno.EIO)
 
 
-def _remedy(said: str) -> str:
-    return next((f" ({remedy})" for known, remedy in REMEDIES.items() if known in said), "")
+def remedy(said: str) -> str:
+    """Return what helps against what qemu says, in parentheses, to be put behind it; "" if it is not known."""
+    return next((f" ({help_})" for known, help_ in REMEDIES.items() if known in said), "")
 
 
 def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
