@@ -96,6 +96,31 @@ class Daemon:
 
     async def main(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
+        await self._prepare()
+        async with serving_loops(self._config.daemon.loops or default_count()) as loops:
+            listening = await self._start(loops)
+            for ticket in self._tickets:
+                self._store.add(ticket)
+            if self._config.daemon.systemd_enable:
+                self._sockets.store()
+            self._liveness.watch(loops)
+            self._health.serves([(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
+            self._supervision.ready(self._sockets.describe())
+            log.info("ready", extra=logs.fields(loops=len(loops)))
+            watches = [asyncio.create_task(watch) for watch in self._watches()]
+            telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
+            await self._ends.wait()
+            for watch in watches:
+                watch.cancel()
+            log.info("stopping")
+            try:
+                return await self._stop(listening, loops)
+            finally:
+                if telling is not None:
+                    telling.cancel()
+
+    async def _prepare(self) -> None:
+        """Make what all loops share, with the tickets that were kept."""
         self._ends = asyncio.Event()
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
@@ -123,27 +148,6 @@ class Daemon:
         self._health = Health(self._store, self._liveness, self._tls)
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
-        async with serving_loops(self._config.daemon.loops or default_count()) as loops:
-            listening = await self._start(loops)
-            for ticket in self._tickets:
-                self._store.add(ticket)
-            if self._config.daemon.systemd_enable:
-                self._sockets.store()
-            self._liveness.watch(loops)
-            self._health.serves([(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
-            self._supervision.ready(self._sockets.describe())
-            log.info("ready", extra=logs.fields(loops=len(loops)))
-            watches = [asyncio.create_task(watch) for watch in self._watches()]
-            telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
-            await self._ends.wait()
-            for watch in watches:
-                watch.cancel()
-            log.info("stopping")
-            try:
-                return await self._stop(listening, loops)
-            finally:
-                if telling is not None:
-                    telling.cancel()
 
     async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
         """Serve on all loops. The control service is on the first, which accepts, so no other loop delays it."""
@@ -166,7 +170,6 @@ class Daemon:
         pool = BufferPool(memory.of_buffers(config))
         buffers = Buffers(pool, config.backend_file.buffer_size)
         local = self._sockets.local_address
-        limit, nbd_limit = self._limit, self._nbd_limit
         context = None if secure is None else lambda: secure.context
         finalizer = Finalizer(self._store, buffers, self._hashing)
         made: list[dict[str, Server]] = []
@@ -177,7 +180,7 @@ class Daemon:
                 buffers,
                 self._hashing,
                 finalizer,
-                limit,
+                self._limit,
                 self._served,
                 unix_socket=local,
                 lanes=self._lanes,
@@ -185,8 +188,14 @@ class Daemon:
             )
             made.append({"remote": images, "local": images})
             if config.nbd.enable and self._lanes is not None:
-                nbd, nbd_local = nbd_servers(config, self._store, nbd_limit, context, self._lanes)
+                nbd, nbd_local = nbd_servers(config, self._store, self._nbd_limit, context, self._lanes)
                 made[-1] |= {"nbd": nbd, "nbd-local": nbd_local}
+        made[0] |= self._make_observers(pool)
+        return made
+
+    def _make_observers(self, pool: BufferPool) -> dict[str, Server]:
+        """Return the servers of those who manage the daemon and watch it."""
+        config = self._config
         watched = Watched(
             services=sorted({listened.service for listened in self._sockets}),
             served=self._served,
@@ -194,17 +203,17 @@ class Daemon:
             engine=self._engine,
             pool=pool,
             lanes=self._lanes,
-            limits={"http": limit, "nbd": nbd_limit} if config.nbd.enable else {"http": limit},
-            tls=secure,
+            limits={"http": self._limit} | ({"nbd": self._nbd_limit} if config.nbd.enable else {}),
+            tls=self._tls,
             notifier=self._notifier,
         )
         exposition = Exposition(Metrics(watched))
-        made[0]["control"] = control_server(
+        control = control_server(
             config, self._store, self._served, exposition, self._health, self._events, self._log_level, self._remote()
         )
-        if config.metrics.enable:
-            made[0]["metrics"] = metrics_server(config, self._served, exposition, self._health)
-        return made
+        if not config.metrics.enable:
+            return {"control": control}
+        return {"control": control, "metrics": metrics_server(config, self._served, exposition, self._health)}
 
     def _remote(self) -> dict[str, object]:
         """Return what the host's administrator has to know to make links to the remote service."""
