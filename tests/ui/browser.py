@@ -115,6 +115,14 @@ class Browser:
         """Choose a file."""
         self.driver.find_element(By.ID, "file").send_keys(str(path))
 
+    def drop(self, path: Path, name: str) -> None:
+        """Drag a file from elsewhere over a part of the page, and drop it there."""
+        place = self.driver.find_element(By.ID, name).rect
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+
     def press(self, label: str) -> None:
         """Press a button, or follow a link."""
         self.driver.find_element(By.XPATH, f"//div[@id='actions']/*[text()='{label}']").click()

@@ -111,3 +111,36 @@ def test_canceled_download_leaves_no_file(browser: "Browser", make_disk: MakeDis
     browser.press("Cancel")
     browser.wait("Download a disk")
     assert browser.saved("canceled.raw", BLOCK) == [0, []]
+
+
+def test_download_that_is_canceled_after_a_pause_leaves_no_file(
+    browser: "Browser", make_disk: MakeDisk, make_link: MakeLink
+) -> None:
+    disk = make_disk("paused.raw", 64 * MiB, 20)
+    link = make_link(64 * MiB, disk, ops=["read"], rate=8 * MiB, filename="paused.raw")
+    browser.open(link.url)
+    browser.offer_picker()
+    browser.press("Save the disk")
+    browser.until(10)
+    browser.press("Pause")
+    browser.wait("Paused")
+    browser.press("Cancel")
+    browser.wait("Download a disk")
+    assert browser.saved("paused.raw", BLOCK) == [0, []]
+
+
+def test_data_that_becomes_zeros_while_it_is_read_is_zeros_in_the_file(
+    browser: "Browser", page_daemon: Daemon, tmp_path: Path, make_link: MakeLink
+) -> None:
+    disk = tmp_path / "disk.raw"
+    disk.write_bytes(b"x" * BLOCK)
+    link = make_link(BLOCK, disk, ops=["read"], rate=MiB, filename="zeros.raw")
+    browser.open(link.url)
+    browser.offer_picker()
+    browser.press("Save the disk")
+    lane = page_daemon.served("remote", "lane")["sent"]
+    eventually(lambda: page_daemon.served("remote", "lane")["sent"] - lane > MiB, "a part is read", timeout=20)
+    disk.write_bytes(bytes(BLOCK))
+    assert page_daemon.control("PATCH", f"/tickets/{link.ticket}", b'{"rate": 0}').status == 200
+    browser.wait("The file is complete", timeout=LONG)
+    assert browser.saved("zeros.raw", BLOCK) == [BLOCK, digests(disk)]

@@ -108,6 +108,19 @@ def test_network_that_is_cut_is_waited_for(
     assert same(disk, link.path)
 
 
+def test_network_that_drops_all_packets_is_told_and_waited_for(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link, wire: Wire
+) -> None:
+    begin(browser, link, disk)
+    wire.silence()
+    # After the 60 s without progress that request.js allows.
+    eventually(lambda: "The connection is lost. Trying again" in browser.text("waiting"), "it says so", timeout=LONG)
+    wire.mend()
+    hurry(page_daemon, link)
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+
+
 def test_server_that_restarts_is_waited_for(browser: "Browser", page_daemon: Daemon, disk: Path, link: Link) -> None:
     begin(browser, link, disk)
     page_daemon.stop()
@@ -179,6 +192,14 @@ def test_cancel_says_that_the_disk_is_incomplete(
     browser.wait("Canceled")
     assert "must not be used" in browser.text("lead")
     eventually(lambda: not page_daemon.status(link.ticket)["active"], "nothing runs", timeout=20)
+
+
+def test_upload_is_canceled_after_a_pause(browser: "Browser", disk: Path, link: Link) -> None:
+    begin(browser, link, disk)
+    browser.press("Pause")
+    browser.wait("Paused")
+    browser.press("Cancel")
+    browser.wait("Canceled")
 
 
 def test_two_tabs_do_not_use_one_link(browser: "Browser", disk: Path, link: Link) -> None:

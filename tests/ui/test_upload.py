@@ -58,6 +58,16 @@ def test_odd_disk_is_uploaded(
     assert same(disk, link.path)
 
 
+@pytest.mark.parametrize("place", ["drop", "title"], ids=["on the field", "beside it"])
+def test_file_that_is_dropped_is_chosen(browser: "Browser", tmp_path: Path, make_link: MakeLink, place: str) -> None:
+    disk = tmp_path / "dropped.raw"
+    disk.write_bytes(b"x" * MiB)
+    browser.open(make_link(MiB).url)
+    browser.drop(disk, place)
+    browser.wait("Ready to upload")
+    assert "dropped.raw" in browser.text("facts")
+
+
 def test_rest_of_a_larger_disk_becomes_zero(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(b"x" * 700_000)

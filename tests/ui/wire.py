@@ -22,6 +22,7 @@ class Wire:
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._is_cut = False
+        self._silent = threading.Event()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -42,10 +43,15 @@ class Wire:
                 with contextlib.suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
+    def silence(self) -> None:
+        """Drop what is sent from now on, on connections that seem to stay."""
+        self._silent.set()
+
     def mend(self) -> None:
-        """Let connections through again."""
+        """Let new connections through again. Those that were silent lack bytes, and stay silent."""
         with self._lock:
             self._is_cut = False
+            self._silent = threading.Event()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -67,9 +73,11 @@ class Wire:
 
     def _until_one_ends(self, browser: socket.socket, daemon: socket.socket) -> None:
         peers = {browser: daemon, daemon: browser}
+        silent = self._silent
         while True:
             for ready in select.select(list(peers), [], [])[0]:
                 data = ready.recv(PIECE)
                 if not data:
                     return
-                peers[ready].sendall(data)
+                if not silent.is_set():
+                    peers[ready].sendall(data)

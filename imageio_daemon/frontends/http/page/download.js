@@ -29,6 +29,8 @@ export class Download {
     #digests;
     #data = null;
     #file = null;
+    /** Nothing was written yet, so zeros need not be: no block can have other bytes from an earlier try. */
+    #isNew = true;
 
     constructor(image, handle, size) {
         this.image = image;
@@ -51,7 +53,11 @@ export class Download {
         this.#data ??= await this.#extents(patience);
         for (let round = 0; round < ROUNDS; round++) {
             this.phase = "moving";
-            await eachBlock(progress, controller, (index) => this.#move(index, patience));
+            try {
+                await eachBlock(progress, controller, (index) => this.#move(index, patience));
+            } finally {
+                this.#isNew = false;
+            }
             this.phase = "comparing";
             const blocks = await differing(image, this.#digests, patience, (done) => (this.compared = done));
             if (!blocks.length) {
@@ -98,7 +104,7 @@ export class Download {
         }
         const hashing = digest(content);
         for (const run of runs(content)) {
-            if (!run.zero || this.compared) {
+            if (!run.zero || !this.#isNew) {
                 const data = content.subarray(run.start, run.end);
                 await this.#file.write({ type: "write", position: offset + run.start, data });
             }

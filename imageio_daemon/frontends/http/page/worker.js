@@ -55,9 +55,9 @@ async function run() {
 
 async function interrupted(error) {
     if (error === CANCELED) {
-        await job.cancel?.().catch(() => {});
-        finish("canceled");
-    } else if (error === PAUSED) {
+        return; // drop() comes next
+    }
+    if (error === PAUSED) {
         finish("paused");
         const resting = new AbortController();
         controller = resting;
@@ -67,6 +67,12 @@ async function interrupted(error) {
     } else {
         finish("failed", { code: error.code ?? "", status: error.status ?? 0, name: error.name, text: error.message });
     }
+}
+
+/** End the job for good, whether it ran, rested or had failed. */
+async function drop() {
+    await job.cancel?.().catch(() => {});
+    finish("canceled");
 }
 
 function finish(state, error = null) {
@@ -88,11 +94,8 @@ const COMMANDS = {
         start();
     },
     cancel: () => {
-        if (reporting && !controller.signal.aborted) {
-            controller.abort(CANCELED);
-        } else {
-            interrupted(CANCELED);
-        }
+        controller.abort(CANCELED);
+        running = running.then(drop);
     },
     hurry: () => job?.patience?.hurry(),
 };
