@@ -17,6 +17,8 @@ MAX_LINE = 65536
 MAX_LINES = 100
 #: Heads whose meaning is kept: those of one second, whatever lengths their bodies have.
 KEPT = 1024
+#: Longest head that is kept, in bytes: a server could fill gigabytes with long ones.
+MAX_KEPT = 4 * KiB
 #: Fields that differ between answers that are the same otherwise.
 VARYING = (b"date:", b"content-range:")
 
@@ -42,14 +44,34 @@ class Head(NamedTuple):
     @property
     def framing(self) -> Framing:
         """Return what the head means. Raises HTTPException."""
-        return _framing(b"".join(line for line in self.lines if not line[:14].lower().startswith(VARYING)))
+        told = b"".join(line for line in self.lines if not line[:14].lower().startswith(VARYING))
+        return _kept_framing(told) if len(told) <= MAX_KEPT else _framing(told)
+
+
+class _Incoming(io.RawIOBase):
+    """The bytes that a socket receives; nothing while `is_held`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._file = sock.makefile("rb", buffering=0)
+        self.is_held = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        return None if self.is_held else self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class Answers(io.BufferedReader):
     """What a socket receives. It is the file of each http.client.HTTPResponse in turn, which does not close it."""
 
     def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock.makefile("rb", buffering=0), AHEAD)
+        self._incoming = _Incoming(sock)
+        super().__init__(self._incoming, AHEAD)
 
     def close(self) -> None:
         """Do nothing: an HTTPResponse calls it at its end, and the next answer is still to come."""
@@ -57,6 +79,14 @@ class Answers(io.BufferedReader):
     def end(self) -> None:
         """Release the socket. Later reads fail."""
         super().close()
+
+    def has_more(self) -> bool:
+        """Tell whether bytes were received that nobody has read."""
+        self._incoming.is_held = True
+        try:
+            return bool(self.peek(1))
+        finally:
+            self._incoming.is_held = False
 
     def head(self) -> Head:
         """Receive the next head that is not 100 Continue. Raises OSError, HTTPException."""
@@ -128,9 +158,12 @@ def _parsed(lines: bytes, method: str) -> http.client.HTTPResponse:
     return response
 
 
-@functools.lru_cache(KEPT)
 def _framing(lines: bytes) -> Framing:
-    """Return the meaning of the lines of a head. http.client takes 60 µs to find it, and most answers are the same."""
+    """Return the meaning of the lines of a head. Raises HTTPException."""
     response = _parsed(lines, "GET")
     length = None if response.chunked else response.length
     return Framing(response.status, length, response.will_close)
+
+
+#: http.client takes 60 µs to find it, and most answers are the same.
+_kept_framing = functools.lru_cache(KEPT)(_framing)

@@ -72,20 +72,24 @@ class ClientConnection:
     def has_ended(self) -> bool:
         """Tell whether the server has closed the connection since the last answer, as it does with one that is idle.
 
-        No answer may be awaited. An end that the last answer has announced is none: the next request connects.
+        So it is with a server that has sent what no request has asked for: that is no answer to the next one (RFC 9112
+        9.2). No answer may be awaited. An end that the last answer has announced is none: the next request connects.
         """
         sock = self._socket
-        if sock is None or self._ends:
+        if sock is None or self._answers is None or self._ends:
             return False
+        if self._answers.has_more():
+            return True
         try:
             if isinstance(sock, SecureSocket):
                 return sock.has_ended()
             sock.settimeout(0)  # the next request sets its own
-            return len(sock.recv(1, socket.MSG_PEEK)) == 0
+            sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
             return False
         except OSError:
-            return True
+            pass
+        return True
 
     def is_same_host(self) -> bool:
         """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""

@@ -178,6 +178,33 @@ def test_what_is_behind_the_last_answer_of_a_connection_goes_over_the_next(serve
     assert sum(moved) == 32
 
 
+def test_answer_that_no_request_has_asked_for_is_taken_for_none() -> None:
+    """RFC 9112 9.2."""
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            asked.append(connection.recv(65536))
+            connection.sendall(DONE + DONE)
+            other, _ = listener.accept()
+            with other:
+                asked.append(other.recv(65536))
+                other.sendall(DONE)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(TIMEOUT)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = ImageUrl.parse(f"http://127.0.0.1:{listener.getsockname()[1]}/images/some-ticket")
+        image = Image(url, Endpoint(url.peer, url.host, url.port), Stop(), 0, Restarts(), Retries())
+        image.write(PIECES[:1])
+        image.write(PIECES[1:2])
+        image.close()
+        thread.join(TIMEOUT)
+    assert len(asked) == 2
+
+
 def test_another_range_than_asked_for_is_told(server: Callable[..., Server]) -> None:
     image = server((8, [PARTS[0], part(100, told=200)])).image()
     with pytest.raises(ServerFailed, match="another range"):
