@@ -120,7 +120,9 @@ class Image:
         """
         with self._flushing:  # one at a time: each answers for all that was written before
             if self._failed is not None:
-                raise FlushFailed(str(self._failed)) from self._failed
+                again = FlushFailed(str(self._failed))
+                again.code = self._failed.code
+                raise again from self._failed
             self._flush()
         if lost := self._unflushed.lost():
             size, peer = sum(length for _, length in lost), self._session.peer

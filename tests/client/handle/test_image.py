@@ -261,13 +261,14 @@ def test_flush_that_was_not_answered_forgets_nothing() -> None:
 
 def test_flush_that_failed_fails_all_later_ones() -> None:
     """The storage tells a lost write once."""
-    failed = answer("500 Failed", "Input/output error", "Connection: close")
+    failed = answer("500 Failed", "Input/output error", "Connection: close", "X-Error-Code: storage_io")
     with ScriptedServer(abilities(), LENGTH, OK, failed) as server:
         image = client.open(server.url, settings=Settings(connections=1))
         image.write(0, b"x")
         for _ in range(2):
-            with pytest.raises(FlushFailed, match=r"Input/output error.* may be lost"):
+            with pytest.raises(FlushFailed, match=r"Input/output error.* may be lost") as raised:
                 image.flush()
+            assert raised.value.code == "storage_io"
         image.close()
 
 
