@@ -23,9 +23,9 @@ ENCODING = "zstd"
 LEVEL = 1
 #: Data that gets less than this many times smaller is sent as it is.
 LEAST_RATIO = 1.1
-#: After such a piece, so many are not compressed that this part of the time of sending is spent in vain. A link of
-#: 1 Gbit/s tries the next piece but one, and finds those files of a /usr that get smaller. On one host, 1.2 GiB that
-#: are sent in 1.3 s took a fifth more of the client's processor time when each third piece was compressed in vain.
+#: After such a piece, and after one that was sent no faster, so many are not compressed that this part of the time of
+#: sending is spent in vain. A link of 1 Gbit/s tries the next piece but one, and finds those files of a /usr that get
+#: smaller. On one host, 1.2 GiB that are sent in 1.3 s took a fifth more of the client's processor time without it.
 IN_VAIN = 0.01
 MOST_SKIPPED = 64
 #: Compression has to make sending this many times as fast: it costs processor time on both hosts.
@@ -36,7 +36,8 @@ FIRST_TRY, TRY_EACH = 8, 64
 #: Pieces in a row that are sent the other way then, one for each connection: a single one among others that are sent
 #: differently has more or less of the link and of the processors than it would have.
 TRIED = 4
-#: Most bytes of such a piece.
+#: Most bytes of a piece that is tried. Longer ones that wait already go in the better way: 1.2 GiB of files of a /usr
+#: over TLS on one host took a quarter more of the client's processor time when they were tried, too.
 TRIED_LENGTH = 1 * MiB
 UNLIMITED = 1 * GiB
 #: Pieces that are measured in each way at first.
@@ -81,42 +82,59 @@ class Choice:
     @property
     def most(self) -> int:
         """Return the most bytes of the pieces that are sent together next."""
-        if self._mode is not Compression.AUTO:
-            return UNLIMITED
-        return TRIED_LENGTH if self._left_to_try or self._since_try + 1 >= self._try_each else UNLIMITED
+        with self._lock:
+            return TRIED_LENGTH if self._is_trying and not self._skip else UNLIMITED
 
-    def compresses(self) -> bool:
-        """Decide for the next piece."""
+    def compresses(self, length: int) -> bool:
+        """Decide for the next pieces. length: bytes."""
         if self._mode is not Compression.AUTO:
             return self._mode is Compression.ALWAYS
         with self._lock:
             if self._skip:
                 self._skip -= 1
                 return False
-            if min(self._plain.pieces, self._compressed.pieces) < FIRST:
-                return self._compressed.pieces < self._plain.pieces
-            if self._left_to_try:
-                self._left_to_try -= 1
-                return self._tried
-            better = self._compressed.rate >= LEAST_GAIN * self._plain.rate
+            if self._is_trying and length <= TRIED_LENGTH:
+                return self._try()
             self._since_try += 1
-            if self._since_try < self._try_each:
-                return better
+            return self._is_better
+
+    @property
+    def _is_better(self) -> bool:
+        """Whether compression is."""
+        return self._compressed.rate >= LEAST_GAIN * self._plain.rate
+
+    @property
+    def _is_first(self) -> bool:
+        return min(self._plain.pieces, self._compressed.pieces) < FIRST
+
+    @property
+    def _is_trying(self) -> bool:
+        is_due = self._left_to_try or self._since_try + 1 >= self._try_each
+        return self._mode is Compression.AUTO and bool(self._is_first or is_due)
+
+    def _try(self) -> bool:
+        if self._is_first:
+            return self._compressed.pieces < self._plain.pieces
+        if self._left_to_try:
+            self._left_to_try -= 1
+        else:
             self._since_try, self._try_each = 0, min(2 * self._try_each, TRY_EACH)
-            self._left_to_try, self._tried = TRIED - 1, not better
-            return self._tried
+            self._left_to_try, self._tried = TRIED - 1, not self._is_better
+        return self._tried
+
+    def sent(self, length: int, seconds: float, compressing: float | None = None) -> None:
+        """Note how long pieces took, and what of that their compression took; None: they were not compressed."""
+        if seconds > 0:
+            with self._lock:
+                (self._plain if compressing is None else self._compressed).measured(length / seconds)
+        if compressing is not None and not self._is_better:
+            self.in_vain(length, compressing)
 
     def in_vain(self, length: int, seconds: float) -> None:
-        """Note that a piece was compressed in vain, and how long that took."""
+        """Note that pieces were compressed in vain, and how long that took."""
         with self._lock:
             # In AUTO mode the first piece goes as it is, so its rate is known.
             self._skip = min(math.ceil(seconds * self._plain.rate / (IN_VAIN * length)), MOST_SKIPPED)
-
-    def sent(self, length: int, seconds: float, *, compressed: bool) -> None:
-        """Note how long a piece took, its compression included."""
-        if seconds > 0:
-            with self._lock:
-                (self._compressed if compressed else self._plain).measured(length / seconds)
 
 
 class Compressor:
@@ -124,17 +142,23 @@ class Compressor:
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
+        #: Seconds that the last compression took; None: nothing was compressed, or in vain.
+        self.seconds: float | None = None
         self._encoder = zstd.ZstdCompressor(level=LEVEL)
 
     def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
         """Return pieces that are sent together, each as a frame of zstd; None: they are to be sent as they are."""
-        if not self.choice.compresses():
+        self.seconds = None
+        length = sum(len(piece.data) for piece in pieces)
+        if not self.choice.compresses(length):
             return None
-        started, length = time.monotonic(), sum(len(piece.data) for piece in pieces)
+        started = time.monotonic()
         frames = [self._frame(piece.data) for piece in pieces]
+        seconds = time.monotonic() - started
         if sum(map(len, frames)) * LEAST_RATIO > length:
-            self.choice.in_vain(length, time.monotonic() - started)
+            self.choice.in_vain(length, seconds)
             return None
+        self.seconds = seconds
         return [
             Encoded(piece, ENCODING, frame) if len(frame) < len(piece.data) else piece
             for piece, frame in zip(pieces, frames, strict=True)

@@ -75,8 +75,8 @@ def choice(plain: float, compressed: float) -> Choice:
     """Return one that has measured MiB per second in both ways."""
     made = Choice(Compression.AUTO)
     for _ in range(2):
-        made.sent(MiB, 1 / plain, compressed=False)
-        made.sent(MiB, 1 / compressed, compressed=True)
+        made.sent(MiB, 1 / plain)
+        made.sent(MiB, 1 / compressed, 0.0)
     return made
 
 
@@ -84,8 +84,8 @@ def test_both_ways_are_measured_first() -> None:
     made = Choice(Compression.AUTO)
     ways = []
     for _ in range(4):
-        ways.append(made.compresses())
-        made.sent(MiB, 0.1, compressed=ways[-1])
+        ways.append(made.compresses(MiB))
+        made.sent(MiB, 0.1, 0.0 if ways[-1] else None)
     assert ways == [False, True, False, True]
 
 
@@ -95,7 +95,7 @@ def test_the_faster_way_is_taken_and_the_other_tried_from_time_to_time(
 ) -> None:
     made = choice(plain, compressed)
     expected = [way for each in (8, 16, 32, TRY_EACH, TRY_EACH) for way in [better] * (each - 1) + [not better] * TRIED]
-    assert [made.compresses() for _ in expected] == expected
+    assert [made.compresses(MiB) for _ in expected] == expected
 
 
 def test_pieces_that_are_tried_are_short() -> None:
@@ -103,17 +103,31 @@ def test_pieces_that_are_tried_are_short() -> None:
     mosts = []
     for _ in range(FIRST_TRY + TRIED):
         mosts.append(made.most)
-        made.compresses()
+        made.compresses(MiB)
     assert mosts == [UNLIMITED] * (FIRST_TRY - 1) + [TRIED_LENGTH] * TRIED + [UNLIMITED]
     assert Choice(Compression.ALWAYS).most == UNLIMITED
 
 
+def test_long_pieces_that_wait_are_not_tried() -> None:
+    made = choice(plain=10, compressed=25)
+    assert all(made.compresses(8 * MiB) for _ in range(2 * FIRST_TRY))
+    assert made.most == TRIED_LENGTH
+    assert not made.compresses(TRIED_LENGTH)
+
+
+def test_pieces_are_long_while_compression_is_in_vain() -> None:
+    made = choice(plain=10, compressed=25)
+    assert all(made.compresses(MiB) for _ in range(FIRST_TRY - 1))
+    made.in_vain(MiB, 10.0)
+    assert made.most == UNLIMITED
+
+
 def test_a_link_that_gets_slower_is_noticed() -> None:
     made = choice(plain=100, compressed=50)
-    assert not made.compresses()
+    assert not made.compresses(MiB)
     for _ in range(20):
-        made.sent(MiB, 0.1, compressed=False)
-    assert made.compresses()
+        made.sent(MiB, 0.1)
+    assert made.compresses(MiB)
 
 
 def test_data_that_gets_no_smaller_is_sent_as_it_is() -> None:
@@ -129,7 +143,16 @@ def test_data_that_gets_no_smaller_is_sent_as_it_is() -> None:
 def test_compression_in_vain_takes_a_hundredth_of_the_time(seconds: float, skipped: int) -> None:
     made = choice(plain=10, compressed=30)
     made.in_vain(MiB, seconds)
-    assert [made.compresses() for _ in range(skipped + 1)] == [False] * skipped + [True]
+    assert [made.compresses(MiB) for _ in range(skipped + 1)] == [False] * skipped + [True]
+
+
+def test_compression_that_makes_nothing_faster_is_in_vain() -> None:
+    made = choice(plain=10, compressed=5)
+    made.sent(MiB, 0.1, 0.0025)
+    assert [made.most for _ in range(FIRST_TRY) if not made.compresses(MiB)][:3] == [UNLIMITED] * 3
+    faster = choice(plain=10, compressed=30)
+    faster.sent(MiB, 0.03, 0.0025)
+    assert faster.compresses(MiB)
 
 
 def test_of_pieces_that_are_sent_together_some_may_get_no_smaller() -> None:
@@ -142,9 +165,9 @@ def test_of_pieces_that_are_sent_together_some_may_get_no_smaller() -> None:
 def test_always_and_never_do_not_measure() -> None:
     for mode, wanted in ((Compression.ALWAYS, True), (Compression.NEVER, False)):
         made = Choice(mode)
-        made.sent(MiB, 1, compressed=True)
-        made.sent(MiB, 100, compressed=False)
-        assert made.compresses() is wanted
+        made.sent(MiB, 1, 0.5)
+        made.sent(MiB, 100)
+        assert made.compresses(MiB) is wanted
 
 
 def test_bytes_of_a_frame_count_as_those_of_the_image() -> None:
