@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon, which answers a finalize before its result.
 
-While there is a file `held` beside it, it reads no image, and while there is `unkept`, it keeps no ticket.
+While there is a file `held` beside it, it reads no image, and while there is `unkept`, it keeps no ticket. While
+there is `broken`, it cannot read what it has to compare. With `late`, no result comes with the answer.
 """
 
 import asyncio
+import errno
 import sys
 from pathlib import Path
 from typing import Any
 
 from imageio_daemon import cli
+from imageio_daemon.errors import StorageError
 from imageio_daemon.operations import finalize
 from imageio_daemon.operations.checksum import checksum
 from imageio_daemon.transfers.store import TransferStore
@@ -26,6 +29,10 @@ async def until_removed(name: str) -> None:
 
 async def held(*arguments: Any) -> int:
     await until_removed("held")
+    if (DIRECTORY / "late").exists():
+        await asyncio.sleep(3 * finalize.ANSWER_TIMEOUT)
+    if (DIRECTORY / "broken").exists():
+        raise StorageError(errno.EIO, "checksum", "pread")
     return await checksum(*arguments)
 
 

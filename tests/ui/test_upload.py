@@ -3,13 +3,14 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from imageio_daemon.units import GiB, KiB, MiB
-from tests.support.daemon import Daemon
+from tests.support.daemon import Certificates, Daemon
 from tests.ui.conftest import MakeDisk, MakeLink, same
 from tests.ui.memory import Watch
 
@@ -106,6 +107,45 @@ def test_disk_that_somebody_else_changes_is_mended(
             assert answer.status == 200
     browser.wait("The disk is safe", timeout=LONG)
     assert same(disk, link.path)
+
+
+@pytest.fixture
+def late(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon whose comparisons take longer than the answer to a finalize."""
+    with Daemon(certificates, {"ui": {"enable": True}}, program="tests.support.slowfinalize") as daemon:
+        (daemon.directory / "late").touch()
+        yield daemon
+
+
+def test_disk_that_cannot_be_read_back_is_told(
+    browser: "Browser", late: Daemon, make_disk: MakeDisk, tmp_path: Path
+) -> None:
+    broken = late.directory / "broken"
+    broken.touch()
+    (image := tmp_path / "image").touch()
+    browser.open(f"https://localhost:{late.port}/ui/#{late.add_ticket(image, 4 * MiB)}")
+    browser.upload(disk := make_disk("disk", 4 * MiB, 1))
+    browser.wait("The storage of the server fails")
+    broken.unlink()
+    browser.press("Try again")
+    browser.wait("The disk is safe")
+    assert same(image, disk)
+
+
+def test_difference_that_is_found_late_is_mended(
+    browser: "Browser", late: Daemon, make_disk: MakeDisk, tmp_path: Path
+) -> None:
+    held = late.directory / "held"
+    held.touch()
+    (image := tmp_path / "image").touch()
+    browser.open(f"https://localhost:{late.port}/ui/#{late.add_ticket(image, 4 * MiB)}")
+    browser.upload(disk := make_disk("disk", 4 * MiB, 1))
+    browser.wait("Comparing")
+    with open(image, "r+b") as file:
+        file.write(b"somebody else")
+    held.unlink()
+    browser.wait("The disk is safe")
+    assert same(image, disk)
 
 
 def test_link_that_was_used_says_so(browser: "Browser", make_disk: MakeDisk, make_link: MakeLink) -> None:

@@ -94,10 +94,10 @@ export class Image {
         return status === 202 ? "verifying" : "finalized";
     }
 
-    /** Return the `state` of a finalize, and the bytes that one that runs has compared: `done`. */
+    /** Return the `state` of a finalize, the bytes that one that runs has compared: `done`, and why it failed: `code`. */
     async finalizing(signal) {
         const { response } = await this.#ask("GET", "/finalize", { signal });
-        return { state: response.state, done: response.done ?? 0 };
+        return { state: response.state, done: response.done ?? 0, code: response.code ?? "" };
     }
 
     #patch(document, options) {

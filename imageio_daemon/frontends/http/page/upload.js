@@ -7,6 +7,7 @@ import { consecutive, eachBlock, inBlocks, Ranges } from "./lanes.js";
 import { Pace } from "./pace.js";
 import { Patience } from "./patience.js";
 import { DATA, Progress, TODO, ZERO } from "./progress.js";
+import { Refused } from "./request.js";
 
 /** Milliseconds between two flushes. What was sent since the last one has to be sent again after a reload. */
 const FLUSH_INTERVAL = 5000;
@@ -188,14 +189,30 @@ export class Upload {
                 if (result === "finalized" || result === "mismatch") {
                     return result === "finalized";
                 }
-                const { state } = await patience.persist(() => this.image.finalizing(patience.signal));
+                const { state, code } = await this.#compared(patience);
                 if (result === "busy" && state === "finalized") {
                     throw new Mismatch("somebody else has ended the upload with another disk");
                 }
-                await new Promise((resolve) => setTimeout(resolve, LOOK_INTERVAL));
+                if (result === "verifying" && state === "mismatch") {
+                    return false;
+                }
+                if (result === "verifying" && state === "failed") {
+                    throw new Refused(500, code, "the comparison has failed", 0);
+                }
             }
         } finally {
             clearInterval(looking);
+        }
+    }
+
+    /** Wait while a comparison runs, and return how it has ended. Another finalize would begin it anew. */
+    async #compared(patience) {
+        for (;;) {
+            await new Promise((resolve) => setTimeout(resolve, LOOK_INTERVAL));
+            const ended = await patience.persist(() => this.image.finalizing(patience.signal));
+            if (ended.state !== "verifying") {
+                return ended;
+            }
         }
     }
 }
