@@ -25,6 +25,15 @@ def start_thread(function: Callable[[], _T]) -> "Future[_T]":
     return future
 
 
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """Call a function in a thread of its own and return its result."""
-    return await asyncio.wrap_future(start_thread(function))
+async def in_thread(function: Callable[[], _T], discard: Callable[[_T], object] | None = None) -> _T:
+    """Call a function in a thread of its own and return its result.
+
+    Cancellation does not end the function. discard: called with a result that nobody gets, in a thread, too.
+    """
+    future = start_thread(function)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        if discard is not None:
+            start_thread(lambda: discard(future.result()))
+        raise

@@ -5,7 +5,6 @@ It tells whole objects, of 4 MiB by default, as other backup programs ask for it
 that takes milliseconds, whatever its size. Its answer is one JSON document, which is parsed as it comes.
 """
 
-import asyncio
 import errno
 import io
 import json
@@ -16,7 +15,6 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, aclosing
 from typing import cast
 
@@ -24,7 +22,7 @@ from ...errors import NotFound, StorageError, Unavailable
 from ...image.extents import Extent, ExtentList, ExtentStream
 from ...units import MAX_OFFSET, KiB
 from ..backend import Operation
-from ..threads import in_thread, start_thread
+from ..threads import in_thread
 
 #: Processes of the daemon at a time: each has all of its answer in memory, some 100 bytes for an object.
 MOST = 8
@@ -53,7 +51,7 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
     """
     op.retain()
     try:
-        process = await _started(command, image)
+        process = await in_thread(lambda: _Process(command, image), _Process.end)
         try:
             async with aclosing(_told(process, offset, end)) as lists:
                 async for found in lists:
@@ -62,22 +60,6 @@ async def extents(command: Sequence[str], image: str, op: Operation, offset: int
             await in_thread(process.end)
     finally:
         op.release()
-
-
-async def _started(command: Sequence[str], image: str) -> "_Process":
-    """Start a process. If this is cancelled, the process is ended as soon as it is there."""
-    starting = start_thread(lambda: _Process(command, image))
-    try:
-        return await asyncio.wrap_future(starting)
-    except asyncio.CancelledError:
-        start_thread(lambda: _discard(starting))
-        raise
-
-
-def _discard(starting: "Future[_Process]") -> None:
-    """Wait for a process that is being started and end it."""
-    if starting.exception() is None:
-        starting.result().end()
 
 
 async def _told(process: "_Process", offset: int, end: int) -> ExtentStream:

@@ -81,12 +81,7 @@ class QemuNbd:
         Raises StorageError: the program is missing, does not start in time, or ends at once and says why. ImageInUse:
         it ends at once, because another program has locked a file of the image.
         """
-        preparing = start_thread(lambda: _prepare(run_dir))
-        try:
-            directory = await asyncio.wrap_future(preparing)
-        except asyncio.CancelledError:
-            start_thread(lambda: _discard(preparing))
-            raise
+        directory = await in_thread(lambda: _prepare(run_dir), _discard)
         server = cls(
             _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
         )
@@ -209,10 +204,8 @@ def _prepare(run_dir: str) -> str:
         raise StorageError(e.errno or errno.EIO, "start qemu-nbd", "mkdtemp", f"({run_dir})") from None
 
 
-def _discard(preparing: "Future[str]") -> None:
-    """Wait for a directory that is being made and remove it."""
-    if preparing.exception() is None:
-        shutil.rmtree(preparing.result(), ignore_errors=True)
+def _discard(directory: str) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _command(chain: Chain, directory: str, *, writable: bool, connections: int, bitmap: str | None) -> Sequence[str]:
