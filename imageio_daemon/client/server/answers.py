@@ -52,18 +52,14 @@ class _Incoming(io.RawIOBase):
     """The bytes that a socket receives; nothing while `is_held`."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._file = sock.makefile("rb", buffering=0)
+        self._socket = sock
         self.is_held = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        return None if self.is_held else self._file.readinto(buffer)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+        return None if self.is_held else self._socket.recv_into(buffer)
 
 
 class Answers(io.BufferedReader):
@@ -77,7 +73,7 @@ class Answers(io.BufferedReader):
         """Do nothing: an HTTPResponse calls it at its end, and the next answer is still to come."""
 
     def end(self) -> None:
-        """Release the socket. Later reads fail."""
+        """Let later reads fail. The caller closes the socket."""
         super().close()
 
     def has_more(self) -> bool:
