@@ -146,7 +146,7 @@ class Sender:
         compressed = compressor.compress(pieces) if compressor else None
         self._image.write(compressed or pieces, self._counter.moved)
         if compressor:
-            compressor.choice.sent(size, time.monotonic() - started, compressor.seconds)
+            compressor.sent(size, time.monotonic() - started)
 
     def _adapt(self, sent: int, seconds: float) -> None:
         if seconds > LONG:

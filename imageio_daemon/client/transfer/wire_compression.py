@@ -124,17 +124,20 @@ class Choice:
 
     def sent(self, length: int, seconds: float, compressing: float | None = None) -> None:
         """Note how long pieces took, and what of that their compression took; None: they were not compressed."""
-        if seconds > 0:
-            with self._lock:
+        with self._lock:
+            if seconds > 0:
                 (self._plain if compressing is None else self._compressed).measured(length / seconds)
-        if compressing is not None and not self._is_better:
-            self.in_vain(length, compressing)
+            if compressing is not None and not self._is_better:
+                self._skip_some(length, compressing)
 
     def in_vain(self, length: int, seconds: float) -> None:
         """Note that pieces were compressed in vain, and how long that took."""
         with self._lock:
-            # In AUTO mode the first piece goes as it is, so its rate is known.
-            self._skip = min(math.ceil(seconds * self._plain.rate / (IN_VAIN * length)), MOST_SKIPPED)
+            self._skip_some(length, seconds)
+
+    def _skip_some(self, length: int, seconds: float) -> None:
+        # In AUTO mode the first piece goes as it is, so its rate is known.
+        self._skip = min(math.ceil(seconds * self._plain.rate / (IN_VAIN * length)), MOST_SKIPPED)
 
 
 class Compressor:
@@ -142,13 +145,12 @@ class Compressor:
 
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
-        #: Seconds that the last compression took; None: nothing was compressed, or in vain.
-        self.seconds: float | None = None
+        self._seconds: float | None = None  # that the last pieces took; None: they go as they are
         self._encoder = zstd.ZstdCompressor(level=LEVEL)
 
     def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
         """Return pieces that are sent together, each as a frame of zstd; None: they are to be sent as they are."""
-        self.seconds = None
+        self._seconds = None
         length = sum(len(piece.data) for piece in pieces)
         if not self.choice.compresses(length):
             return None
@@ -158,11 +160,15 @@ class Compressor:
         if sum(map(len, frames)) * LEAST_RATIO > length:
             self.choice.in_vain(length, seconds)
             return None
-        self.seconds = seconds
+        self._seconds = seconds
         return [
             Encoded(piece, ENCODING, frame) if len(frame) < len(piece.data) else piece
             for piece, frame in zip(pieces, frames, strict=True)
         ]
+
+    def sent(self, length: int, seconds: float) -> None:
+        """Note how long the pieces of the last compress() took, with their compression."""
+        self.choice.sent(length, seconds, self._seconds)
 
     def _frame(self, data: memoryview) -> bytes:
         self._encoder.set_pledged_input_size(len(data))
