@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from imageio_daemon.units import MiB
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
@@ -101,32 +103,22 @@ def test_file_that_is_not_the_disk_is_told(
     browser.wait("The file is not the disk")
 
 
-def test_canceled_download_leaves_no_file(browser: "Browser", make_disk: MakeDisk, make_link: MakeLink) -> None:
+@pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
+def test_canceled_download_leaves_no_file(
+    browser: "Browser", make_disk: MakeDisk, make_link: MakeLink, paused: bool
+) -> None:
     disk = make_disk("canceled.raw", 64 * MiB, 20)
     link = make_link(64 * MiB, disk, ops=["read"], rate=8 * MiB, filename="canceled.raw")
     browser.open(link.url)
     browser.offer_picker()
     browser.press("Save the disk")
     browser.until(10)
+    if paused:
+        browser.press("Pause")
+        browser.wait("Paused")
     browser.press("Cancel")
     browser.wait("Download a disk")
     assert browser.saved("canceled.raw", BLOCK) == [0, []]
-
-
-def test_download_that_is_canceled_after_a_pause_leaves_no_file(
-    browser: "Browser", make_disk: MakeDisk, make_link: MakeLink
-) -> None:
-    disk = make_disk("paused.raw", 64 * MiB, 20)
-    link = make_link(64 * MiB, disk, ops=["read"], rate=8 * MiB, filename="paused.raw")
-    browser.open(link.url)
-    browser.offer_picker()
-    browser.press("Save the disk")
-    browser.until(10)
-    browser.press("Pause")
-    browser.wait("Paused")
-    browser.press("Cancel")
-    browser.wait("Download a disk")
-    assert browser.saved("paused.raw", BLOCK) == [0, []]
 
 
 def test_data_that_becomes_zeros_while_it_is_read_is_zeros_in_the_file(

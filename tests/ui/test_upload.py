@@ -117,14 +117,20 @@ def late(certificates: Certificates) -> Iterator[Daemon]:
         yield daemon
 
 
+def begin_late(browser: "Browser", late: Daemon, disk: Path, directory: Path) -> Path:
+    """Begin to upload a disk to an image of that daemon, and return the image."""
+    (image := directory / "image").touch()
+    browser.open(f"https://localhost:{late.port}/ui/#{late.add_ticket(image, disk.stat().st_size)}")
+    browser.upload(disk)
+    return image
+
+
 def test_disk_that_cannot_be_read_back_is_told(
     browser: "Browser", late: Daemon, make_disk: MakeDisk, tmp_path: Path
 ) -> None:
     broken = late.directory / "broken"
     broken.touch()
-    (image := tmp_path / "image").touch()
-    browser.open(f"https://localhost:{late.port}/ui/#{late.add_ticket(image, 4 * MiB)}")
-    browser.upload(disk := make_disk("disk", 4 * MiB, 1))
+    image = begin_late(browser, late, disk := make_disk("disk", 4 * MiB, 1), tmp_path)
     browser.wait("The storage of the server fails")
     broken.unlink()
     browser.press("Try again")
@@ -137,9 +143,7 @@ def test_difference_that_is_found_late_is_mended(
 ) -> None:
     held = late.directory / "held"
     held.touch()
-    (image := tmp_path / "image").touch()
-    browser.open(f"https://localhost:{late.port}/ui/#{late.add_ticket(image, 4 * MiB)}")
-    browser.upload(disk := make_disk("disk", 4 * MiB, 1))
+    image = begin_late(browser, late, disk := make_disk("disk", 4 * MiB, 1), tmp_path)
     browser.wait("Comparing")
     with open(image, "r+b") as file:
         file.write(b"somebody else")
