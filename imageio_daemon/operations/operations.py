@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from ..errors import DENIED, Canceled, NotFound, StorageError
 from ..image.extents import Extent, ExtentList, merged
+from ..service.work import Work, begin
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.bucket import SMALL
 from ..storage.buffers import MAX_BUFFER
@@ -52,14 +53,16 @@ async def running(
             raise
 
 
-async def open_image(transfer: Transfer) -> None:
-    """Open the image of a transfer, as a part of a request whose other operation counts it.
+async def open_image(transfer: Transfer, request: Work) -> None:
+    """Open the image of a transfer for a request that goes on elsewhere, which counts it, and its failure.
 
     During the wait the ticket is active. A cancel of the transfer ends the wait, and its end renews the ticket. Raises
     Forbidden, Canceled, StorageError.
     """
-    async with running(transfer, None, part=True):
-        pass
+    begin(request)
+    with transfer.track(None, part=True) as op:
+        async with _interruptible(op):
+            await transfer.backend()
 
 
 async def write(

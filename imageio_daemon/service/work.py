@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that Python serves: what it does now, and where its time goes. lane/work.c does the same for lanes."""
+"""A request that Python serves: what it does now, and where its time goes. lane/work.c does the same for lanes.
+
+It also knows which image could not be opened for it, so that a request opens an image once, not in each of its steps.
+"""
 
 import contextlib
 import time
@@ -44,6 +47,7 @@ class Work:
         self._seconds: dict[str, float] = dict.fromkeys(Wait, 0.0)
         self._waiting: list[Wait] = []
         self._operation: tuple[str, int, int] | None = None
+        self._not_opened: tuple[object, Exception] | None = None
 
     def wait(self, kind: Wait) -> float:
         """Begin a wait, and return the time for go_on()."""
@@ -71,6 +75,15 @@ class Work:
         """Return the seconds in which it has waited, by what for."""
         return self._seconds
 
+    def not_opened(self, image: object, error: Exception) -> None:
+        """Note that an image could not be opened for the request."""
+        self._not_opened = image, error
+
+    def failure(self, image: object) -> Exception | None:
+        """Return why an image could not be opened for the request before; None: that was not tried."""
+        failed, error = self._not_opened or (None, None)
+        return error if failed is image else None
+
     def doing(self) -> Doing | None:
         """Return what it does; None: it has not begun an operation."""
         if self._operation is None:
@@ -82,9 +95,12 @@ class Work:
 _current: ContextVar[Work | None] = ContextVar("work", default=None)
 
 
-def begin() -> Work:
-    """Return the work for a request that the running task, and those that it starts, serve from now on."""
-    work = Work()
+def begin(work: Work | None = None) -> Work:
+    """Return the work for a request that the running task, and those that it starts, serve from now on.
+
+    work: of a request that has begun before; None: it begins now.
+    """
+    work = work or Work()
     _current.set(work)
     return work
 

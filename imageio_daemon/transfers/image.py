@@ -6,6 +6,7 @@ Shared by the event loops; transfers/__init__.py has the rules.
 
 import asyncio
 import concurrent.futures
+import contextvars
 import errno
 import logging
 import threading
@@ -124,7 +125,8 @@ class TransferImage:
             await self._close(backend)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(coroutine)
+        # Not in the context of the request that happens to be the first: what is made here serves all of them.
+        task = asyncio.get_running_loop().create_task(coroutine, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import DENIED, Canceled, Forbidden
 from ..lanes.lane import Lane
-from ..service.work import does
+from ..service.work import current, does
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
@@ -213,18 +213,27 @@ class Transfer:
         return self._image.record if self.ticket.may(Access.WRITE) and self._records.wanted else None
 
     async def backend(self) -> Backend:
-        """Return the backend of the image. The first caller opens it, and after a failure the next one tries again.
+        """Return the backend of the image. The first caller opens it, and after a failure the next request tries again.
 
-        Raises Canceled, Forbidden, StorageError. Cancelling the task does not stop the open.
+        A request that asks again after a failure gets that. Raises Canceled, Forbidden, StorageError. Cancelling the
+        task does not stop the open.
         """
-        backend = self._image.opened
+        backend, request = self._image.opened, current()
         if backend is not None:
             return backend
+        failure = None if request is None else request.failure(self)
+        if failure is not None:
+            raise failure
         with self._lock:
             if self.permission.canceled:
                 raise Canceled(DENIED)
             opening = self._image.open()
-        return await arrival(opening)
+        try:
+            return await arrival(opening)
+        except Exception as e:
+            if request is not None:
+                request.not_opened(self, e)
+            raise
 
     def release_expired(self) -> None:
         """Close the image if the ticket has expired and no request runs, even if there are connections.

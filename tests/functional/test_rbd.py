@@ -85,6 +85,28 @@ def test_without_a_snapshot_or_dirty_there_are_no_changes(
 
 
 @pytest.mark.parametrize(
+    ("method", "body"), [("GET", None), ("PUT", b"x" * 512), ("PATCH", b'{"op": "flush"}'), ("OPTIONS", None)]
+)
+def test_request_tries_to_open_an_image_once_and_the_next_one_again(
+    daemon: Daemon, ceph: FakeCeph, method: str, body: bytes | None
+) -> None:
+    """Monitors that do not answer keep each try for long."""
+    name = f"late-{method}"
+    added = add(daemon, name, ops=["read", "write"])
+
+    def status() -> int:
+        with daemon.connect("tls") as connection:
+            return connection.request(method, f"/images/{added}", {}, body).status
+
+    for tries in (1, 2):
+        assert status() == 500
+        assert str(ceph.asked()).count(name) == tries
+    ceph.create(f"pool/{name}", SIZE)
+    assert status() == 200
+    daemon.remove(added)
+
+
+@pytest.mark.parametrize(
     ("url", "code", "line"),
     [
         ("rbd:pool/never", "storage_gone", "error reading header from never: No such file or directory"),

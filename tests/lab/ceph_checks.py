@@ -422,17 +422,21 @@ def test_what_is_not_there_is_told(daemon: Daemon, place: str, code: str, log: s
     assert time.monotonic() - began < 5
 
 
+#: Seconds for what the monitors answer. Who does not answer is waited for once, 20 s.
+FAST = range(60)
+
+
 @pytest.mark.parametrize(
-    ("option", "code", "log", "least"),
+    ("option", "code", "log", "seconds"),
     [
-        (f"allowed_pools = {POOL}, never", "storage_gone", "error opening pool never: No such file or directory", 0),
-        ("user = nobody", "storage_gone", "error connecting: No such file or directory", 0),
-        ("conf = /never", "storage_gone", "error reading conf file /never: No such file or directory", 0),
-        ("conf = {silent}", "storage_io", "Connection timed out", 20),
+        (f"allowed_pools = {POOL}, never", "storage_gone", "error opening pool never: No such file or directory", FAST),
+        ("user = nobody", "storage_gone", "error connecting: No such file or directory", FAST),
+        ("conf = /never", "storage_gone", "error reading conf file /never: No such file or directory", FAST),
+        ("conf = {silent}", "storage_io", "Connection timed out", range(20, 40)),
     ],
 )
 def test_mistake_of_the_operator_is_told(
-    cluster: Cluster, tmp_path: Path, option: str, code: str, log: str, least: int
+    cluster: Cluster, tmp_path: Path, option: str, code: str, log: str, seconds: range
 ) -> None:
     silent = tmp_path / "silent.conf"
     silent.write_text(re.sub(r"mon host = .*", "mon host = 10.77.0.99", cluster.conf.read_text()))
@@ -449,7 +453,7 @@ def test_mistake_of_the_operator_is_told(
         daemon.remove_ticket("wrong")
         print(f"{option}: {answer.headers['X-Error-Code']} after {took:.1f} s")
         assert answer.headers["X-Error-Code"] == code
-        assert least <= took < 60
+        assert int(took) in seconds
         assert log in daemon.log
         checked = run_check(daemon, tmp_path, more)
         print(checked)

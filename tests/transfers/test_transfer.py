@@ -18,6 +18,7 @@ from imageio_daemon.errors import (
     TooManyTickets,
 )
 from imageio_daemon.lanes.lane import Lane
+from imageio_daemon.service import work
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.running import Kind
 from imageio_daemon.storage.totals import Totals
@@ -48,6 +49,7 @@ class Opener:
         self.backend = FaultyBackend(self.memory)
         self.opened = 0
         self.error: Exception | None = None
+        self.request: work.Work | None = None  # in whose context it was called
         self.gate = asyncio.Event()
         self.gate.set()
         self.images: dict[str, object] = {}  # by url
@@ -57,6 +59,7 @@ class Opener:
 
     async def __call__(self, ticket: Ticket) -> Backend:
         self.opened += 1
+        self.request = work.current()
         await self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -188,6 +191,42 @@ async def test_open_that_failed_is_tried_again(transfer: Transfer, opener: Opene
     opener.error = None
     await transfer.backend()
     assert opener.opened == 2
+
+
+async def test_request_that_asks_again_gets_the_failure_and_the_next_one_tries(
+    store: TransferStore, transfer: Transfer, opener: Opener
+) -> None:
+    opener.error = StorageError(2, "open", "open")
+    work.begin()
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await transfer.backend()
+    assert opener.opened == 1
+    opener.error = None
+    await store.add(ticket("other")).backend()
+    work.begin()
+    await transfer.backend()
+
+
+async def test_request_gets_the_image_that_another_one_has_opened_after_its_failure(
+    transfer: Transfer, opener: Opener
+) -> None:
+    opener.error = StorageError(2, "open", "open")
+    request = work.begin()
+    with pytest.raises(StorageError):
+        await transfer.backend()
+    opener.error = None
+    work.begin()
+    opened = await transfer.backend()
+    work.begin(request)
+    assert await transfer.backend() is opened
+
+
+async def test_image_is_opened_outside_of_the_first_request(transfer: Transfer, opener: Opener) -> None:
+    """What the backend begins then serves all requests."""
+    work.begin()
+    await transfer.backend()
+    assert opener.request is None
 
 
 async def test_waiter_that_gives_up_does_not_stop_the_open(transfer: Transfer, opener: Opener) -> None:

@@ -37,7 +37,7 @@ class Answering:
             connection = connection_of(request)
         except PeerGone:
             return web.Response()  # nothing is sent: the connection is lost
-        work = begin_work()
+        work = begin_work(connection.exchange.take_begun())
         connection.exchange.begin(request.content.set_exception)
         connection.exchange.served_by(work)
         response = await _response(request, handler, connection)

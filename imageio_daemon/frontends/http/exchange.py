@@ -7,7 +7,7 @@ from ...errors import PeerGone
 from ...net.connection_limit import Place
 from ...net.watchdog import Watchdog
 from ...service.events import Caller
-from ...service.work import Worker
+from ...service.work import Work, Worker
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
@@ -28,6 +28,7 @@ class Exchange:
     ) -> None:
         self.peer = transport.peer
         self.service = service
+        self._begun: Work | None = None
         self._transport = transport
         self._usage = usage
         self._incoming = incoming
@@ -43,6 +44,15 @@ class Exchange:
         """Count a request. on_body_error: called if the body will not arrive; it ends the handler's wait for it."""
         self._usage.requests += 1
         self._incoming.on_error(on_body_error)
+
+    def go_on(self, request: Work) -> None:
+        """Let the handler of the next request go on with one that has begun."""
+        self._begun = request
+
+    def take_begun(self) -> Work | None:
+        """Return the request that has begun, once; None: it begins with its handler."""
+        begun, self._begun = self._begun, None
+        return begun
 
     def answered(self, status: int) -> None:
         """Count the answer to the request."""

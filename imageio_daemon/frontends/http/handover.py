@@ -17,6 +17,7 @@ from ...lanes.http import Asks, HttpEnd, HttpLane
 from ...operations import operations
 from ...service import logs
 from ...service.served import Count
+from ...service.work import Work
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from . import errors
@@ -55,8 +56,9 @@ class LaneHandover:
     """Hand one connection over to lanes, one after the other. service: None: there are no lanes.
 
     Lanes do not open images. The first plain request for an image waits here until the image is open. If that fails, a
-    handler serves the request, and gets and answers the same error. Handlers also serve the requests that lanes give
-    back. A request also waits here for a place, at most for the inactivity timeout of its ticket; then it gets 503.
+    handler goes on with the request: it answers the same error, and does not try again. Handlers also serve the
+    requests that lanes give back. A request also waits here for a place, at most for the inactivity timeout of its
+    ticket; then it gets 503.
     """
 
     def __init__(self, service: LaneService | None, exchange: Exchange, transport: ClientTransport) -> None:
@@ -141,12 +143,15 @@ class LaneHandover:
 
     def _open(self, transfer: Transfer, received: bytes) -> None:
         """Open the image, then give the connection back. It is handed over at once if the image is open."""
-        self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer))
-        self._opening.add_done_callback(lambda task: self._opened(task, received))
+        request = Work()
+        self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer, request))
+        self._opening.add_done_callback(lambda task: self._opened(task, request, received))
 
-    def _opened(self, task: "asyncio.Task[None]", received: bytes) -> None:
+    def _opened(self, task: "asyncio.Task[None]", request: Work, received: bytes) -> None:
         self._opening = None
         self._given_back = task.cancelled() or task.exception() is not None
+        if self._given_back:
+            self._exchange.go_on(request)
         self._give_back(_untouched(received))
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:

@@ -18,6 +18,7 @@ from ...net.tls_handshake import shake_hands
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
 from ...service import logs
+from ...service.work import begin as begin_work
 from ...storage.backend import Backend
 from ...transfers.transfer import Transfer
 from ...units import KiB
@@ -124,6 +125,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
     # The negotiation
 
     async def _run(self) -> None:
+        begin_work()  # for all options up to the one that enters: clients ask for contexts first, and go on if refused
         try:
             async with asyncio.timeout(self._options.handshake_timeout):
                 await self._negotiate()
@@ -174,6 +176,9 @@ class ServerHandshake(asyncio.BufferedProtocol):
             return self._negotiation.refused(Reply.ERR_PLATFORM, "the image cannot be opened")
         except Error as e:
             return self._negotiation.refused(Reply.ERR_SHUTDOWN, str(e))
+        finally:
+            if event.enter:
+                begin_work()
         return self._negotiation.found(export)
 
     def _enter(self, transfer: Transfer) -> None:

@@ -19,7 +19,7 @@ from .chain import Chain
 #: librbd zeroes whole sectors by requests that have no data.
 ZERO_UNIT = 512
 #: Seconds for a cluster to answer when an image is opened. librados waits for minutes, and takes no signal meanwhile:
-#: the process is killed, which has written nothing. A request that finds no answer in C's way asks once more.
+#: the process is killed, which has written nothing.
 ANSWER_TIMEOUT = 20.0
 
 

@@ -13,7 +13,7 @@ from imageio_daemon.errors import Forbidden, StorageError
 from imageio_daemon.lanes import shared
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
-from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
 from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.world import REQUESTS, SIZE, MiB, World
@@ -72,6 +72,19 @@ async def test_image_that_cannot_be_opened_is_said_so_and_logged(
     assert "nowhere" not in str(e.value)
     assert "/nowhere/image" in caplog.text
     await client.go("disk")
+
+
+async def test_negotiation_tries_to_open_an_image_once_until_it_is_refused(world: World) -> None:
+    world.add("lost", path=Path("/nowhere/image"))
+    client = await world.connect()
+    for tries in (1, 2):
+        await client.ask(Option.STRUCTURED_REPLY)
+        contexts = ContextRequest("lost", ("base:allocation",)).pack()
+        for option, payload in ((Option.SET_META_CONTEXT, contexts), (Option.GO, info("lost"))):
+            with pytest.raises(Refused) as e:
+                await client.ask(option, payload)
+            assert e.value.reply == Reply.ERR_PLATFORM
+        assert world.opened == tries * ["lost"]
 
 
 async def test_activity_renews_the_ticket_and_counts(world: World) -> None:
