@@ -77,6 +77,8 @@ def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:
         ("/a.conf", "--id me", {"conf": "/a.conf", "user": "me"}),
         ("/a.conf", "-c /b.conf --name=client.you --cluster x", {"conf": "/b.conf", "user": "you"}),
         (None, "-n client.they", {"user": "they"}),
+        (None, "-i me --cluster site --rados-osd-op-timeout 5", {"conf": "/etc/ceph/site.conf", "user": "me"}),
+        ("/a.conf", "--cluster=site", {"conf": "/a.conf"}),
     ],
 )
 def test_cluster_and_user_are_those_of_the_environment(

@@ -2,7 +2,8 @@
 """Images on Ceph as local ones: rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], read and written by qemu-nbd.
 
 Cluster and user are those of Ceph's own programs: CEPH_CONF names the configuration, and CEPH_ARGS, as in
-`--id backup`, the user; without them it is /etc/ceph/ceph.conf and client.admin (ceph(8)).
+`--id backup`, the user; without them it is /etc/ceph/ceph.conf and client.admin (ceph(8)). librados reads CEPH_ARGS in
+qemu-nbd, too, but not which cluster and user it names: that is for the program.
 """
 
 import argparse
@@ -114,10 +115,12 @@ def _cluster() -> tuple[str, str]:
     """Return the path of the configuration and the user that the environment names, "" for the defaults."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("-c", "--conf", default=os.environ.get("CEPH_CONF", ""))
-    parser.add_argument("--id", "--user", default="")
+    parser.add_argument("--cluster", default="")
+    parser.add_argument("-i", "--id", "--user", default="")
     parser.add_argument("-n", "--name", default="")
     try:
         told, _ = parser.parse_known_args(shlex.split(os.environ.get("CEPH_ARGS", "")))
     except (argparse.ArgumentError, ValueError) as e:
         raise Usage(f"can't read CEPH_ARGS: {e}") from None
-    return told.conf, told.id or told.name.removeprefix("client.")
+    named = f"/etc/ceph/{told.cluster}.conf" if told.cluster else ""
+    return told.conf or named, told.id or told.name.removeprefix("client.")
