@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an image on Ceph adds to that of an NBD server. Files take the place of Ceph; tests/lab/ceph has one."""
 
+import asyncio
 import errno
 import os
 import time
@@ -16,6 +17,7 @@ from imageio_daemon.storage.qemu.backend import Server
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.urls.rbd import parse
 from tests.support.fakeceph import FakeCeph, diff
+from tests.support.polling import eventually_async
 
 from .conftest import NBD_OPTIONS, SIZE
 
@@ -132,17 +134,33 @@ async def test_image_is_known_by_its_address(ceph: FakeCeph, servers: Path) -> N
     await backend.close()
 
 
-async def test_cluster_that_does_not_answer_is_given_up(
-    servers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The program waits, and takes no signal, as librados does."""
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let qemu-nbd wait, and take no signal, as librados does. Returns the file that it makes at its start."""
     program = tmp_path / "qemu-nbd"
-    program.write_text("#!/bin/sh\ntrap '' TERM\nwhile :; do sleep 0.1; done\n")
+    program.write_text(f"#!/bin/sh\ntrap '' TERM\n: >{tmp_path}/begun\nwhile :; do sleep 0.1; done\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "begun"
+
+
+async def test_cluster_that_does_not_answer_is_given_up(
+    servers: Path, waiting: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rbd, "ANSWER_TIMEOUT", 0.1)
     began = time.monotonic()
     with pytest.raises(StorageError) as failure:
         await start("rbd:pool/disk", servers)
     assert failure.value.errno == errno.ETIMEDOUT
+    assert time.monotonic() - began < 5
+
+
+async def test_who_waits_for_a_cluster_can_be_cancelled(servers: Path, waiting: Path) -> None:
+    """The removal of a ticket and the end of the daemon wait for it."""
+    opening = asyncio.create_task(start("rbd:pool/disk", servers))
+    await eventually_async(waiting.exists)
+    began = time.monotonic()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
     assert time.monotonic() - began < 5

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 START_TIMEOUT = 30.0
 #: Seconds that it may take to end: it writes cached metadata then. Below the daemon's own shutdown_timeout.
 STOP_TIMEOUT = 20.0
+#: The same for one that waits for a cluster to open the image: it takes no signal then, and has written nothing.
+WAITING_STOP_TIMEOUT = 1.0
 #: Seconds between SIGTERMs: for some 10 ms at its start it ignores them.
 SIGNAL_INTERVAL = 0.2
 #: Seconds between checks for its pid file.
@@ -75,8 +77,8 @@ class QemuNbd:
     ) -> "QemuNbd":
         """Start it and wait until it serves. image: the name of the image for logs. bitmap: one of it to be told.
 
-        answer_timeout: seconds after which it is killed while it opens the image; None: it ends by itself after
-        START_TIMEOUT.
+        answer_timeout: seconds for a cluster to answer; None: there is none, START_TIMEOUT counts. While it waits for a
+        cluster, it is killed if it does not end in WAITING_STOP_TIMEOUT.
 
         Raises StorageError: the program is missing, does not start in time, or ends at once and says why. ImageInUse:
         it ends at once, because another program has locked a file of the image.
@@ -86,9 +88,9 @@ class QemuNbd:
             _command(chain, directory, writable=writable, connections=connections, bitmap=bitmap), directory, image
         )
         try:
-            await server._serving(answer_timeout)
+            await server._serving(START_TIMEOUT if answer_timeout is None else answer_timeout)
         except BaseException:
-            await server.stop()
+            await server._end(STOP_TIMEOUT if answer_timeout is None else WAITING_STOP_TIMEOUT)
             raise
         return server
 
@@ -99,11 +101,14 @@ class QemuNbd:
 
     async def stop(self) -> None:
         """End it by SIGTERM, at which it writes what it caches, or by SIGKILL after STOP_TIMEOUT."""
+        await self._end(STOP_TIMEOUT)
+
+    async def _end(self, timeout: float) -> None:
         ended = asyncio.wrap_future(self._ended)
         with self._lock:
             self._stopping = True
         if self._process is not None:
-            deadline = time.monotonic() + STOP_TIMEOUT
+            deadline = time.monotonic() + timeout
             while not ended.done() and time.monotonic() < deadline:
                 self._process.terminate()
                 await asyncio.wait([ended], timeout=SIGNAL_INTERVAL)
@@ -113,10 +118,10 @@ class QemuNbd:
         await asyncio.wait([ended])
         await in_thread(lambda: shutil.rmtree(self._directory, ignore_errors=True))
 
-    async def _serving(self, answer_timeout: float | None) -> None:
+    async def _serving(self, timeout: float) -> None:
         """Wait until it accepts connections: it writes its pid file then."""
         ended = asyncio.wrap_future(self._ended)
-        deadline = time.monotonic() + (START_TIMEOUT if answer_timeout is None else answer_timeout)
+        deadline = time.monotonic() + timeout
         while not self._is_ready():
             if ended.done():
                 said = await ended
@@ -124,9 +129,8 @@ class QemuNbd:
                     raise ImageInUse
                 raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){remedy(said)}")
             if time.monotonic() > deadline:
-                if answer_timeout is not None and self._process is not None:
-                    self._process.kill()
-                raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd")
+                why = f"(not open after {timeout:.0f} seconds: does its storage answer?)"
+                raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd", why)
             await asyncio.wait([ended], timeout=POLL)
 
     def _is_ready(self) -> bool:
