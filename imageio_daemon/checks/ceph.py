@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ..config.config import Config
 from ..errors import InvalidRequest
-from ..storage.qemu.process import remedy
+from ..storage.qemu.process import environment, remedy
 from ..urls import rbd as rbd_url
 from .finding import Finding, failed, ok, warning
 
@@ -51,7 +51,12 @@ def _why_unreadable(config: Config, address: rbd_url.RbdAddress) -> str | None:
     command = ["qemu-img", "info", "json:" + json.dumps({"driver": "raw", "file": node})]
     try:
         done = subprocess.run(  # noqa: S603 - no shell, and names are inside JSON
-            command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment(),
+            timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
         return f"the cluster does not answer in {TIMEOUT:.0f} seconds"

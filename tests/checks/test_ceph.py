@@ -58,6 +58,15 @@ def test_pool_that_cannot_be_reached_has_failed(ceph: FakeCeph, said: str, told:
     assert told in finding.text
 
 
+def test_service_is_checked_not_the_environment_of_who_asks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "qemu-img").write_text('#!/bin/sh\necho "at \': $CEPH_ARGS|" >&2\nexit 1\n')
+    (tmp_path / "qemu-img").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CEPH_ARGS", "--keyring /root/key")
+    *_, finding = checks.pools(configured("pool"))
+    assert finding.text == "pool pool: |"
+
+
 def test_missing_rbd_is_a_warning(ceph: FakeCeph) -> None:
     (ceph.bin / "rbd").unlink()
     warned, finding = checks.pools(configured("pool"))

@@ -23,6 +23,7 @@ from ...image.extents import Extent, ExtentList, ExtentStream
 from ...units import MAX_OFFSET, KiB
 from ..backend import Operation
 from ..threads import in_thread
+from .process import environment
 
 #: Processes of the daemon at a time: each has all of its answer in memory, some 100 bytes for an object.
 MOST = 8
@@ -166,7 +167,7 @@ class _Process:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=self._errors,
-                    env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                    env=environment(),
                     cwd="/",
                     start_new_session=True,
                 )

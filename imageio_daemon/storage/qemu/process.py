@@ -168,6 +168,11 @@ def remedy(said: str) -> str:
     return next((f" ({help_})" for known, help_ in REMEDIES.items() if known in said), "")
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of programs of qemu and Ceph: without CEPH_ARGS, which librados would follow."""
+    return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
 def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Return the process and a descriptor of its standard error."""
     reading, writing = os.pipe()
@@ -177,7 +182,7 @@ def _spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=writing,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+            env=environment(),
             cwd="/",
             umask=0o177,
             start_new_session=True,  # signals to the daemon's process group are not for it: it ends after the daemon
