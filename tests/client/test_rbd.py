@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images on Ceph as local ones. Files are in its place here; tests/lab/ceph has a real one."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from imageio_daemon.client import api
 from imageio_daemon.client.errors import LocalError, Usage
+from imageio_daemon.client.local import qemu
 from imageio_daemon.client.server.session import Settings
 from tests.support.daemon import Daemon
 from tests.support.fakeceph import FakeCeph
@@ -68,6 +70,28 @@ def test_image_is_hashed_and_told_of_like_a_file(ceph: FakeCeph, tmp_path: Path)
 def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:
     with pytest.raises(LocalError, match="error reading header from never"):
         api.info("rbd:pool/never")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [("Unknown driver 'rbd'", "qemu-block-extra"), ("error connecting: No such file or directory", "CEPH_ARGS")],
+)
+def test_what_helps_is_told(ceph: FakeCeph, said: str, remedy: str) -> None:
+    ceph.fail(said)
+    with pytest.raises(LocalError, match=remedy):
+        api.info("rbd:pool/disk")
+
+
+def test_cluster_that_does_not_answer_is_given_up(
+    ceph: FakeCeph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (ceph.bin / "qemu-nbd").write_text("#!/bin/sh\ntrap '' TERM INT\nexec sleep 99\n")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(qemu, "START_TIMEOUT", 0.1)
+    with pytest.raises(LocalError, match="does its storage answer"):
+        api.info("rbd:pool/disk")
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 @pytest.mark.parametrize(

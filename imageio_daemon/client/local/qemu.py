@@ -79,7 +79,9 @@ class QemuNbd:
             if self._process.poll() is not None:
                 raise LocalError(f"can't open {self._name}: {self._said()}")
             if time.monotonic() > deadline:
-                raise LocalError(f"qemu-nbd does not start with {self._name}")
+                raise LocalError(
+                    f"can't open {self._name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
+                )
             time.sleep(0.01)
 
     def _said(self) -> str:

@@ -19,6 +19,12 @@ from ...urls.rbd import RbdAddress, is_rbd, parse
 from ..errors import LocalError, Usage
 from .qemu import QemuNbd
 
+#: What helps where the message of qemu-nbd does not tell.
+_REMEDIES = {
+    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
+    "error connecting": "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?",
+}
+
 
 def on_ceph(image: object) -> str | None:
     """Return the address if an image is one on Ceph; a file of such a name is ./rbd:…"""
@@ -101,7 +107,11 @@ def _serve(address: str, *, writable: bool) -> QemuNbd:
         raise Usage(f"{address} is a snapshot, which cannot be written")
     conf, user = _cluster()
     node = {"driver": "raw", "file": found.node(conf, user), "read-only": not writable}
-    return QemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
+    try:
+        return QemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
+    except LocalError as e:
+        help_ = next((f" ({text})" for said, text in _REMEDIES.items() if said in str(e)), "")
+        raise LocalError(f"{e}{help_}") from e
 
 
 def _parse(address: str) -> RbdAddress:
