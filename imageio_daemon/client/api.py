@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of the library."""
 
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -110,7 +109,7 @@ def upload(
     ):
         kept, wire = _state_directory(state), Compression(wire_compression)
         options = Options(verify, restart, compare_all, kept, checkpoint, room_check, wire)
-        return asyncio.run(Upload(opened, session, options, progress).run())
+        return Upload(opened, session, options, progress).run()
 
 
 def disks(archive: str | os.PathLike[str], *, decompress: str | None = None) -> list[str]:
@@ -152,7 +151,7 @@ def download(
             raise Usage("the URL comes first, then the image")
         opened = open_target(target, format, compress=compress, dirty=dirty)
         try:
-            return asyncio.run(Download(session, opened, dirty=dirty, verify=verify, report=progress).run())
+            return Download(session, opened, dirty=dirty, verify=verify, report=progress).run()
         except BaseException:
             opened.abandon()
             raise
@@ -217,7 +216,7 @@ def checksum(
         locked(image, writes=False, shared=shared),
         contextlib.closing(open_source(image, How(format, shared=shared))) as source,
     ):
-        return asyncio.run(_hash(source, algorithm, block_size))
+        return _hash(source, algorithm, block_size)
 
 
 def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
@@ -230,7 +229,7 @@ def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
 def _ask(url: str, settings: Settings, question: Callable[[Image, ClientSession], _T]) -> _T:
     """Open an image and call question in a thread, so that Ctrl-C ends the wait."""
     with ClientSession(url, settings) as session:
-        (answer,) = asyncio.run(workers.run([lambda: question(session.open(), session)], session.stop))
+        (answer,) = workers.run([lambda: question(session.open(), session)], session.stop)
         return answer
 
 
@@ -251,7 +250,7 @@ def _with_extents(told: Info, found: Iterable[Extent]) -> Info:
     return dataclasses.replace(told, data=told.size - zero, zero=zero)
 
 
-async def _hash(source: Source, algorithm: str, block_size: int) -> str:
+def _hash(source: Source, algorithm: str, block_size: int) -> str:
     try:
         digest = Digest(algorithm, block_size)
         new_hash(algorithm)
@@ -266,5 +265,5 @@ async def _hash(source: Source, algorithm: str, block_size: int) -> str:
             stop.check()
             hash_unit(source, unit, buffer, digest, unit.start // block_size)
 
-    await workers.run([queue.fill, *[work] * HASHING], stop)
+    workers.run([queue.fill, *[work] * HASHING], stop)
     return digest.hexdigest()

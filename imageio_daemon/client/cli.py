@@ -66,7 +66,7 @@ def _signals() -> list[int]:
 
     def end(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        handler = signal.getsignal(signal.SIGINT)  # that of asyncio.run() during a transfer
+        handler = signal.getsignal(signal.SIGINT)  # that of workers.run() while threads work
         # Shells start background jobs with SIGINT ignored.
         (handler if callable(handler) else signal.default_int_handler)(number, frame)
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The flushes of an upload: when, what they confirm, and who keeps that."""
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -81,7 +80,7 @@ class Checkpoints:
                     again.add(start, end)
         return again
 
-    async def save_interrupted(self) -> None:
+    def save_interrupted(self) -> None:
         """Flush over a new connection, because the others are shut down, so that the next upload need not send it.
 
         It takes at most LAST_FLUSH seconds.
@@ -96,10 +95,13 @@ class Checkpoints:
         log.info("%s flushes what it has; interrupt again to end at once", self._session.peer)
         stop = Stop()
         image = self._session.reconnect(stop)
-        # If it fails, what the last checkpoint has confirmed stays.
-        with contextlib.suppress(ClientError, TimeoutError):
-            async with asyncio.timeout(LAST_FLUSH):
-                await workers.run([lambda: self._save(image)], stop)
+        limit = threading.Timer(LAST_FLUSH, stop.stop)
+        limit.start()
+        try:
+            with contextlib.suppress(ClientError):  # what the last checkpoint has confirmed stays
+                workers.run([lambda: self._save(image)], stop)
+        finally:
+            limit.cancel()
 
     def _save(self, image: Image) -> None:
         """Flush and save, unless another thread is doing it: a flush may take long."""

@@ -60,18 +60,18 @@ class Download:
         retries = self._session.retries
         return replace(self._counter.progress(), retries=retries.count, reason=retries.reason)
 
-    async def run(self) -> Downloaded:
+    def run(self) -> Downloaded:
         """Download the image; return when it is on stable storage and, if asked for, verified. Raises ClientError."""
         stop = self._session.stop
         stop.call(self._target.stop)
-        (first,) = await workers.run([self._prepare], stop)
+        (first,) = workers.run([self._prepare], stop)
         plan = dirty_units if self._dirty else units
         queue = Queue(plan(self._extents), self._target.portion, stop, self._planned)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
         threads: list[Callable[[], None]] = [queue.fill, *(partial(self._work, image, queue) for image in images)]
-        await workers.run(threads, stop, self._tick)
-        (checksum,) = await workers.run([partial(self._finish, first)], stop, self._tick)
+        workers.run(threads, stop, self._tick)
+        (checksum,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
 

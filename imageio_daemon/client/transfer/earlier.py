@@ -2,7 +2,7 @@
 """What earlier uploads have left in the target, and the proof that it is of this source (docs/adr/0037)."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -28,7 +28,7 @@ Worker = Callable[[Image, memoryview], Callable[[Unit], None]]
 class Run(Protocol):
     """Do all units of a queue, on all connections."""
 
-    def __call__(self, images: list[Image], queue: Queue, worker: Worker) -> Awaitable[None]: ...
+    def __call__(self, images: list[Image], queue: Queue, worker: Worker) -> None: ...
 
 
 class Found(NamedTuple):
@@ -53,7 +53,7 @@ class Earlier:
         self._by_checksum = "checksum_range" in features
         self._can_verify = "checksum" in features and target_size == source.size
 
-    async def find(self, images: list[Image], recorded: RangeSet, *, compare_all: bool) -> Found:
+    def find(self, images: list[Image], recorded: RangeSet, *, compare_all: bool) -> Found:
         """Return what need not be sent: what the server has recorded, and what a state of this host tells.
 
         The record is that of the ticket, so a sample of it is compared, unless compare_all. Nobody vouches that a state
@@ -61,17 +61,17 @@ class Earlier:
         differs, FlushFailed.
         """
         if recorded.size():
-            different = await self._compare(images, recorded, every=compare_all)
+            different = self._compare(images, recorded, every=compare_all)
             if different:
                 raise different
         for claim in self._record.claims():
             found = self._missing(claim, recorded)
             if not self._is_provable(claim):
                 continue
-            different = await self._compare(images, found, every=self._by_checksum)
+            different = self._compare(images, found, every=self._by_checksum)
             if not different:
                 # What is proven is the content, wherever the server has it.
-                await workers.run([images[0].flush], self._session.stop)
+                workers.run([images[0].flush], self._session.stop)
                 for start, end in recorded.pieces():
                     found.add(start, end)
                 return Found(found, needs_checksum=not self._by_checksum and self._can_verify)
@@ -86,10 +86,10 @@ class Earlier:
     def _is_provable(self, claim: Claim) -> bool:
         return self._by_checksum or self._can_verify or claim.same_url
 
-    async def _compare(self, images: list[Image], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
+    def _compare(self, images: list[Image], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
         """Return the first difference between source and target in these ranges; None: they are equal."""
         comparison = Comparison(self._source, done, by_checksum=self._by_checksum)
-        ((amount, units),) = await workers.run([partial(comparison.plan, every=every)], self._session.stop)
+        ((amount, units),) = workers.run([partial(comparison.plan, every=every)], self._session.stop)
         log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
         different: list[StateMismatch | Refused] = []
 
@@ -106,6 +106,6 @@ class Earlier:
             return compare
 
         self._counter.begin(Phase.COMPARING, amount)
-        await self._run(images, Queue(units, self._source.portion, self._session.stop), worker)
+        self._run(images, Queue(units, self._source.portion, self._session.stop), worker)
         self._counter.begin(Phase.TRANSFERRING)
         return different[0] if different else None

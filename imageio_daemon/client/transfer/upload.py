@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Upload of a local source to a remote image."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -71,53 +70,53 @@ class Upload:
             reason=retries.reason,
         )
 
-    async def run(self) -> Uploaded:
+    def run(self) -> Uploaded:
         """Upload the image; return when it is on stable storage and, if asked for, verified.
 
-        If cancelled, and if the storage has no room for more, it flushes and saves the record first. Raises
+        If interrupted, and if the storage has no room for more, it flushes and saves the record first. Raises
         ClientError.
         """
         try:
-            return await self._upload()
+            return self._upload()
         except FlushFailed:
             raise
-        except (asyncio.CancelledError, StorageFailed):
-            await self._checkpoints.save_interrupted()
+        except (KeyboardInterrupt, StorageFailed):
+            self._checkpoints.save_interrupted()
             self._tick()
             raise
         finally:
             self._record.release()
 
-    async def _upload(self) -> Uploaded:
+    def _upload(self) -> Uploaded:
         stop = self._session.stop
         stop.call(self._source.stop)
-        (first,) = await workers.run([self._prepare], stop)
+        (first,) = workers.run([self._prepare], stop)
         count = self._session.connections(self._session.abilities.max_writers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        await workers.run([image.connect for image in images], stop)
-        await self._continue(images)
-        await workers.run([partial(self._probe, first)], stop)
-        await self._send(images, self._done, self._counter, self._digest)
-        await self._send_what_was_lost(images)
-        (verified,) = await workers.run([partial(self._finish, first)], stop, self._tick)
+        workers.run([image.connect for image in images], stop)
+        self._continue(images)
+        workers.run([partial(self._probe, first)], stop)
+        self._send(images, self._done, self._counter, self._digest)
+        self._send_what_was_lost(images)
+        (verified,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         checksum = self._digest.hexdigest() if self._digest and self._options.verify else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
-    async def _continue(self, images: list[Image]) -> None:
+    def _continue(self, images: list[Image]) -> None:
         """Find and prove what earlier uploads have left. Raises StateMismatch."""
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
         # Nobody can see whether a block device was changed.
         compare_all = self._options.compare_all or self._source.identity is None
         earlier = Earlier(self._source, self._session, self._record, self._counter, self._run, self._target_size)
-        found = await earlier.find(images, self._done, compare_all=compare_all)
+        found = earlier.find(images, self._done, compare_all=compare_all)
         self._done = found.done
         if found.needs_checksum and not self._digest:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    async def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
+    def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
         compares = self._source.is_stream and not self._finalized
         comparison = Comparison(self._source, self._done, by_checksum=True) if compares else None
@@ -142,7 +141,7 @@ class Upload:
             counter.plan(unit and data_left(unit, done))
 
         queue = Queue(units(self._source.extents()), self._source.portion, self._session.stop, planned)
-        await self._run(images, queue, worker)
+        self._run(images, queue, worker)
 
     def _compression(self) -> Choice | None:
         """Return what decides whether data is compressed; None: it never is."""
@@ -151,7 +150,7 @@ class Upload:
             return None
         return Choice(mode)
 
-    async def _run(self, images: list[Image], queue: Queue, worker: Worker) -> None:
+    def _run(self, images: list[Image], queue: Queue, worker: Worker) -> None:
         """Do all units of the queue, with a thread and a worker of its own for each connection."""
 
         def work(image: Image) -> None:
@@ -160,21 +159,21 @@ class Upload:
                 do(unit)
 
         threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in images)]
-        await workers.run(threads, self._session.stop, self._tick)
+        workers.run(threads, self._session.stop, self._tick)
 
-    async def _send_what_was_lost(self, images: list[Image]) -> None:
+    def _send_what_was_lost(self, images: list[Image]) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
         if self._finalized:
             return
         for left in reversed(range(ROUNDS)):
-            (lost,) = await workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
+            (lost,) = workers.run([partial(self._confirm, images[0])], self._session.stop, self._tick)
             if not lost.size():
                 return
             if not left:
                 break
             log.info("connections to %s were lost: sending again what it may have lost", self._session.peer)
             done = new_ranges((s, e) for s, e, is_lost in lost.parts(0, self._source.size) if not is_lost)
-            await self._send(images, done, Counter(), None)  # the bytes are already in self._counter
+            self._send(images, done, Counter(), None)  # the bytes are already in self._counter
         raise Temporary(f"connections to {self._session.peer} are lost too often to know what is on stable storage")
 
     def _tick(self) -> None:

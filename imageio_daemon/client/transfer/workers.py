@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that work for a coroutine. They end together, and the error of one stops the others."""
+"""Threads that work for the one that calls. They end together, and the error of one stops the others."""
 
-import asyncio
+import contextlib
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Generic, TypeVar
 
 from ..errors import Stopped
 from ..server.stopping import Stop
@@ -14,53 +17,100 @@ from .progress import INTERVAL
 _T = TypeVar("_T")
 
 
-async def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], None] | None = None) -> list[_T]:
+class _Call(Generic[_T]):
+    """A call in a thread of its own, which is put into `ended` at its end."""
+
+    def __init__(self, function: Callable[[], _T], ended: "SimpleQueue[_Call[_T] | None]") -> None:
+        self._function = function
+        self._ended = ended
+        self.results: list[_T] = []  # of one, or none if it raised
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="transfer")
+
+    def _run(self) -> None:
+        try:
+            self.results.append(self._function())
+        except BaseException as e:  # noqa: BLE001 - it is raised by run()
+            _clear_frames(e)
+            self.error = e
+        self._ended.put(self)
+
+
+def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], None] | None = None) -> list[_T]:
     """Call each function in a thread of its own and return their results.
 
-    tick: called every INTERVAL seconds, and when all threads have ended. If a function raises, or this coroutine is
-    cancelled, stop.stop() is called. It returns or raises when all threads have ended, so that what they use can be
-    closed. Raises the first error that is not a Stopped, if there is one.
+    tick: called every INTERVAL seconds, and when all threads have ended. If a function raises, or Ctrl-C interrupts the
+    wait, stop.stop() is called. It returns or raises when all threads have ended, so that what they use can be closed.
+    Raises the first error that is not a Stopped, if there is one.
     """
-    loop = asyncio.get_running_loop()
-    with ThreadPoolExecutor(len(functions), thread_name_prefix="transfer") as pool:
-        futures = [loop.run_in_executor(pool, _run, function) for function in functions]
-        for future in futures:
-            future.add_done_callback(_look_at)
+    ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # None: the user has interrupted
+    calls = [_Call(function, ended) for function in functions]
+    with _told_of_interrupts(lambda: ended.put(None)):
         try:
-            while pending := [future for future in futures if not future.done()]:
-                await asyncio.wait(pending, timeout=INTERVAL, return_when=asyncio.FIRST_EXCEPTION)
-                if tick is not None:
-                    tick()
-                if any(future.done() and future.exception() for future in futures):
-                    break
+            for call in calls:
+                call.thread.start()
+            _wait(ended, len(calls), tick)
         finally:
-            if any(not future.done() for future in futures):
+            started = [call.thread for call in calls if call.thread.ident is not None]
+            if any(thread.is_alive() for thread in started):
                 stop.stop()
-                await asyncio.wait(futures)
+            for thread in started:
+                thread.join()
             if tick is not None:
                 tick()
-            errors = [future.exception() for future in futures]
-        # The Stopped of the other threads is a consequence of the first error.
-        for error in sorted(filter(None, errors), key=lambda error: isinstance(error, Stopped)):
-            raise error
-        return [future.result() for future in futures]
+    errors = [call.error for call in calls if call.error]
+    # The Stopped of the other threads is a consequence of the first error.
+    for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
+        raise error
+    return [result for call in calls for result in call.results]
 
 
-def _look_at(future: asyncio.Future[_T]) -> None:
-    """Retrieve the exception of a thread; asyncio logs exceptions that are never retrieved."""
-    if not future.cancelled():
-        future.exception()
+def _wait(ended: "SimpleQueue[_Call[_T] | None]", count: int, tick: Callable[[], None] | None) -> None:
+    """Return when so many calls have ended or one has failed. Raises KeyboardInterrupt."""
+    while count:
+        with contextlib.suppress(Empty):
+            call = ended.get(timeout=INTERVAL)
+            if call is None:
+                raise KeyboardInterrupt
+            if call.error:
+                return
+            count -= 1
+        if tick is not None:
+            tick()
 
 
-def _run(function: Callable[[], _T]) -> _T:
-    """Call a function. If it raises, clear the frames, so that the exception keeps no buffers alive."""
+@contextlib.contextmanager
+def _told_of_interrupts(tell: Callable[[], None]) -> Iterator[None]:
+    """Let the first Ctrl-C call `tell`, and not raise KeyboardInterrupt anywhere in the block; a second one raises it.
+
+    If the block ends well nevertheless, it is raised behind it. As with asyncio.run(), nothing is changed outside of
+    the main thread, and for a program that has a handler of its own.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        tell()
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        return function()
-    except BaseException as e:
-        error: BaseException | None = e
-        while error is not None:
-            # A stored exception is in a reference cycle with its frames. Before Python 3.11.9 and 3.12.3 the garbage
-            # collector crashes on a memoryview in a cycle (python/cpython#77894).
-            traceback.clear_frames(error.__traceback__)
-            error = error.__cause__ or error.__context__
-        raise
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the frames of an error and its causes, so that it keeps no buffers alive."""
+    while error is not None:
+        # A stored exception is in a reference cycle with its frames. Before Python 3.11.9 and 3.12.3 the garbage
+        # collector crashes on a memoryview in a cycle (python/cpython#77894).
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that end together."""
 
-import asyncio
+import signal
 import threading
 import traceback
 
@@ -25,26 +25,78 @@ def test_error_of_one_ends_all() -> None:
         raise LocalError("broken")
 
     with pytest.raises(LocalError, match="broken"):
-        asyncio.run(workers.run([wait, fail], stop))
+        workers.run([wait, fail], stop)
 
 
-async def test_cancellation_waits_for_the_threads() -> None:
+def test_results_are_in_the_order_of_the_functions() -> None:
+    first_ended = threading.Event()
+
+    def second() -> str:
+        first_ended.wait()
+        return "second"
+
+    def first() -> str:
+        first_ended.set()
+        return "first"
+
+    assert workers.run([second, first], Stop()) == ["second", "first"]
+
+
+def test_interrupt_waits_for_the_threads() -> None:
     stop = Stop()
-    started, ended = threading.Event(), threading.Event()
+    ended = threading.Event()
 
     def wait() -> None:
-        started.set()
+        signal.raise_signal(signal.SIGINT)
         try:
             stop.sleep(1000)
         finally:
             ended.set()
 
-    task = asyncio.create_task(workers.run([wait], stop))
-    await asyncio.to_thread(started.wait)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([wait], stop)
     assert ended.is_set()
+
+
+def test_second_interrupt_does_not_wait_for_the_threads() -> None:
+    released = threading.Event()
+
+    def wait() -> None:
+        signal.raise_signal(signal.SIGINT)
+        released.wait()
+
+    stop = Stop()
+    stop.call(lambda: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            workers.run([wait], stop)
+    finally:
+        released.set()
+
+
+def test_interrupt_is_not_lost_when_all_have_ended() -> None:
+    def tick() -> None:
+        if not interrupted:
+            interrupted.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    interrupted: list[bool] = []
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([lambda: None], Stop(), tick)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_outside_of_the_main_thread_signals_stay_as_they_are() -> None:
+    handlers: list[object] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def transfer() -> None:
+        handlers.extend(workers.run([lambda: signal.getsignal(signal.SIGINT)], Stop()))
+
+    thread = threading.Thread(target=transfer)
+    thread.start()
+    thread.join()
+    assert handlers == [before]
 
 
 def test_error_keeps_no_buffer_alive() -> None:
@@ -56,7 +108,7 @@ def test_error_keeps_no_buffer_alive() -> None:
             raise LocalError("broken") from e
 
     with pytest.raises(LocalError) as caught:
-        asyncio.run(workers.run([fail], Stop()))
+        workers.run([fail], Stop())
     assert caught.value.__cause__ is not None
     for error in (caught.value, caught.value.__cause__):
         for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -67,4 +119,4 @@ def test_what_stopped_before_it_started_does_not_start() -> None:
     stop = Stop()
     stop.stop()
     with pytest.raises(Stopped):
-        asyncio.run(workers.run([stop.check], stop))
+        workers.run([stop.check], stop)
