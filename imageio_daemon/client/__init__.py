@@ -9,6 +9,8 @@ Functions are synchronous; a coroutine calls them with asyncio.to_thread(), and 
 and sizes are in bytes. Errors are raised as ClientError, whose text is one line for the user.
 """
 
+from typing import TYPE_CHECKING
+
 from ..image.extents import Extent
 from .api import (
     Info,
@@ -18,7 +20,6 @@ from .api import (
     extents,
     info,
     open,  # noqa: A004 - as that of files
-    open_async,
     upload,
 )
 from .errors import (
@@ -35,12 +36,19 @@ from .errors import (
     Usage,
     WritesLost,
 )
-from .handle.asynchronous import AsyncImage
 from .handle.image import Image
+from .lazily import imported_at_use
 from .server.session import Settings
 from .transfer.download import Downloaded
 from .transfer.options import Uploaded
 from .transfer.progress import Progress
+
+if TYPE_CHECKING:
+    from .handle.asynchronous import AsyncImage, open_async
+else:
+    __getattr__ = imported_at_use(
+        __name__, {"AsyncImage": ".handle.asynchronous", "open_async": ".handle.asynchronous"}
+    )
 
 __all__ = [
     "AsyncImage",

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -13,7 +12,6 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
-from .handle.asynchronous import AsyncImage
 from .handle.image import Image as OpenImage
 from .local.choosing import open_target
 from .local.in_use import locked
@@ -21,7 +19,7 @@ from .local.opening import How, disk_names, open_source
 from .local.source import Source
 from .server.address import is_url
 from .server.image import Image
-from .server.session import ClientSession, Settings
+from .server.session import DEFAULTS, ClientSession, Settings
 from .server.stopping import Stop
 from .transfer import workers
 from .transfer.confirmed import CHECKPOINT
@@ -37,8 +35,6 @@ from .transfer.upload import Upload
 from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")
-
-DEFAULTS = Settings()
 
 #: Threads that hash a local image. 2 are as fast as most disks.
 HASHING = 2
@@ -168,13 +164,6 @@ def open(url: str, *, settings: Settings = DEFAULTS) -> OpenImage:  # noqa: A001
     except BaseException:
         session.close()
         raise
-
-
-async def open_async(url: str, *, settings: Settings = DEFAULTS) -> AsyncImage:
-    """Open the image at url as open() does, for coroutines: `async with await open_async(url) as image`."""
-    session = ClientSession(url, settings)
-    threads = ThreadPoolExecutor(session.most_connections, thread_name_prefix="image")
-    return await AsyncImage.open(session, threads)
 
 
 def extents(url: str, *, settings: Settings = DEFAULTS, context: str = "zero") -> Sequence[Extent]:

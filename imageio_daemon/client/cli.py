@@ -19,8 +19,7 @@ from .arguments import parser
 from .display import CLEAR_LINE, Display, display, draws
 from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
 from .local.archive import shown
-from .local.formats import named
-from .local.rbd import on_ceph
+from .local.formats import named, on_ceph
 from .local.target import is_existing_device
 from .server.session import Settings
 from .transfer.progress import Progress

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a connection's socket and transport: keep-alive, no delay, flow control."""
 
-import asyncio
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: tcp(7): first probe after 30 s of silence, 3 probes, 10 s apart. A vanished peer is detected after 60 s.
 KEEPALIVE_IDLE = 30
@@ -30,7 +33,7 @@ def send_at_once(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def pause_when_anything_waits(transport: asyncio.WriteTransport) -> None:
+def pause_when_anything_waits(transport: "asyncio.WriteTransport") -> None:
     """Make the transport pause writing as soon as it holds a byte, and resume when it holds none.
 
     A plain transport pauses above `high`. One of TLS pauses at `high`, and with 0 never resumes (uvloop 0.23, asyncio).

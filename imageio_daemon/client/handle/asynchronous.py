@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from ...image.extents import Extent
 from ..errors import Usage
-from ..server.session import ClientSession
+from ..server.session import DEFAULTS, ClientSession, Settings
 from .image import Image
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ class AsyncImage:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([ended])
             raise
+
+
+async def open_async(url: str, *, settings: Settings = DEFAULTS) -> AsyncImage:
+    """Open the image at url as open() does, for coroutines: `async with await open_async(url) as image`."""
+    session = ClientSession(url, settings)
+    threads = ThreadPoolExecutor(session.most_connections, thread_name_prefix="image")
+    return await AsyncImage.open(session, threads)
 
 
 def _look_at(future: "asyncio.Future[_T]") -> None:

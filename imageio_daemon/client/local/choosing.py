@@ -5,12 +5,9 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
+from .. import local
 from ..errors import Usage
-from .compressing import CompressedFile
-from .formats import Named, named
-from .qcow2 import CompressedQcow2, Increment
-from .qemu import QemuTarget
-from .rbd import RbdTarget, on_ceph
+from .formats import Named, named, on_ceph
 from .target import ExistingImage, NewFile, Stream, Target, is_existing_device
 
 
@@ -25,7 +22,7 @@ def open_target(
     if on_ceph(target):
         if compress or format_name not in (None, "raw"):
             raise Usage("an image on Ceph is raw")
-        return RbdTarget(str(target))
+        return local.RbdTarget(str(target))
     return _open_path(Path(target), format_name, compress=compress, dirty=dirty)
 
 
@@ -45,9 +42,9 @@ def _open_path(path: Path, format_name: str | None, *, compress: bool, dirty: bo
     if dirty:
         if format_name != "qcow2":
             raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
-        return Increment(path)
+        return local.Increment(path)
     if says.compression:
-        return CompressedFile(path, says.compression)
+        return local.CompressedFile(path, says.compression)
     if compress:
-        return CompressedQcow2(path)
-    return NewFile(path) if is_raw else QemuTarget(path, format_name)
+        return local.CompressedQcow2(path)
+    return NewFile(path) if is_raw else local.QemuTarget(path, format_name)

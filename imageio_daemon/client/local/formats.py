@@ -4,6 +4,7 @@
 import os
 from typing import NamedTuple
 
+from ...urls.rbd import is_rbd
 from ..errors import Usage
 
 #: Formats that qemu reads, by the suffix of a name.
@@ -63,6 +64,11 @@ def named(name: str) -> Named:
     if suffix in COMPRESSIONS:
         inner, compression = os.path.splitext(stem)[1], COMPRESSIONS[suffix]
     return Named(compression, inner in ARCHIVES, FORMATS.get(inner))
+
+
+def on_ceph(image: object) -> str | None:
+    """Return the address if an image is one on Ceph; a file of such a name is ./rbd:…"""
+    return image if isinstance(image, str) and is_rbd(image) else None
 
 
 def check_raw(name: str, head: bytes, tail: bytes = b"") -> None:

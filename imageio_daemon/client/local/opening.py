@@ -8,20 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+from .. import local
 from ..errors import Usage
 from .archive import Member, choose, disks, enter, members, members_of_file
-from .compressed import Decompressed, count
-from .formats import HEAD, TAIL, Named, check_raw, named
-from .qemu import QemuSource
-from .rbd import RbdSource, on_ceph
-from .sizes import ZSTD_HEADER, told_size, zstd_head
+from .formats import HEAD, TAIL, Named, check_raw, named, on_ceph
 from .source import FileSource, Source, open_image
 from .stream import Ahead, Input, Reader, StreamSource
 
 log = logging.getLogger(__name__)
 
 #: What can be read anywhere, more than once.
-_Whole: TypeAlias = FileSource | RbdSource
+_Whole: TypeAlias = "FileSource | local.RbdSource"
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,12 @@ def _members(path: Path, compression: str | None) -> list[Member]:
     if compression is None:
         return members_of_file(path)
     with contextlib.closing(Input.of_file(path)) as source:
-        return list(members(Decompressed(source, compression, source.name), source.name))
+        return list(members(local.Decompressed(source, compression, source.name), source.name))
 
 
 def _open_file(path: Path, known: str | None, how: How, found: Member | None) -> Source:
     if known not in (None, "raw"):
-        return QemuSource(path, known, found, shared=how.shared)
+        return local.QemuSource(path, known, found, shared=how.shared)
     offset, size = (found.offset, found.size) if found else (0, None)
     return _raw(FileSource(path, offset=offset, size=size, shared=how.shared), str(path), how)
 
@@ -87,7 +84,7 @@ def _open_file(path: Path, known: str | None, how: How, found: Member | None) ->
 def _open_on_ceph(address: str, how: How) -> Source:
     if how.decompress or how.member or how.size is not None or how.format not in (None, "raw"):
         raise Usage("an image on Ceph is raw, and has its own size")
-    return _raw(RbdSource(address), address, how)
+    return _raw(local.RbdSource(address), address, how)
 
 
 def _raw(opened: _Whole, name: str, how: How) -> Source:
@@ -128,7 +125,7 @@ def _open_member(source: Input, how: How, kind: Named) -> StreamSource:
         raise Usage("an archive in a stream is read once: say --member NAME")
     _require_raw(how.format or named(name).format)
     found = enter(
-        Decompressed(source, kind.compression, source.name) if kind.compression else source, source.name, name
+        local.Decompressed(source, kind.compression, source.name) if kind.compression else source, source.name, name
     )
     return StreamSource(source, found.member.size, _checked(found, how, source.name), "the archive")
 
@@ -138,10 +135,10 @@ def _open_whole(source: Input, how: How, kind: Named) -> StreamSource:
     size, told = _size(source, kind.compression, how.size)
     ahead = Ahead(source)
     if size is None and kind.compression == "zstd":
-        size, told = zstd_head(ahead.peek(ZSTD_HEADER)), "its header"
+        size, told = local.zstd_head(ahead.peek(local.ZSTD_HEADER)), "its header"
     if size is None:
         raise Usage("a stream needs --size: the server must know how much comes")
-    content = Decompressed(ahead, kind.compression, source.name) if kind.compression else ahead
+    content = local.Decompressed(ahead, kind.compression, source.name) if kind.compression else ahead
     return StreamSource(source, size, _checked(content, how, source.name), told)
 
 
@@ -165,12 +162,12 @@ def _size(source: Input, compression: str | None, said: int | None) -> tuple[int
         return said, "--size"
     fd = open_image(source.path)
     try:
-        size = told_size(fd, compression)
+        size = local.told_size(fd, compression)
     finally:
         os.close(fd)
     if size is not None:
         return size, "its index" if compression == "xz" else "its header"
     log.info("%s does not tell the size of what is in it: it is read twice, --size saves that", source.name)
     with contextlib.closing(Input.of_file(source.path)) as again:
-        reader: Reader = Decompressed(again, compression, source.name)
-        return count(reader, source.name), "the first reading"
+        reader: Reader = local.Decompressed(again, compression, source.name)
+        return local.count(reader, source.name), "the first reading"

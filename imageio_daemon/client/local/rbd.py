@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from ...errors import InvalidRequest
 from ...image.extents import Extent
 from ...units import MiB
-from ...urls.rbd import RbdAddress, is_rbd, parse
+from ...urls.rbd import RbdAddress, parse
 from ..errors import LocalError, Usage
 from .qemu import QemuNbd
 
@@ -24,11 +24,6 @@ _REMEDIES = {
     "Unknown driver 'rbd'": "is qemu-block-extra installed?",
     "error connecting": "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?",
 }
-
-
-def on_ceph(image: object) -> str | None:
-    """Return the address if an image is one on Ceph; a file of such a name is ./rbd:…"""
-    return image if isinstance(image, str) and is_rbd(image) else None
 
 
 class RbdSource:

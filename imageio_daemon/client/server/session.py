@@ -48,6 +48,9 @@ class Settings:
     retry_for: float = RETRY_FOR
 
 
+DEFAULTS = Settings()
+
+
 class ClientSession:
     """The connections of one transfer to one image. Methods block; they raise ClientError."""
 

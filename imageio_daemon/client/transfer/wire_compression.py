@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...units import GiB, MiB
-from ..local.compressed import zstd
+from .. import local
 from ..server.data import Encoded, Piece
 
 #: The name of the coding (RFC 9659).
@@ -146,7 +146,7 @@ class Compressor:
     def __init__(self, choice: Choice) -> None:
         self.choice = choice
         self._seconds: float | None = None  # that the last pieces took; None: they go as they are
-        self._encoder = zstd.ZstdCompressor(level=LEVEL)
+        self._encoder = local.zstd.ZstdCompressor(level=LEVEL)
 
     def compress(self, pieces: Sequence[Piece]) -> list[Piece | Encoded] | None:
         """Return pieces that are sent together, each as a frame of zstd; None: they are to be sent as they are."""

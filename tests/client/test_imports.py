@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is imported when it is used, and not by each command: imageio_daemon/client/lazily.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from imageio_daemon import client
+from imageio_daemon.client import local
+from tests.client.programs import TIMEOUT
+from tests.support.daemon import Daemon
+from tests.support.images import MakeImage, pattern
+
+#: Runs the command with the arguments, and tells which modules it has imported.
+PROGRAM = """\
+import sys
+from imageio_daemon.client.cli import main
+status = main()
+print(*sys.modules)
+sys.exit(status)
+"""
+#: What a raw file and a server on this host do not need.
+NEEDLESS = {"asyncio", "backports.zstd", "imageio_daemon.nbdproto", "subprocess", "tempfile"}
+
+
+def test_upload_of_a_raw_file_imports_nothing_that_it_does_not_need(
+    daemon: Daemon, new_image: MakeImage, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(pattern(4096))
+    target = new_image(bytes(4096))
+    arguments: list[str | Path] = ["upload", "--cafile", daemon.cafile, source, daemon.url(target.ticket)]
+    told = subprocess.check_output([sys.executable, "-c", PROGRAM, *arguments], text=True, timeout=TIMEOUT)
+    assert target.content() == source.read_bytes()
+    assert not NEEDLESS & set(told.split())
+
+
+@pytest.mark.parametrize("package", [client, local])
+def test_package_has_all_its_names(package: ModuleType) -> None:
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
+def test_other_names_are_no_attributes() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        client.__getattr__("other")
