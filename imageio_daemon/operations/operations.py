@@ -77,11 +77,9 @@ async def write(
     transfer.ticket.require_range(offset, length or 0)
     async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
         require_room(transfer, backend, offset, length or 0)
-        writes, piece = 1, MAX_BUFFER
-        if transfer.running == 1:  # several requests overlap without it, and longer pieces cost less
-            writes, piece = backend.info.writes, backend.info.write_piece
-        piece = transfer.bucket.piece(piece)
-        async with buffers.lease(transfer, length, 1 + writes, piece) as held:
+        info = backend.info
+        piece = transfer.bucket.piece(info.write_piece)
+        async with buffers.lease(transfer, length, 1 + info.writes, piece) as held:
             await Writer(transfer, backend, op, held, piece).run(offset, length, source)
         if flush:
             await backend.flush(op)

@@ -192,7 +192,7 @@ class BackendInfo:
     identity: object = None  # equal for two backends of the same image; None: unknown
     lasting: str | None = None  # an identity that outlives this process, see lasting.py; None: there is none
     reads_zero: bool = False  # the whole image reads as zeros, and nothing was written since it was opened
-    #: The pieces of a long write that runs alone end at multiples of write_piece bytes, and so many run at a time.
+    #: The pieces of a long write end at multiples of write_piece bytes, and so many run at a time.
     write_piece: int = MAX_BUFFER
     writes: int = 1
     can_flush: bool = True  # the storage can put changes on stable storage

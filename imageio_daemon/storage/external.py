@@ -31,13 +31,12 @@ _NO_DEVICE = 1 << 63
 class Pieces(NamedTuple):
     """How C cuts a long request of a lane into pieces.
 
-    size: bytes of a piece; beside_others: the same while other requests run; ahead: pieces under way at a time. Pieces
-    end at multiples of their size, which is a power of two from 64 KiB to 4 MiB. For requests that Python serves,
-    BackendInfo.write_piece and BackendInfo.writes have these numbers for writes, and the number of buffers for reads.
+    size: bytes of a piece; ahead: pieces under way at a time. Pieces end at multiples of their size, which is a power
+    of two from 64 KiB to 2 MiB. For requests that Python serves, BackendInfo.write_piece and BackendInfo.writes have
+    these numbers for writes, and the number of buffers for reads.
     """
 
     size: int
-    beside_others: int
     ahead: int
 
 
@@ -259,5 +258,5 @@ def _options(name: str, server: object, pieces: Pieces, size: int, *, grows: boo
     options.device = _NO_DEVICE | hash(server) % _NO_DEVICE
     options.size = size
     options.grows = grows
-    options.piece, options.other_piece, options.ahead = pieces
+    options.piece, options.ahead = pieces
     return options, kept

@@ -14,18 +14,18 @@
 #include "api/ioutil.h"
 
 typedef struct {
-    const char *name;     /* for logs, without secrets; copied, cut to fit */
-    uint64_t device;      /* of the server: its images share quotas of memory and threads, as those of a device do */
-    uint64_t size;        /* bytes, at most 2^63 - 1 */
-    uint64_t piece;       /* bytes; pieces of a request that runs alone end at multiples of it */
-    uint64_t other_piece; /* the same beside other requests. Both: powers of two, 64 KiB to IOU_ERRAND_MOST */
-    uint32_t ahead;       /* pieces of one request that are under way at a time: 1 to 16 */
-    uint32_t grows;       /* a write past the end may make the image larger */
+    const char *name; /* for logs, without secrets; copied, cut to fit */
+    uint64_t device;  /* of the server: its images share quotas of memory and threads, as those of a device do */
+    uint64_t size;    /* bytes, at most 2^63 - 1 */
+    uint64_t piece;   /* bytes; pieces of a long request end at multiples of it: a power of two, 64 KiB to
+                         IOU_EXTERNAL_PIECE */
+    uint32_t ahead;   /* pieces of one request that are under way at a time: 1 to 16 */
+    uint32_t grows;   /* a write past the end may make the image larger */
 } iou_external_options;
 
 enum {
-    IOU_ERRAND_PARTS = 2,     /* most pieces of memory of one errand */
-    IOU_ERRAND_MOST = 4194304 /* most bytes of an errand: two pieces of memory */
+    IOU_ERRAND_PARTS = 2,        /* most pieces of memory of one errand */
+    IOU_EXTERNAL_PIECE = 2097152 /* bytes: the largest piece, which is in one piece of memory */
 };
 
 /* An operation that the owner has to do. Errands come in order of arrival. The owner may use the memory until the end

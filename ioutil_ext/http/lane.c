@@ -9,11 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/external.h"
 #include "http/http.h"
-#include "lane/lanes.h"
 
 /* A connection without a request for so long is given back, so that it does not need a thread. */
 #define IDLE_MS 1000
+
+_Static_assert(IOU_EXTERNAL_PIECE == LANE_PIECE, "a piece of an external image is in one piece of memory");
 
 /* ---- the work of the leader ------------------------------------------------------------------------------------- */
 
@@ -37,18 +39,16 @@ static bool await_work(struct iou_lane *lane) {
     return !lane->state.leaving;
 }
 
-/* Choose the size of pieces: for external images, their owner's. A piece that is read is in one piece of memory. With a
-   limit on the rate they are shorter, so that all connections of a ticket move something in a second. */
+/* Choose the size of pieces: for external images, their owner's. With a limit on the rate they are shorter, so that all
+   connections of a ticket move something in a second. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
     struct http *http = http_of(lane);
     http->piece = HTTP_PIECE;
     http->ahead = HTTP_AHEAD;
     if (pieces->piece) {
-        http->piece = lanes_is_alone(lane) ? pieces->piece : pieces->other_piece;
+        http->piece = pieces->piece;
         http->ahead = pieces->ahead;
-        if (http->request.kind == IOU_READ)
-            http->piece = min_u64(http->piece, LANE_PIECE);
     }
     for (uint64_t most = max_u64(rate_piece(lane), HTTP_FIRST_PIECE); http->piece > most;)
         http->piece = max_u64(http->piece / 2, HTTP_FIRST_PIECE);

@@ -160,12 +160,12 @@ void iou_external_resize(iou_handle *handle, uint64_t size) {
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
 static bool is_piece(uint64_t piece) {
-    return piece >= MIN_PIECE && piece <= IOU_ERRAND_MOST && is_aligned(piece, piece);
+    return piece >= MIN_PIECE && piece <= IOU_EXTERNAL_PIECE && is_aligned(piece, piece);
 }
 
 static bool is_valid(const iou_external_options *options) {
-    return options->name && options->size <= INT64_MAX && is_piece(options->piece) && is_piece(options->other_piece) &&
-           options->ahead && options->ahead <= MAX_AHEAD;
+    return options->name && options->size <= INT64_MAX && is_piece(options->piece) && options->ahead &&
+           options->ahead <= MAX_AHEAD;
 }
 
 static iou_handle *new_handle(const iou_external_options *options) {
@@ -191,7 +191,7 @@ static iou_handle *new_handle(const iou_external_options *options) {
     image_init(&external->image, IOU_EXTERNAL, options->device, 0);
     external->image.size = options->size;
     external->image.grows = options->grows;
-    external->image.pieces = (struct pieces){options->piece, options->other_piece, options->ahead};
+    external->image.pieces = (struct pieces){options->piece, options->ahead};
     pthread_mutex_init(&external->lock, NULL);
     external->event_fd = -1;
     link_init(&external->queued);

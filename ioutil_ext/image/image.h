@@ -23,7 +23,7 @@ enum { CONTENT_UNKNOWN, CONTENT_ZERO, CONTENT_WRITTEN };
 
 /* How a long request is cut into pieces (api/external.h). piece: 0: the frontend decides. */
 struct pieces {
-    uint64_t piece, other_piece;
+    uint64_t piece;
     uint32_t ahead;
 };
 

@@ -136,13 +136,6 @@ void lanes_leave(struct iou_lane *lane) {
     pthread_mutex_unlock(&lanes->lock);
 }
 
-bool lanes_is_alone(struct iou_lane *lane) {
-    pthread_mutex_lock(&lane->lanes->lock);
-    bool alone = lane->memory.quota->lanes == 1;
-    pthread_mutex_unlock(&lane->lanes->lock);
-    return alone;
-}
-
 /* ---- places ----------------------------------------------------------------------------------------------------- */
 
 void iou_lanes_recall(iou_lanes *lanes, uint32_t more) {

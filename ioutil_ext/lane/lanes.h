@@ -5,15 +5,10 @@
 #ifndef IOUTIL_LANE_LANES_H
 #define IOUTIL_LANE_LANES_H
 
-#include <stdbool.h>
-
 #include "api/lane.h"
 
 /* Join and leave: the lane has a part in its ticket's quota and in its device's memory. -ENOMEM. */
 int lanes_join(struct iou_lane *lane);
 void lanes_leave(struct iou_lane *lane);
-
-/* Whether the lane is the only one of its ticket. */
-bool lanes_is_alone(struct iou_lane *lane);
 
 #endif

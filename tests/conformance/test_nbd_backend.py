@@ -922,7 +922,7 @@ async def test_a_write_that_is_answered_before_it_was_sent_is_a_violation(
 
     server.answer = early
     backend = await open_nbd(server)
-    monkeypatch.setattr(nbd_backend, "REQUEST", 16 * MiB)
+    monkeypatch.setattr(nbd_backend, "PIECE", 16 * MiB)
     buffer = await pool.acquire(16 * MiB)
     with pytest.raises(ServerGone, match="not sent yet"):
         await backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0)

@@ -257,19 +257,6 @@ async def test_as_many_writes_are_under_way_as_storage_takes_and_one_buffer_is_f
     assert world.pool.in_use == 0
 
 
-async def test_requests_beside_each_other_have_one_write_under_way_each(world: World, slow: SlowBackend) -> None:
-    stuck = Stuck()
-    other = asyncio.create_task(world.write(0, stuck, 1))
-    await stuck.reached.wait()
-    writing, data = start_long_write(world)
-    await end_one_by_one(world, slow, in_use=3 * MIN_BUFFER)
-    await writing
-    assert slow.content[: len(data)] == data
-    other.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await other
-
-
 async def test_fewer_writes_are_under_way_where_memory_is_short(world: World, slow: SlowBackend) -> None:
     hogs = [await world.pool.acquire(MIN_BUFFER) for _ in range(5)]
     writing, data = start_long_write(world)

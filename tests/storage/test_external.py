@@ -12,7 +12,7 @@ from tests.support.backends import MemoryBackend
 
 
 def new_external() -> External:
-    return External(MemoryBackend(bytes(100)), "image", "server", Pieces(MiB, MiB, 1))
+    return External(MemoryBackend(bytes(100)), "image", "server", Pieces(MiB, 1))
 
 
 async def test_closing_is_refused_in_a_forked_child() -> None:

@@ -29,7 +29,7 @@ from .zeroing import ZeroSteps
 log = logging.getLogger(__name__)
 
 #: How lanes cut long requests; see Pieces.
-PIECES = Pieces(2 * MiB, 2 * MiB, 3)
+PIECES = Pieces(2 * MiB, 3)
 
 
 class HttpBackend(RemoteImage):

@@ -7,7 +7,6 @@
 #define LANES 4
 #define MEMORY (34 * MIB)
 #define PER_IMAGE 40 /* connections */
-#define PIECE (2 * MIB)
 
 static struct {
     struct session sessions[LANES];
@@ -66,19 +65,18 @@ static void check_content(const struct session *session) {
 
 static void test_limits(void) {
     iou_completion completion;
-    iou_external_options options = {
-        .name = "x", .device = 1, .size = 10, .piece = PIECE, .other_piece = PIECE, .ahead = 1};
+    iou_external_options options = {.name = "x", .device = 1, .size = 10, .piece = IOU_EXTERNAL_PIECE, .ahead = 1};
     iou_handle *handle;
     char data[10];
     CHECK(iou_external_new(&options, &handle) == 0);
     CHECK(iou_execute(handle, IOU_READ, 0, 0, 10, data, 10, NULL, &completion) == -EINVAL);
     CHECK(iou_execute(handle, IOU_CLOSE, 0, 0, 0, NULL, 0, NULL, &completion) == -EINVAL);
     CHECK(iou_external_close(handle) == 0 && iou_external_free(handle) == 0);
-    options.piece = 3 * MIB;
+    options.piece = MIB + MIB / 2;
     CHECK(iou_external_new(&options, &handle) == -EINVAL);
-    options.piece = 2 * IOU_ERRAND_MOST;
+    options.piece = 2 * IOU_EXTERNAL_PIECE;
     CHECK(iou_external_new(&options, &handle) == -EINVAL);
-    options.piece = PIECE;
+    options.piece = IOU_EXTERNAL_PIECE;
     options.ahead = 0;
     CHECK(iou_external_new(&options, &handle) == -EINVAL);
 }

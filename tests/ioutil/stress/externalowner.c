@@ -185,12 +185,8 @@ static void *own(void *argument) {
 }
 
 iou_handle *owner_start(char *content, uint64_t size, uint64_t seed, bool works) {
-    iou_external_options options = {.name = "external",
-                                    .device = UINT64_C(1) << 63 | 5,
-                                    .size = size,
-                                    .piece = IOU_ERRAND_MOST,
-                                    .other_piece = IOU_ERRAND_MOST,
-                                    .ahead = 3};
+    iou_external_options options = {
+        .name = "external", .device = UINT64_C(1) << 63 | 5, .size = size, .piece = IOU_EXTERNAL_PIECE, .ahead = 3};
     owner = calloc(1, sizeof(*owner));
     CHECK(owner);
     owner->content = content;
