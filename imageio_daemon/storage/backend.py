@@ -2,7 +2,7 @@
 """The interface between operations and storage: Backend, and the objects that both sides use."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -60,18 +60,13 @@ class Memory(Protocol):
         ...
 
     @property
-    def views(self) -> Sequence[memoryview]:
-        """Return the memory as one part or more."""
-        ...
-
-    @property
     def view(self) -> memoryview:
-        """Return the memory, which must be one part."""
+        """Return the memory."""
         ...
 
     @property
     def address(self) -> Any:
-        """Return the address of the memory for C. The memory must be one part."""
+        """Return the address of the memory for C."""
         ...
 
     @property

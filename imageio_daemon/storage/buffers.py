@@ -84,11 +84,6 @@ class Slice:
         return self.buffer.view[self.start : self.stop]
 
     @property
-    def views(self) -> list[memoryview]:
-        """Return the memory as a list of one part."""
-        return [self.view]
-
-    @property
     def address(self) -> Any:
         """Return the address of the memory, for C."""
         return self.buffer.address + self.start

@@ -30,11 +30,11 @@ class ErrandOwner(Protocol):
 class Errand:
     """An operation that a thread of a lane waits for, with the memory of the lane. It counts holders like a buffer.
 
-    owner: is called after a failure and at the end. told: an iou_errand of C (ioutil_ext/api/external.h), with at most
-    4 MiB of memory in two parts. Not thread-safe: used on the home loop of the backend.
+    owner: is called after a failure and at the end. told: an iou_errand of C (ioutil_ext/api/external.h). Not
+    thread-safe: used on the home loop of the backend.
     """
 
-    __slots__ = ("_holders", "_owner", "count", "error", "flags", "id", "kind", "lane", "method", "op", "views")
+    __slots__ = ("_holders", "_owner", "count", "error", "flags", "id", "kind", "lane", "method", "op", "view")
 
     def __init__(self, owner: ErrandOwner, told: Any) -> None:
         self._owner = owner
@@ -43,12 +43,8 @@ class Errand:
         self.kind: int = told.kind
         self.flags: int = told.flags
         self.lane = address_of(told.control)
-        #: The memory of the lane, in parts.
-        self.views = [
-            memoryview(ffi.buffer(address, length))
-            for address, length in zip(told.memory, told.memory_length, strict=True)
-            if length
-        ]
+        #: The memory of the lane.
+        self.view = memoryview(ffi.buffer(told.memory, told.memory_length))
         self.op = Operation(told.offset, told.length, lambda _: self.release())
         #: The result for C: errno and system call, the method of zeroing, the number of extents in the memory.
         self.error = (0, lib.IOU_SYS_NONE)
@@ -56,17 +52,11 @@ class Errand:
         self.count = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self.views))
-
-    @property
-    def view(self) -> memoryview:
-        """Return the memory. Raises ValueError unless it is one part."""
-        (view,) = self.views
-        return view
+        return len(self.view)
 
     @property
     def address(self) -> Any:
-        """Return the address of the memory for C. Raises ValueError unless it is one part."""
+        """Return the address of the memory for C."""
         return ffi.cast("char *", ffi.from_buffer(self.view))
 
     @property

@@ -24,7 +24,6 @@ typedef struct {
 } iou_external_options;
 
 enum {
-    IOU_ERRAND_PARTS = 2,        /* most pieces of memory of one errand */
     IOU_EXTERNAL_PIECE = 2097152 /* bytes: the largest piece, which is in one piece of memory */
 };
 
@@ -36,9 +35,9 @@ typedef struct {
     uint32_t flags;
     uint64_t offset;
     uint64_t length;
-    void *memory[IOU_ERRAND_PARTS];           /* for data, or for the iou_extent records of extents; else NULL */
-    uint64_t memory_length[IOU_ERRAND_PARTS]; /* bytes; the sum of a read or write is length */
-    iou_control *control;                     /* of the lane, which it identifies */
+    void *memory;           /* for data, or for the iou_extent records of extents; else NULL */
+    uint64_t memory_length; /* bytes; that of a read or write is length */
+    iou_control *control;   /* of the lane, which it identifies */
 } iou_errand;
 
 /*

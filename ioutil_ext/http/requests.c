@@ -13,7 +13,7 @@
 #include "http/http.h"
 
 struct piece {
-    struct memory *memory, *more;
+    struct memory *memory;
     uint64_t offset, length;
     uint32_t number;
     bool last;
@@ -30,7 +30,7 @@ static uint64_t most_of_piece(const struct http *http) {
         most = min_u64(4 * most, http->piece);
     if (http->request.kind == IOU_READ && http->pauses)
         most = HTTP_SLOW_PIECE;
-    else if (body->left <= most && room_for(body->next, body->left) <= max_u64(most, LANE_PIECE))
+    else if (body->left <= most && room_for(body->next, body->left) <= LANE_PIECE)
         return body->left;
     return most - body->next % most;
 }
@@ -40,7 +40,6 @@ static void take_piece(struct http *http, struct piece *piece) {
     struct body *body = &http->body;
     *piece = (struct piece){
         .memory = body_take_memory(body),
-        .more = body_take_more(body),
         .offset = body->next,
         .length = body->length,
         .number = http->taken,
@@ -60,11 +59,9 @@ static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, 
 }
 
 static void put_memory(struct iou_lane *lane, struct piece *piece) {
-    if (piece->more)
-        memory_put(lane, piece->more);
     if (piece->memory)
         memory_put(lane, piece->memory);
-    piece->memory = piece->more = NULL;
+    piece->memory = NULL;
 }
 
 /* Fail the request because its body does not come, or there is no memory for it. */
@@ -122,8 +119,6 @@ static void begin_write(struct iou_lane *lane, struct piece *piece) {
         .offset = piece->offset,
         .length = piece->length,
         .buffer = place_in(piece->memory, piece->offset),
-        .rest = piece->more ? piece->more->data : NULL,
-        .rest_length = piece->more ? room_for(piece->offset, piece->length) - LANE_PIECE : 0,
     };
     operation_begin(lane, &piece->op);
 }

@@ -24,15 +24,15 @@ static bool is_foreign(const iou_handle *handle) {
 
 static void describe(const struct op *op, iou_errand *errand) {
     bool has_records = op->kind == IOU_EXTENTS, has_data = op->kind == IOU_READ || op->kind == IOU_WRITE;
-    uint64_t first = has_records ? op->buffer_size : has_data ? op->length - op->rest_length : 0;
+    uint64_t length = has_records ? op->buffer_size : has_data ? op->length : 0;
     *errand = (iou_errand){
         .id = op->errand.id,
         .kind = op->kind,
         .flags = op->flags,
         .offset = op->offset,
         .length = op->length,
-        .memory = {first ? op->buffer : NULL, has_data && op->rest_length ? op->rest : NULL},
-        .memory_length = {first, has_data ? op->rest_length : 0},
+        .memory = length ? op->buffer : NULL,
+        .memory_length = length,
         .control = op->control,
     };
 }

@@ -86,8 +86,6 @@ struct op {
     uint64_t offset, length;
     void *buffer;
     uint64_t buffer_size;
-    void *rest; /* the last rest_length bytes of a write; remote images only */
-    uint64_t rest_length;
     iou_control *control;
     uint64_t submitted_at, started_at; /* started_at: 0: it has not begun */
     uint64_t turn_end;                 /* ns: the end of the turn */

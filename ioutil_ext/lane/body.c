@@ -37,19 +37,7 @@ struct memory *body_take_memory(struct body *body) {
     return memory;
 }
 
-struct memory *body_take_more(struct body *body) {
-    struct memory *more = body->more;
-    body->more = NULL;
-    return more;
-}
-
-static void drop_more(struct iou_lane *lane, struct body *body) {
-    if (body->more)
-        memory_put(lane, body_take_more(body));
-}
-
 void body_drop_memory(struct iou_lane *lane, struct body *body) {
-    drop_more(lane, body);
     if (body->memory)
         memory_put(lane, body_take_memory(body));
 }
@@ -67,12 +55,8 @@ static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
     return staged == body->left ? staged : round_down(body->next + staged, PAGE_UNIT) - body->next;
 }
 
-int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t most, enum memory_patience patience) {
-    uint64_t length = most, room = room_for(body->next, length), first = min_u64(room, LANE_PIECE);
-    int error = memory_get(lane, first, patience, &body->memory);
-    /* A thread that has memory must not wait for more: the part is shorter then. */
-    if (!error && room > first && memory_get(lane, room - first, MEMORY_NOW, &body->more))
-        length = LANE_PIECE - body->next % LANE_PIECE;
+int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, enum memory_patience patience) {
+    int error = memory_get(lane, room_for(body->next, length), patience, &body->memory);
     body->length = error ? 0 : length;
     body->got = 0;
     return error;
@@ -91,32 +75,21 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, b
     return body_get_memory(lane, body, length, wait ? MEMORY_WAIT : MEMORY_NOW);
 }
 
-char *body_place(const struct body *body, uint64_t byte, uint64_t *room) {
-    uint64_t first = body->more ? LANE_PIECE - body->next % PAGE_UNIT : body->length;
-    bool inside = byte < first || !body->more;
-    *room = (inside ? first : body->length) - byte;
-    return inside ? place_in(body->memory, body->next) + byte : body->more->data + (byte - first);
+char *body_place(const struct body *body, uint64_t byte) {
+    return place_in(body->memory, body->next) + byte;
 }
 
 /* Receive further bytes of the part. */
 static int receive_more(struct iou_lane *lane, struct body *body, enum socket_patience patience) {
     int error;
-    while (body->got < body->length) {
-        uint64_t room, before = body->got;
-        char *place = body_place(body, before, &room);
-        body->got += socket_receive(lane, place, room, patience, &error);
-        if (body->got < before + room)
-            return error ? error : -ENODATA;
-    }
-    return 0;
+    body->got += socket_receive(lane, body_place(body, body->got), body->length - body->got, patience, &error);
+    return body->got == body->length ? 0 : error ? error : -ENODATA;
 }
 
 /* End the part at the last whole page that has come. The bytes after it go back to the staging. */
 static void cut(struct iou_lane *lane, struct body *body) {
-    uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next, room;
-    socket_put_back(lane, body_place(body, length, &room), body->got - length); /* one page: in one piece of memory */
-    if (room_for(body->next, length) <= LANE_PIECE)
-        drop_more(lane, body);
+    uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next;
+    socket_put_back(lane, body_place(body, length), body->got - length);
     body->length = body->got = length;
     body->slow = true;
 }

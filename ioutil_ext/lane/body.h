@@ -16,7 +16,6 @@
 struct body {
     uint64_t next, left;   /* the bytes of which no part was taken: offset in the image, and length */
     struct memory *memory; /* of the part that is being received; NULL: it has none yet */
-    struct memory *more;   /* for the bytes of the part that do not fit in memory; NULL: all fit */
     uint64_t length, got;  /* of the part: bytes, and bytes that have come */
     bool slow;             /* the client lately sent less than the staging holds in LANE_MOMENT_MS */
     bool is_encoded;       /* next and left are of the content */
@@ -29,9 +28,10 @@ struct body {
 void body_begin(struct body *body, uint64_t offset, uint64_t length);
 
 /*
- * Receive the next part, of at most `most` bytes, into memory that is taken here: two pieces if it does not fit in one.
- * The part is shorter if its bytes pause for LANE_MOMENT_MS; it then ends at a page. -ENODATA: the client has ended the
- * stream; -ECANCELED, -ENOMEM or the socket's -errno. After an error the part has no memory, and its bytes are lost.
+ * Receive the next part, of at most `most` bytes, into memory that is taken here: one piece, so room_for() them must be
+ * at most LANE_PIECE. The part is shorter if its bytes pause for LANE_MOMENT_MS; it then ends at a page. -ENODATA: the
+ * client has ended the stream; -ECANCELED, -ENOMEM or the socket's -errno. After an error the part has no memory, and
+ * its bytes are lost.
  */
 int body_receive(struct iou_lane *lane, struct body *body, uint64_t most);
 
@@ -54,7 +54,6 @@ int body_receive_ahead(struct iou_lane *lane, struct body *body, uint64_t most);
 
 /* Take the memory of a received part, and go on to the next part. */
 struct memory *body_take_memory(struct body *body);
-struct memory *body_take_more(struct body *body);
 void body_advance(struct body *body);
 
 /* Give back the memory of a part that was not taken. */
@@ -62,10 +61,10 @@ void body_drop_memory(struct iou_lane *lane, struct body *body);
 
 /* ---- for encoded.c ---------------------------------------------------------------------------------------------- */
 
-/* Get memory for a part of at most `most` bytes, which may be shorter. */
-int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t most, enum memory_patience patience);
+/* Get memory for a part of length bytes. */
+int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, enum memory_patience patience);
 
-/* Return the address of a byte of the part. *room: bytes from there to the end of the same piece of memory. */
-char *body_place(const struct body *body, uint64_t byte, uint64_t *room);
+/* Return the address of a byte of the part. */
+char *body_place(const struct body *body, uint64_t byte);
 
 #endif

@@ -113,8 +113,8 @@ static int begin(struct iou_lane *lane, struct body *body, uint64_t *since) {
 
 /* Decode what is staged. *goes_on: the memory was filled, so there may be more of it without further bytes. */
 static int decode(struct iou_lane *lane, struct body *body, bool *goes_on, bool *ended) {
-    uint64_t room;
-    char *place = body_place(body, body->got, &room);
+    uint64_t room = body->length - body->got;
+    char *place = body_place(body, body->got);
     iou_zstd_step step;
     int error = iou_zstd_decode(body->decoder, data_of(lane), staged(lane, body), place, room, &step);
     take(lane, body, step.taken);

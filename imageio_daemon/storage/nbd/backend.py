@@ -4,7 +4,7 @@
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Self
 
@@ -18,7 +18,7 @@ from ..durable import NO_RECORD, DurableRecord
 from ..exclusion import Exclusion
 from ..external import External, Pieces, RemoteImage
 from ..home_loop import HomeLoop
-from .blocks import Blocks, cut
+from .blocks import Blocks
 from .connection import Call
 from .handshake import Options
 from .reconnecting import ReconnectingSession
@@ -129,7 +129,7 @@ class NbdBackend(RemoteImage):
 
     def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
         """Write the piece at offset."""
-        return self._home_loop.run(self._write(op, piece.views, offset, fua=fua), op, piece.buffer)
+        return self._home_loop.run(self._write(op, piece.view, offset, fua=fua), op, piece.buffer)
 
     def zero(
         self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
@@ -206,18 +206,18 @@ class NbdBackend(RemoteImage):
         for edge in blocks.edges:
             view[edge.outside] = edge.memory[edge.inside]
 
-    async def _write(self, op: Operation, views: Sequence[memoryview], offset: int, *, fua: bool) -> None:
-        length = sum(map(len, views))
+    async def _write(self, op: Operation, view: memoryview, offset: int, *, fua: bool) -> None:
+        length = len(view)
         async with self._changing(op, offset, length):
             await self._record.changing(offset, length)
             session = await self._begin(op, offset, length)
             blocks = Blocks.of(offset, length, session.agreed.sizes.minimum)
             flags = _fua(session) if fua else 0
             try:
-                calls = await patched(session, op, blocks, views, flags)
+                calls = await patched(session, op, blocks, view, flags)
                 for piece in session.data_pieces(blocks.start, blocks.end - blocks.start, PIECE):
                     start = piece.offset - offset
-                    payload = cut(views, start, start + piece.length)
+                    payload = view[start : start + piece.length]
                     calls.append(Call(op, Command.WRITE, *piece, flags, payload=payload, counts=piece.length))
                 await session.change(calls)
             except StorageError as e:

@@ -1,19 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of bytes on a server that takes whole blocks only."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
-
-
-def cut(views: Sequence[memoryview], start: int, stop: int) -> list[memoryview]:
-    """Return a range of bytes of memory that is in parts, in parts."""
-    found = []
-    for view in views:
-        if start < len(view) and stop > 0:
-            found.append(view[max(start, 0) : stop])
-        start -= len(view)
-        stop -= len(view)
-    return found
 
 
 class Edge(NamedTuple):

@@ -7,7 +7,6 @@ Data of a READ is received into the memory of its request, and data of a WRITE i
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
 
 from ...errors import Canceled, Error, ServerGone, StorageError
 from ...nbdproto.client.negotiation import Agreed, Violation
@@ -19,7 +18,6 @@ from ...units import KiB, MiB
 from ...urls.nbd import NbdAddress
 from ..backend import Operation
 from ..work import Countdown
-from .blocks import cut
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +34,13 @@ CLOSE_TIMEOUT = 1.0
 _CHANGES = frozenset((Command.WRITE, Command.WRITE_ZEROES, Command.TRIM))
 #: Memory for bytes that a connection receives after a failure. All connections share it, because nothing reads it.
 _UNSEEN = memoryview(bytearray(16 * KiB))
+_NOTHING = memoryview(b"")
 
 
 class Call(ClientRequest):
     """A request of an operation.
 
-    view: memory for the data of a READ. payload: the data of a WRITE, in parts. counts: the bytes by which the request
+    view: memory for the data of a READ. payload: the data of a WRITE. counts: the bytes by which the request
     advances the operation. The memory is in use until the request has counted its Countdown.
     """
 
@@ -55,7 +54,7 @@ class Call(ClientRequest):
         length: int = 0,
         flags: int = 0,
         view: memoryview | None = None,
-        payload: Sequence[memoryview] = (),
+        payload: memoryview = _NOTHING,
         counts: int = 0,
     ) -> None:
         super().__init__(command, offset, length, flags, view)
@@ -105,7 +104,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._replies = ClientReplies(agreed, self._reply_ended)
         self._queue: deque[Call] = deque()
         self._sending: Call | None = None  # the request that the transport has not sent completely
-        self._unsent: list[memoryview] = []  # the rest of its payload, which the transport does not have yet
+        self._unsent = _NOTHING  # the rest of its payload, which the transport does not have yet
         self._paused = paused
         self._failure: Exception | None = None
         self._closing = False
@@ -192,18 +191,16 @@ class ClientConnection(asyncio.BufferedProtocol):
                     call.end(Canceled())
                     continue
                 header = self._replies.begin(call)
-                self._unsent = list(call.payload)
+                self._unsent = call.payload
                 self._sending = call
                 self._write(header)
             else:
                 return
 
     def _write(self, header: bytes) -> None:
-        pieces, self._unsent = self._unsent, []
-        if self._address.tls:
-            size = sum(map(len, pieces))
-            pieces, self._unsent = cut(pieces, 0, MOST_ENCRYPTED), cut(pieces, MOST_ENCRYPTED, size)
-        self._transport.writelines([header, *pieces] if header else pieces)
+        most = MOST_ENCRYPTED if self._address.tls else len(self._unsent)
+        piece, self._unsent = self._unsent[:most], self._unsent[most:]
+        self._transport.writelines(filter(len, (header, piece)))
 
     def _reply_ended(self, request: ClientRequest) -> None:
         if request is self._sending and self._in_use(request):
@@ -260,7 +257,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.gave_up_changes = any(request.command in _CHANGES for request in waiting)
         calls = [*waiting, self._sending, *self._queue]
         self._queue.clear()
-        self._sending, self._unsent = None, []
+        self._sending, self._unsent = None, _NOTHING
         self._replies.waiting.clear()
         if not self.lost.done():
             self.lost.set_result(None)

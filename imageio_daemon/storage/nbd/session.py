@@ -18,7 +18,7 @@ from ...urls.nbd import NbdAddress
 from ..backend import Context, Operation
 from ..work import Countdown
 from . import extents as nbd_extents
-from .blocks import Blocks, cut
+from .blocks import Blocks
 from .connection import Call, ClientConnection
 from .handshake import ClientHandshake, Options
 
@@ -252,7 +252,7 @@ def _identity(agreed: Agreed) -> tuple[int, int, bool, list[str]]:
 
 
 async def patched(
-    session: ClientSession, op: Operation, blocks: Blocks, views: Sequence[memoryview] | None, flags: int
+    session: ClientSession, op: Operation, blocks: Blocks, view: memoryview | None, flags: int
 ) -> list[Call]:
     """Read the blocks at the edges of a range and return writes of them with what is new. None: zeros."""
     edges = blocks.edges
@@ -260,6 +260,5 @@ async def patched(
         return []
     await session.run([Call(op, Command.READ, e.block, len(e.memory), view=e.memory) for e in edges])
     for edge in edges:
-        outside = None if views is None else cut(views, edge.outside.start, edge.outside.stop)
-        edge.memory[edge.inside] = bytes(edge.length) if outside is None else b"".join(outside)
-    return [Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=[e.memory], counts=e.length) for e in edges]
+        edge.memory[edge.inside] = bytes(edge.length) if view is None else view[edge.outside]
+    return [Call(op, Command.WRITE, e.block, len(e.memory), flags, payload=e.memory, counts=e.length) for e in edges]

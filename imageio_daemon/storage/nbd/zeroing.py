@@ -53,6 +53,6 @@ async def zero_blocks(session: ClientSession, op: Operation, blocks: Blocks, fla
         op.require_running()
         fua = flags & CommandFlag.FUA
         await session.change(
-            [Call(op, Command.WRITE, *p, fua, payload=[zeros[: p.length]], counts=p.length) for p in batch]
+            [Call(op, Command.WRITE, *p, fua, payload=zeros[: p.length], counts=p.length) for p in batch]
         )
     return ZeroMethod.WRITE

@@ -257,24 +257,24 @@ class Revoked:
 
     def __init__(self) -> None:
         self.count = 0
-        self._maps: dict[int, list[tuple[Any, mmap.mmap]]] = {}
+        self._maps: dict[int, tuple[Any, mmap.mmap]] = {}
 
     def begin(self, errand: Any) -> None:
-        shadows = []
-        for view in errand.views:
-            shadow = mmap.mmap(-1, len(view))
-            shadow[:] = view
-            shadows.append((view, shadow))
-        self._maps[id(errand)] = shadows
-        errand.views = [memoryview(shadow) for _, shadow in shadows]
+        if errand.view:
+            shadow = mmap.mmap(-1, len(errand.view))
+            shadow[:] = errand.view
+            self._maps[id(errand)] = errand.view, shadow
+            errand.view = memoryview(shadow)
 
     def end(self, errand: Any) -> None:
-        for view, shadow in self._maps.pop(id(errand)):
-            if errand.kind in (lib.IOU_READ, lib.IOU_EXTENTS):
-                view[:] = shadow[:]
-            address = ffi.cast("uintptr_t", ffi.from_buffer(shadow))
-            assert _mprotect(int(address), len(shadow)) == 0
-            self.count += 1
+        if not errand.view:
+            return
+        view, shadow = self._maps.pop(id(errand))
+        if errand.kind in (lib.IOU_READ, lib.IOU_EXTENTS):
+            view[:] = shadow[:]
+        address = ffi.cast("uintptr_t", ffi.from_buffer(shadow))
+        assert _mprotect(int(address), len(shadow)) == 0
+        self.count += 1
 
 
 def _mprotect(address: int, length: int) -> int:

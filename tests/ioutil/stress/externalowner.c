@@ -30,7 +30,7 @@ static struct {
     char *content;
     uint64_t size, random;
     struct held held[HELD];
-    uint64_t taken, gathered, canceled, failed, deaths;
+    uint64_t taken, canceled, failed, deaths;
     bool works; /* nothing fails */
     atomic_bool ends;
     pthread_t thread;
@@ -38,18 +38,16 @@ static struct {
 
 static uint64_t sum_of(const iou_errand *errand) {
     uint64_t sum = 0;
-    for (unsigned part = 0; part < IOU_ERRAND_PARTS; part++)
-        for (uint64_t i = 0; i < errand->memory_length[part]; i += 97)
-            sum = 31 * sum + ((const unsigned char *)errand->memory[part])[i];
+    for (uint64_t i = 0; i < errand->memory_length; i += 97)
+        sum = 31 * sum + ((const unsigned char *)errand->memory)[i];
     return sum;
 }
 
 static void hide(const iou_errand *errand, bool hidden) {
-    for (unsigned part = 0; part < IOU_ERRAND_PARTS; part++)
-        if (hidden)
-            ASAN_POISON_MEMORY_REGION(errand->memory[part], errand->memory_length[part]);
-        else
-            ASAN_UNPOISON_MEMORY_REGION(errand->memory[part], errand->memory_length[part]);
+    if (hidden)
+        ASAN_POISON_MEMORY_REGION(errand->memory, errand->memory_length);
+    else
+        ASAN_UNPOISON_MEMORY_REGION(errand->memory, errand->memory_length);
 }
 
 static uint64_t choose_due(void) {
@@ -73,13 +71,12 @@ static void hold(const iou_errand *errand) {
         CHECK(++place < HELD);
     CHECK(errand->control && errand->offset + errand->length <= owner->size);
     if (errand->kind == IOU_READ || errand->kind == IOU_WRITE)
-        CHECK(errand->memory_length[0] + errand->memory_length[1] == errand->length);
+        CHECK(errand->memory_length == errand->length);
     owner->held[place] = (struct held){.errand = *errand, .due = choose_due()};
     if (errand->kind == IOU_WRITE)
         owner->held[place].sum = sum_of(errand);
     hide(errand, true);
     owner->taken++;
-    owner->gathered += errand->memory_length[1] > 0;
 }
 
 static void note_canceled(uint64_t id) {
@@ -93,34 +90,22 @@ static void note_canceled(uint64_t id) {
     CHECK(!"canceled: not one of ours");
 }
 
-static void move_data(const iou_errand *errand) {
-    char *place = owner->content + errand->offset;
-    for (unsigned part = 0; part < IOU_ERRAND_PARTS; part++) {
-        uint64_t length = errand->memory_length[part];
-        if (errand->kind == IOU_READ && length)
-            memcpy(errand->memory[part], place, length);
-        else if (length)
-            memcpy(place, errand->memory[part], length);
-        place += length;
-    }
-}
-
 static void do_errand(const struct held *held, iou_completion *completion) {
     const iou_errand *errand = &held->errand;
     switch (errand->kind) {
     case IOU_WRITE:
         CHECK(sum_of(errand) == held->sum);
-        move_data(errand);
+        memcpy(owner->content + errand->offset, errand->memory, errand->length);
         break;
     case IOU_READ:
-        move_data(errand);
+        memcpy(errand->memory, owner->content + errand->offset, errand->length);
         break;
     case IOU_ZERO:
         memset(owner->content + errand->offset, 0, errand->length);
         completion->method = IOU_METHOD_REMOTE;
         break;
     case IOU_EXTENTS:
-        *(iou_extent *)errand->memory[0] = (iou_extent){.start = errand->offset, .length = errand->length};
+        *(iou_extent *)errand->memory = (iou_extent){.start = errand->offset, .length = errand->length};
         completion->count = 1;
         break;
     default:
@@ -203,8 +188,7 @@ void owner_stop(void) {
     CHECK(pthread_join(owner->thread, NULL) == 0);
     CHECK(iou_external_close(owner->handle) == 0);
     CHECK(iou_external_free(owner->handle) == 0);
-    printf("external: %llu errands, %llu of two pieces, %llu canceled, %llu failed, %llu deaths\n",
-           (unsigned long long)owner->taken, (unsigned long long)owner->gathered, (unsigned long long)owner->canceled,
-           (unsigned long long)owner->failed, (unsigned long long)owner->deaths);
+    printf("external: %llu errands, %llu canceled, %llu failed, %llu deaths\n", (unsigned long long)owner->taken,
+           (unsigned long long)owner->canceled, (unsigned long long)owner->failed, (unsigned long long)owner->deaths);
     free(owner);
 }
