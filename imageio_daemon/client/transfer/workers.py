@@ -45,17 +45,18 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
     """
     ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # None: the user has interrupted
     calls = [_Call(function, ended) for function in functions]
+    left = len(calls)
     with _told_of_interrupts(lambda: ended.put(None)):
         try:
             for call in calls:
                 call.thread.start()
-            _wait(ended, len(calls), tick)
+            left = _wait(ended, len(calls), tick)
         finally:
-            started = [call.thread for call in calls if call.thread.ident is not None]
-            if any(thread.is_alive() for thread in started):
+            if left:  # whether threads are alive does not tell: one whose call has ended may still be
                 stop.stop()
-            for thread in started:
-                thread.join()
+            for call in calls:
+                if call.thread.ident is not None:  # it was started
+                    call.thread.join()
             if tick is not None:
                 tick()
     errors = [call.error for call in calls if call.error]
@@ -65,18 +66,19 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
     return [result for call in calls for result in call.results]
 
 
-def _wait(ended: "SimpleQueue[_Call[_T] | None]", count: int, tick: Callable[[], None] | None) -> None:
-    """Return when so many calls have ended or one has failed. Raises KeyboardInterrupt."""
+def _wait(ended: "SimpleQueue[_Call[_T] | None]", count: int, tick: Callable[[], None] | None) -> int:
+    """Wait until so many calls have ended or one has failed. Return how many are left. Raises KeyboardInterrupt."""
     while count:
         with contextlib.suppress(Empty):
             call = ended.get(timeout=INTERVAL)
             if call is None:
                 raise KeyboardInterrupt
-            if call.error:
-                return
             count -= 1
+            if call.error:
+                break
         if tick is not None:
             tick()
+    return count
 
 
 @contextlib.contextmanager

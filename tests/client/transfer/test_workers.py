@@ -42,6 +42,26 @@ def test_results_are_in_the_order_of_the_functions() -> None:
     assert workers.run([second, first], Stop()) == ["second", "first"]
 
 
+def test_thread_that_lives_longer_than_its_call_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lingering(threading.Thread):
+        """It ends when somebody waits for it."""
+
+        joined = threading.Event()
+
+        def run(self) -> None:
+            super().run()
+            self.joined.wait()
+
+        def join(self, timeout: float | None = None) -> None:
+            self.joined.set()
+            super().join(timeout)
+
+    monkeypatch.setattr(threading, "Thread", Lingering)
+    stop = Stop()
+    assert workers.run([lambda: 1], stop) == [1]
+    stop.check()
+
+
 def test_interrupt_waits_for_the_threads() -> None:
     stop = Stop()
     ended = threading.Event()
