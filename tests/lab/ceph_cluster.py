@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,15 @@ osd mon report interval = 1
 
 
 class Cluster:
-    """The cluster. `conf`: the path of ceph.conf for everybody; keyrings of users are beside it."""
+    """The cluster. `conf`: the path of ceph.conf for everybody; keyrings of users are beside it.
 
-    def __init__(self, root: Path, size: int = 8 << 30) -> None:
+    size: bytes of the OSD. osd_environment: variables of the OSD's environment beside those of this process.
+    """
+
+    def __init__(self, root: Path, size: int = 8 << 30, osd_environment: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self.osd_data = root / "osd" / "block"
+        self._osd_environment = {**os.environ, **(osd_environment or {})}
         self.conf = root / "ceph.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         root.mkdir()
@@ -96,7 +101,7 @@ class Cluster:
 
     def start_osd(self) -> None:
         """Start the OSD and wait until all placement groups are served."""
-        self._start("osd", "ceph-osd", "-i", "0")
+        self._start("osd", "ceph-osd", "-i", "0", environment=self._osd_environment)
 
         def served() -> bool:
             states = self.asked("status")["pgmap"].get("pgs_by_state", [])
@@ -160,11 +165,10 @@ class Cluster:
     def _run(self, program: str, *words: str, timeout: float = PATIENCE) -> str:
         return run(*self._command(program), *words, timeout=timeout)
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(self, name: str, *command: str, environment: Mapping[str, str] | None = None) -> None:
+        words = [*self._command(command[0]), *command[1:], "--foreground"]
         with (self.root / f"{name}.out").open("ab") as out:
-            self._running[name] = subprocess.Popen(
-                [*self._command(command[0]), *command[1:], "--foreground"], stdout=out, stderr=out
-            )
+            self._running[name] = subprocess.Popen(words, stdout=out, stderr=out, env=environment)
 
 
 def run(*command: object, timeout: float = PATIENCE) -> str:
