@@ -175,7 +175,7 @@ def run(*command: object, timeout: float = PATIENCE) -> str:
     """Run a program and return what it prints; fail with what it says."""
     done = subprocess.run([str(word) for word in command], check=False, capture_output=True, timeout=timeout)
     assert done.returncode == 0, f"{command}: {done.stderr.decode()}"
-    return done.stdout.decode()
+    return done.stdout.decode(errors="replace")  # nbdinfo(1) shows what file(1) makes of random data
 
 
 def eventually(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
