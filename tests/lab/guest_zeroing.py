@@ -16,7 +16,20 @@ from tests.ioutil.disk import fill, first_difference, on_disk
 from tests.ioutil.engine_driver import Image
 from tests.ioutil.model import Model, random_operation
 
-from .kernel_storage import FILESYSTEM, MiB, loop_disk, mounted, nfs_mounted, nfs_server, null_disk, run, scsi_disk
+from .kernel_stacked import drbd_disk, drbd_pair, linear, nvme_disk, thin_volume
+from .kernel_storage import (
+    FILESYSTEM,
+    SIZE,
+    MiB,
+    loop_disk,
+    mounted,
+    nfs_mounted,
+    nfs_server,
+    null_disk,
+    rpcbind,
+    run,
+    scsi_disk,
+)
 
 LENGTH = 2 * MiB
 #: An unaligned range inside of it.
@@ -63,6 +76,17 @@ def nfs_file(how: str) -> Make:
     return make
 
 
+def nfs_3_file() -> Make:
+    @contextlib.contextmanager
+    def make() -> Iterator[Path]:
+        run("modprobe", "xfs")
+        with loop_disk(FILESYSTEM) as device, mounted("xfs", device) as directory, rpcbind():
+            with nfs_server(directory, "3"), nfs_mounted("nolock", version="3", exported=directory) as mount:
+                yield new_file(mount)
+
+    return make
+
+
 def file_on(filesystem: str) -> Make:
     @contextlib.contextmanager
     def make() -> Iterator[Path]:
@@ -72,11 +96,40 @@ def file_on(filesystem: str) -> Make:
     return make
 
 
+def over(below: Make, stacked: Callable[[Path], AbstractContextManager[Path]]) -> Make:
+    """Make a device of another one."""
+
+    @contextlib.contextmanager
+    def make() -> Iterator[Path]:
+        with below() as device, stacked(device) as path:
+            yield path
+
+    return make
+
+
+@contextlib.contextmanager
+def thin() -> Iterator[Path]:
+    with thin_volume() as volume:
+        yield volume.path
+
+
+@contextlib.contextmanager
+def plain_file() -> Iterator[Path]:
+    path = Path("/var/tmp/backing")
+    with path.open("wb") as file:
+        file.truncate(SIZE)
+    yield path
+    path.unlink()
+
+
+NO_OFFLOAD = scsi("lbpu=0", "lbpws=0", "lbpws10=0", zeroing_mode="write")
+WRITE_SAME = scsi("lbpu=0", "lbpws=1", "lbpws10=0")
+
 #: Storage, and the method of each way there; - is ENOTSUP, and nothing changed.
 STORAGE: dict[str, tuple[Make, str]] = {
-    "scsi, no offload": (scsi("lbpu=0", "lbpws=0", "lbpws10=0", zeroing_mode="write"), "zero zero - -"),
+    "scsi, no offload": (NO_OFFLOAD, "zero zero - -"),
     "scsi, write same": (scsi("lbpu=0", "lbpws=0", "lbpws10=0"), "punch zero punch -"),
-    "scsi, write same with unmap": (scsi("lbpu=0", "lbpws=1", "lbpws10=0"), "punch zero punch -"),
+    "scsi, write same with unmap": (WRITE_SAME, "punch zero punch -"),
     "scsi, write same 10 with unmap": (scsi("lbpu=0", "lbpws=0", "lbpws10=1"), "punch zero punch -"),
     "scsi, unmap only": (scsi("lbpu=1", "lbpws=0", "lbpws10=0", zeroing_mode="write"), "zero zero - -"),
     "scsi, all, 4096": (scsi("lbpu=1", "lbpws=1", "lbpws10=1", "sector_size=4096"), "punch zero punch -"),
@@ -87,11 +140,25 @@ STORAGE: dict[str, tuple[Make, str]] = {
     "ext4": (file_on("ext4"), "punch zero punch zero"),
     "nfs 4.2, hard": (nfs_file("hard"), "punch punch+allocate punch -"),
     "nfs 4.2, soft": (nfs_file("soft"), "punch punch+allocate punch -"),
+    "nfs 3": (nfs_3_file(), "write write - -"),
+    "lvm, no offload": (over(NO_OFFLOAD, linear), "zero zero - -"),
+    "lvm, write same with unmap": (over(WRITE_SAME, linear), "punch zero punch -"),
+    "lvm-thin": (thin, "zero zero - -"),
+    "nvme-of, no offload": (over(NO_OFFLOAD, nvme_disk), "punch zero punch -"),
+    "nvme-of, write same with unmap": (over(WRITE_SAME, nvme_disk), "punch zero punch -"),
+    "nvme-of, a file": (over(plain_file, nvme_disk), "punch zero punch -"),
+    "drbd, no offload": (over(NO_OFFLOAD, drbd_disk), "zero zero - -"),
+    "drbd, write same with unmap": (over(WRITE_SAME, drbd_disk), "zero zero - -"),
+    "drbd with a peer, no offload": (over(NO_OFFLOAD, drbd_pair), "punch zero punch -"),
+    "drbd with a peer, write same with unmap": (over(WRITE_SAME, drbd_pair), "punch zero punch -"),
 }
 
 #: Where operations at any alignment bring down the kernel: Linux 6.12's null_blk takes memory that is aligned to 512
 #: bytes, and with larger blocks copies past the end of its page then.
 OVERFLOWS = {"null_blk, discard, 4096"}
+
+#: Where extents tell of holes.
+HAVE_HOLES = {"xfs", "ext4", "nfs 4.2, hard", "nfs 4.2, soft"}
 
 SHORT = {
     lib.IOU_METHOD_PUNCH_HOLE: "punch",
@@ -134,6 +201,15 @@ def test_methods_are_those_of_the_table(named: tuple[str, Path]) -> None:
         told.append(method)
     print(f"METHODS | {name} | {' | '.join(told)} |")
     assert " ".join(told) == STORAGE[name][1]
+
+
+def test_only_some_files_tell_of_holes(named: tuple[str, Path]) -> None:
+    name, path = named
+    fill(path, LENGTH, seed=1)
+    zero(path, MiB // 2, 3 * MiB // 2, DEALLOCATE)
+    with Image(path) as image:
+        holes = [extent for extent in image.extents(0, LENGTH) if extent.hole]
+    assert bool(holes) == (name in HAVE_HOLES), holes
 
 
 @pytest.mark.parametrize("way", WAYS)

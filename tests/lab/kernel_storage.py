@@ -17,6 +17,8 @@ SECTOR = 512
 FILESYSTEM = 320 * MiB
 
 _names = (f"lab{number}" for number in itertools.count())
+#: Modules of device-mapper targets that have not the target's name.
+_TARGETS = {"linear": "dm-mod", "thin": "dm-thin-pool"}
 
 
 def run(*command: object) -> str:
@@ -24,6 +26,19 @@ def run(*command: object) -> str:
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout.strip()
+
+
+def new_name() -> str:
+    """Return a name that nothing else has."""
+    return next(_names)
+
+
+def configfs() -> Path:
+    """Return where modules are configured."""
+    path = Path("/sys/kernel/config")
+    if not path.is_mount():
+        run("mount", "-t", "configfs", "configfs", path)
+    return path
 
 
 class ScsiDisk:
@@ -94,10 +109,7 @@ def scsi_disk(*parameters: str, zeroing_mode: str = "") -> Iterator[ScsiDisk]:
 def null_disk(**attributes: object) -> Iterator[Path]:
     """Make a null_blk device that keeps what is written."""
     run("modprobe", "null_blk", "nr_devices=0")
-    config = Path("/sys/kernel/config")
-    if not (config / "nullb").exists():
-        run("mount", "-t", "configfs", "configfs", config)
-    directory = config / "nullb" / next(_names)
+    directory = configfs() / "nullb" / next(_names)
     directory.mkdir()
     try:
         for name, value in {"size": SIZE // MiB, "memory_backed": 1, **attributes, "power": 1}.items():
@@ -146,7 +158,8 @@ class Mapped:
 @contextlib.contextmanager
 def mapped(table: str) -> Iterator[Mapped]:
     """Make a device-mapper device."""
-    run("modprobe", f"dm-{table.split()[2]}".replace("dm-linear", "dm-mod"))
+    target = table.split()[2]
+    run("modprobe", _TARGETS.get(target, f"dm-{target}"))
     device = Mapped(next(_names))
     run("dmsetup", "create", device.name, "--noudevsync", "--table", table)
     run("dmsetup", "mknodes", device.name)
@@ -217,10 +230,13 @@ def mounted(filesystem: str, device: Path, *, make: bool = True) -> Iterator[Pat
 
 
 class NfsServer:
-    """The kernel's NFS server, version 4.2 only, with one exported directory."""
+    """The kernel's NFS server, of one version, with one exported directory."""
+
+    def __init__(self, options: tuple[str, ...]) -> None:
+        self._options = options
 
     def start(self) -> None:
-        run("rpc.nfsd", "--no-nfs-version", "3", "--no-udp", "--tcp", "2")
+        run("rpc.nfsd", *self._options, "--no-udp", "--tcp", "2")
         Path("/proc/fs/nfsd/v4_end_grace").write_text("Y")
 
     def stop(self) -> None:
@@ -228,19 +244,32 @@ class NfsServer:
 
 
 @contextlib.contextmanager
-def nfs_server(directory: Path) -> Iterator[NfsServer]:
-    """Export a directory to this host."""
+def rpcbind() -> Iterator[None]:
+    """Run what tells the ports of NFS 3."""
+    daemon = subprocess.Popen(["rpcbind", "-f"])
+    try:
+        eventually(Path("/run/rpcbind.sock").exists, "it answers")
+        yield
+    finally:
+        daemon.terminate()
+        daemon.wait()
+
+
+@contextlib.contextmanager
+def nfs_server(directory: Path, version: str = "4.2") -> Iterator[NfsServer]:
+    """Export a directory to this host by NFS 3 or 4.2; 3 needs rpcbind."""
     run("modprobe", "nfsd")
-    run("modprobe", "nfsv4")
+    run("modprobe", f"nfsv{version[0]}")
     run("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")
     for name in ("nfsv4gracetime", "nfsv4leasetime"):
         Path("/proc/fs/nfsd", name).write_text("10")
     Path("/var/lib/nfs/v4recovery").mkdir(parents=True, exist_ok=True)
     for name in ("etab", "rmtab"):
         Path("/var/lib/nfs", name).touch()
-    server = NfsServer()
+    other = ("--no-nfs-version", "4" if version == "3" else "3")
+    server = NfsServer(other)
     run("exportfs", "-o", "rw,no_root_squash,insecure,sync,fsid=0,no_subtree_check", f"127.0.0.1:{directory}")
-    mountd = subprocess.Popen(["rpc.mountd", "--foreground", "--no-nfs-version", "3"])
+    mountd = subprocess.Popen(["rpc.mountd", "--foreground", *other])
     try:
         server.start()
         yield server
@@ -253,11 +282,11 @@ def nfs_server(directory: Path) -> Iterator[NfsServer]:
 
 
 @contextlib.contextmanager
-def nfs_mounted(*options: str) -> Iterator[Path]:
-    """Mount what the NFS server exports."""
+def nfs_mounted(*options: str, version: str = "4.2", exported: Path = Path("/")) -> Iterator[Path]:
+    """Mount what the NFS server exports; by NFS 3 its path has to be told."""
     target = Path("/tmp", next(_names))
     target.mkdir()
-    run("mount", "-t", "nfs", "-o", ",".join(("vers=4.2", *options)), "127.0.0.1:/", target)
+    run("mount", "-t", "nfs", "-o", ",".join((f"vers={version}", *options)), f"127.0.0.1:{exported}", target)
     try:
         yield target
     finally:

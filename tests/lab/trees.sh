@@ -8,7 +8,7 @@ mkdir -p "$lab"
 
 # Of the Debian 13 that has newer peers and another kernel.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
-    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2"
+    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils"
 
 # Status 77: cannot run here.
 cannot() {

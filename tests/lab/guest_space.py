@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What zeroing and trimming free on the storage below a device that the kernel makes of others."""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ioutil_ext import lib
+from tests.ioutil.disk import fill
+from tests.ioutil.engine_driver import Image
+
+from .kernel_stacked import drbd_disk, drbd_pair, linear, nvme_disk, thin_volume
+from .kernel_storage import SIZE, MiB, loop_disk
+
+
+class Place(NamedTuple):
+    """A device, and how many bytes are allocated for it."""
+
+    path: Path
+    used: Callable[[], int]
+
+
+Make = Callable[[], AbstractContextManager[Place]]
+
+
+def allocated(path: Path) -> int:
+    """Return how much space a file takes once all is written to it."""
+    os.sync()
+    return path.stat().st_blocks * 512
+
+
+def on_loop(stacked: Callable[[Path], AbstractContextManager[Path]]) -> Make:
+    """Make a device of a loop device, which frees what is punched in its file."""
+
+    @contextlib.contextmanager
+    def make() -> Iterator[Place]:
+        with loop_disk() as below, stacked(below) as path:
+            backing = Path(Path("/sys/block", below.name, "loop/backing_file").read_text().strip())
+            yield Place(path, lambda: allocated(backing))
+
+    return make
+
+
+@contextlib.contextmanager
+def nvme_of_a_file() -> Iterator[Place]:
+    backing = Path("/var/tmp/backing")
+    with backing.open("wb") as file:
+        file.truncate(SIZE)
+    with nvme_disk(backing) as path:
+        yield Place(path, lambda: allocated(backing))
+    backing.unlink()
+
+
+@contextlib.contextmanager
+def thin() -> Iterator[Place]:
+    with thin_volume() as volume:
+        yield Place(volume.path, lambda: volume.used)
+
+
+#: Storage, and how many of 2 MiB are free after zero, zero that keeps the space, and trim.
+FREED: dict[str, tuple[Make, str]] = {
+    "lvm": (on_loop(linear), "2 0 2"),
+    "lvm-thin": (thin, "0 0 0"),
+    "nvme-of, a device": (on_loop(nvme_disk), "2 2 2"),
+    "nvme-of, a file": (nvme_of_a_file, "0 0 0"),
+    "drbd": (on_loop(drbd_disk), "0 0 0"),
+    "drbd with a peer": (on_loop(drbd_pair), "2 0 2"),
+}
+WAYS = ((lib.IOU_ZERO, 0), (lib.IOU_ZERO, lib.IOU_ALLOCATE), (lib.IOU_TRIM, 0))
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_space_is_freed_as_the_table_says(name: str) -> None:
+    make, expected = FREED[name]
+    freed = []
+    with make() as place:
+        for kind, flags in WAYS:
+            fill(place.path, 4 * MiB, seed=1)
+            before = place.used()
+            with Image(place.path) as image:
+                image.run(kind, MiB, 2 * MiB, flags)
+                image.flush()
+            freed.append(str(round((before - place.used()) / MiB)))
+    print(f"FREED | {name} | {' | '.join(freed)} |")
+    assert " ".join(freed) == expected
+
+
+def test_a_new_thin_volume_is_allocated_by_zeros() -> None:
+    with thin_volume() as volume, Image(volume.path) as image:
+        assert volume.used == 0
+        image.zero(0, 4 * MiB)
+        image.flush()
+        assert volume.used == 4 * MiB

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that the kernel makes of other devices; for the checks in the virtual machine."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.polling import eventually
+
+from .kernel_storage import SECTOR, SIZE, configfs, loop_disk, mapped, new_name, run
+
+#: Of a thin pool, in bytes; it is given and freed as a whole.
+CHUNK = 64 * 1024
+
+# LVM and LVM-thin, as the kernel has them
+
+
+@contextlib.contextmanager
+def linear(below: Path) -> Iterator[Path]:
+    """Make a logical volume of a device."""
+    with mapped(f"0 {SIZE // SECTOR} linear {below} 0") as device:
+        yield device.path
+
+
+class ThinVolume:
+    """A volume of a thin pool of its own."""
+
+    def __init__(self, path: Path, pool: str) -> None:
+        self.path = path
+        self._pool = pool
+
+    @property
+    def used(self) -> int:
+        """Return how many bytes of the pool the volume takes."""
+        chunks, _, _ = run("dmsetup", "status", self._pool).split()[5].partition("/")
+        return int(chunks) * CHUNK
+
+
+@contextlib.contextmanager
+def thin_volume() -> Iterator[ThinVolume]:
+    """Make a volume of a thin pool, with nothing allocated."""
+    sectors = SIZE // SECTOR
+    with loop_disk() as metadata, loop_disk() as data:
+        with mapped(f"0 {sectors} thin-pool {metadata} {data} {CHUNK // SECTOR} 0") as pool:
+            run("dmsetup", "message", pool.name, 0, "create_thin 0")
+            with mapped(f"0 {sectors} thin {pool.path} 0") as volume:
+                yield ThinVolume(volume.path, pool.name)
+
+
+# NVMe-oF, by TCP
+
+
+@contextlib.contextmanager
+def nvme_target(backing: Path) -> Iterator[str]:
+    """Let the kernel's NVMe target export a device or a file to this host, and return how it is reached."""
+    run("modprobe", "nvmet-tcp")
+    name = new_name()
+    directory = configfs() / "nvmet"
+    subsystem, port = directory / "subsystems" / name, directory / "ports/1"
+    space, exported = subsystem / "namespaces/1", port / "subsystems" / name
+    subsystem.mkdir()
+    space.mkdir()
+    port.mkdir()
+    try:
+        (subsystem / "attr_allow_any_host").write_text("1")
+        (space / "device_path").write_text(str(backing))
+        (space / "enable").write_text("1")
+        address = {"trtype": "tcp", "adrfam": "ipv4", "traddr": "127.0.0.1", "trsvcid": "4420"}
+        for what, value in address.items():
+            (port / f"addr_{what}").write_text(value)
+        exported.symlink_to(subsystem)
+        yield f"transport=tcp,traddr=127.0.0.1,trsvcid=4420,nqn={name}"
+        exported.unlink()
+    finally:
+        for made in (port, space, subsystem):
+            made.rmdir()
+
+
+@contextlib.contextmanager
+def nvme_disk(backing: Path) -> Iterator[Path]:
+    """Make a disk of NVMe over fabrics, of a device or a file."""
+    run("modprobe", "nvme-tcp")
+    with nvme_target(backing) as address:
+        fabrics = os.open("/dev/nvme-fabrics", os.O_RDWR)
+        try:
+            os.write(fabrics, address.encode())
+            told = os.read(fabrics, 100).decode()  # instance=0,cntlid=1
+        finally:
+            os.close(fabrics)
+        controller = f"nvme{told.split(',')[0].removeprefix('instance=')}"
+        try:
+            path = Path(f"/dev/{controller}n1")
+            eventually(path.exists, "its node is there")
+            yield path
+        finally:
+            Path("/sys/class/nvme", controller, "delete_controller").write_text("1")
+
+
+# DRBD
+
+
+@contextlib.contextmanager
+def drbd_node(number: int, below: Path) -> Iterator[str]:
+    """Make a DRBD resource with one device, /dev/drbdNUMBER, and return its name."""
+    Path("/run/lock").mkdir(exist_ok=True)
+    run("modprobe", "drbd", "usermode_helper=disabled")
+    name = new_name()
+    run("drbdmeta", "--force", number, "v08", below, "internal", "create-md")
+    run("drbdsetup", "new-resource", name)
+    try:
+        run("drbdsetup", "new-minor", name, number, 0)
+        run("drbdsetup", "attach", number, below, below, "internal")
+        yield name
+    finally:
+        run("drbdsetup", "down", name)
+
+
+@contextlib.contextmanager
+def drbd_disk(below: Path) -> Iterator[Path]:
+    """Make a DRBD device that is primary and has no peer."""
+    with drbd_node(0, below):
+        run("drbdsetup", "primary", 0, "--force")
+        yield Path("/dev/drbd0")
+
+
+@contextlib.contextmanager
+def drbd_pair(below: Path) -> Iterator[Path]:
+    """Make a DRBD device that is primary, with a peer on this host, on a loop device."""
+    with loop_disk() as other, drbd_node(0, below) as first, drbd_node(1, other) as second:
+        addresses = ("ipv4:127.0.0.1:7788", "ipv4:127.0.0.1:7789")
+        run("drbdsetup", "connect", first, *addresses)
+        run("drbdsetup", "connect", second, *reversed(addresses))
+        run("drbdsetup", "primary", 0, "--force")
+        state = Path("/proc/drbd")
+        eventually(lambda: state.read_text().count("ds:UpToDate/UpToDate") == 2, "both are equal", timeout=60)
+        yield Path("/dev/drbd0")
