@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What zeroing and trimming free on the storage below a device that the kernel makes of others."""
+"""What zeroing and trimming free on the storage below a device that the kernel makes of others; no room there."""
 
 import contextlib
 import os
@@ -15,7 +15,8 @@ from tests.ioutil.disk import fill
 from tests.ioutil.engine_driver import Image
 
 from .kernel_stacked import drbd_disk, drbd_pair, linear, nvme_disk, thin_volume
-from .kernel_storage import SIZE, MiB, loop_disk
+from .kernel_storage import SIZE, MiB, loop_disk, run
+from .small_daemon import running_daemon
 
 
 class Place(NamedTuple):
@@ -96,3 +97,15 @@ def test_a_new_thin_volume_is_allocated_by_zeros() -> None:
         image.zero(0, 4 * MiB)
         image.flush()
         assert volume.used == 4 * MiB
+
+
+@pytest.mark.parametrize("features", [("error_if_no_space",), ()], ids=["fails", "waits"])
+def test_upload_to_a_thin_pool_that_is_full_is_answered_507(features: tuple[str, ...]) -> None:
+    run("modprobe", "dm-thin-pool")
+    Path("/sys/module/dm_thin_pool/parameters/no_space_timeout").write_text("5")
+    with thin_volume(*features, size=4 * MiB) as volume, running_daemon() as daemon:
+        daemon.add_ticket("thin", volume.path, SIZE)
+        daemon.upload("thin", 0, b"x" * 2 * MiB, flush=True)
+        daemon.upload("thin", 2 * MiB, b"y" * 4 * MiB, flush=True, status=507)
+        daemon.remove_ticket("thin")
+        assert volume.path.read_bytes()[: 2 * MiB] == b"x" * 2 * MiB

@@ -38,13 +38,13 @@ class ThinVolume:
 
 
 @contextlib.contextmanager
-def thin_volume() -> Iterator[ThinVolume]:
-    """Make a volume of a thin pool, with nothing allocated."""
-    sectors = SIZE // SECTOR
-    with loop_disk() as metadata, loop_disk() as data:
-        with mapped(f"0 {sectors} thin-pool {metadata} {data} {CHUNK // SECTOR} 0") as pool:
+def thin_volume(*features: str, size: int = SIZE) -> Iterator[ThinVolume]:
+    """Make a volume of a thin pool of this size and with these features, with nothing allocated."""
+    options = f"{CHUNK // SECTOR} 0 {len(features)} {' '.join(features)}"
+    with loop_disk() as metadata, loop_disk(size) as data:
+        with mapped(f"0 {size // SECTOR} thin-pool {metadata} {data} {options}") as pool:
             run("dmsetup", "message", pool.name, 0, "create_thin 0")
-            with mapped(f"0 {sectors} thin {pool.path} 0") as volume:
+            with mapped(f"0 {SIZE // SECTOR} thin {pool.path} 0") as volume:
                 yield ThinVolume(volume.path, pool.name)
 
 
