@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...image.extents import Extent
 from ...units import MiB
-from ..errors import LocalError
+from ..errors import LocalError, Stopped
 from .archive import Member
 from .nbd_image import NbdImage
 from .part_file import PartFile
@@ -33,6 +33,7 @@ class QemuNbd:
 
     def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
         self._name = name
+        self._stopped = False
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._pid_file = f"{self._directory}/pid"
@@ -57,6 +58,21 @@ class QemuNbd:
             self._clean()
             raise
 
+    def stop(self) -> None:
+        """End qemu-nbd of an image that is only read, at once. Reads that wait for storage raise Stopped, too."""
+        self._stopped = True
+        self._process.kill()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[NbdImage]:
+        """Return the image for the block. Raises Stopped after stop()."""
+        try:
+            yield self.image
+        except LocalError:
+            if self._stopped:
+                raise Stopped("stopped") from None
+            raise
+
     def close(self) -> None:
         """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails."""
         if self._process.returncode is not None:
@@ -69,7 +85,7 @@ class QemuNbd:
             status = self._process.wait()
         reason = self._said()
         self._clean()
-        if status != 0:
+        if status != 0 and not self._stopped:
             raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
 
     def _wait(self) -> None:
@@ -118,11 +134,13 @@ class QemuSource:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        return self._server.image.extents()
+        with self._server.reading() as image:
+            yield from image.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        self._server.image.read(offset, buffer)
+        with self._server.reading() as image:
+            image.read(offset, buffer)
 
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
@@ -131,7 +149,8 @@ class QemuSource:
                 raise changed(file)
 
     def stop(self) -> None:
-        """Do nothing: reads end by themselves."""
+        """Make reads that wait raise Stopped, and those that follow."""
+        self._server.stop()
 
     def close(self) -> None:
         """End qemu-nbd."""

@@ -40,17 +40,20 @@ class RbdSource:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        return self._server.image.extents()
+        with self._server.reading() as image:
+            yield from image.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        self._server.image.read(offset, buffer)
+        with self._server.reading() as image:
+            image.read(offset, buffer)
 
     def check(self) -> None:
         """Do nothing: see identity."""
 
     def stop(self) -> None:
-        """Do nothing: reads end by themselves."""
+        """Make reads that wait raise Stopped, and those that follow."""
+        self._server.stop()
 
     def close(self) -> None:
         """End qemu-nbd."""

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that qemu-nbd reads for a transfer."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from imageio_daemon.client.errors import LocalError, Stopped
+from imageio_daemon.client.local import QemuSource
+from tests.client.local.test_formats import qemu_img
+
+KiB = 1024
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[QemuSource]:
+    path = tmp_path / "image.qcow2"
+    qemu_img("create", "-f", "qcow2", path, "1M")
+    source = QemuSource(path, "qcow2")
+    yield source
+    source.close()
+
+
+def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -> None:
+    source._server._process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(source.read, 0, memoryview(bytearray(KiB)))
+        source.stop()
+        assert isinstance(read.exception(), Stopped)
+
+
+def test_nothing_is_read_after_stop(source: QemuSource) -> None:
+    source.stop()
+    with pytest.raises(Stopped):
+        list(source.extents())
+
+
+def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
+    source._server._process.kill()
+    with pytest.raises(LocalError):
+        source.read(0, memoryview(bytearray(KiB)))
+    with pytest.raises(LocalError, match="qemu-nbd failed"):
+        source.close()
