@@ -38,14 +38,15 @@ pytestmark = [pytest.mark.skip(reason=reason)] if (reason := _missing()) else []
 @contextlib.contextmanager
 def served(daemon: Daemon, ticket: str, directory: Path) -> Iterator[str]:
     """Run nbdkit, and return the address of the export."""
-    socket = directory / "nbd"
+    socket, ready = directory / "nbd", directory / "pid"  # the socket is there before it can be connected to
     plugin = PROJECT / "examples" / "nbdkit_plugin.py"
     parameters = [f"url={daemon.url(ticket)}", f"cafile={daemon.cafile}"]
     paths = os.pathsep.join((str(PROJECT), sysconfig.get_path("platlib")))
-    arguments = ["nbdkit", "--foreground", "--unix", str(socket), "python", str(plugin), *parameters]
+    listens = ("--unix", str(socket), "--pidfile", str(ready))
+    arguments = ["nbdkit", "--foreground", *listens, "python", str(plugin), *parameters]
     with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": paths}) as process:
         try:
-            eventually(lambda: socket.exists() or process.poll() is not None, "nbdkit listens")
+            eventually(lambda: ready.exists() or process.poll() is not None, "nbdkit listens")
             yield f"nbd+unix:///?socket={socket}"
         finally:
             process.terminate()
