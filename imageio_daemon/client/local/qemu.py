@@ -113,24 +113,15 @@ class QemuNbd:
         os.rmdir(self._directory)
 
 
-class QemuSource:
-    """A source in a format other than raw. Methods raise LocalError."""
+class ServedSource:
+    """A source that a qemu-nbd serves, which ends with it. Methods raise LocalError."""
 
     is_stream = False
     portion = 32 * MiB
 
-    def __init__(self, path: Path, format_name: str, member: Member | None = None, *, shared: bool = False) -> None:
-        self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
-        self.identity: Mapping[str, object] | None = None
-        if None not in self._files.values():
-            self.identity = {
-                "format": format_name,
-                "member": list(member) if member else None,
-                "files": list(self._files.values()),
-            }
-        self._shared = shared
-        self._server = QemuNbd(str(path), _image(path, format_name, member, shared=shared))
-        self.size = self._server.image.size
+    def __init__(self, server: QemuNbd) -> None:
+        self._server = server
+        self.size = server.image.size
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
@@ -142,12 +133,6 @@ class QemuSource:
         with self._server.reading() as image:
             image.read(offset, buffer)
 
-    def check(self) -> None:
-        """Raise LocalError if size or mtime of a file of the backing chain has changed."""
-        for file, opened in self._files.items():
-            if not self._shared and identity_of(file) != opened:
-                raise changed(file)
-
     def stop(self) -> None:
         """Make reads that wait raise Stopped, and those that follow."""
         self._server.stop()
@@ -155,6 +140,28 @@ class QemuSource:
     def close(self) -> None:
         """End qemu-nbd."""
         self._server.close()
+
+
+class QemuSource(ServedSource):
+    """A source in a format other than raw."""
+
+    def __init__(self, path: Path, format_name: str, member: Member | None = None, *, shared: bool = False) -> None:
+        self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
+        self.identity: Mapping[str, object] | None = None
+        if None not in self._files.values():
+            self.identity = {
+                "format": format_name,
+                "member": list(member) if member else None,
+                "files": list(self._files.values()),
+            }
+        self._shared = shared
+        super().__init__(QemuNbd(str(path), _image(path, format_name, member, shared=shared)))
+
+    def check(self) -> None:
+        """Raise LocalError if size or mtime of a file of the backing chain has changed."""
+        for file, opened in self._files.items():
+            if not self._shared and identity_of(file) != opened:
+                raise changed(file)
 
 
 class QemuTarget:

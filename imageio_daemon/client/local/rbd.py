@@ -10,14 +10,13 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from ...errors import InvalidRequest
-from ...image.extents import Extent
 from ...units import MiB
 from ...urls.rbd import RbdAddress, parse
 from ..errors import LocalError, Usage
-from .qemu import QemuNbd
+from .qemu import QemuNbd, ServedSource
 
 #: What helps where the message of qemu-nbd does not tell.
 _REMEDIES = {
@@ -26,38 +25,17 @@ _REMEDIES = {
 }
 
 
-class RbdSource:
-    """An image on Ceph, or a snapshot. Methods raise LocalError."""
+class RbdSource(ServedSource):
+    """An image on Ceph, or a snapshot."""
 
-    is_stream = False
-    portion = 32 * MiB
     #: Nobody sees whether an image was changed, as with block devices.
     identity: Mapping[str, object] | None = None
 
     def __init__(self, address: str) -> None:
-        self._server = _serve(address, writable=False)
-        self.size = self._server.image.size
-
-    def extents(self) -> Iterator[Extent]:
-        """Yield all extents, in order and without gaps."""
-        with self._server.reading() as image:
-            yield from image.extents()
-
-    def read(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer."""
-        with self._server.reading() as image:
-            image.read(offset, buffer)
+        super().__init__(_serve(address, writable=False))
 
     def check(self) -> None:
         """Do nothing: see identity."""
-
-    def stop(self) -> None:
-        """Make reads that wait raise Stopped, and those that follow."""
-        self._server.stop()
-
-    def close(self) -> None:
-        """End qemu-nbd."""
-        self._server.close()
 
 
 class RbdTarget:
