@@ -318,7 +318,33 @@ class Connection:
 
 def connect_unix(address: str, *, timeout: float = TIMEOUT) -> socket.socket:
     """Connect to a unix socket: a path, or an abstract name with its leading NUL."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _connected(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), address, timeout)
+
+
+def connect_tcp(host: str, port: int, *, timeout: float = TIMEOUT) -> socket.socket:
+    """Connect to a server without TLS."""
+    sock, address = _tcp_socket(host, port)
+    return _connected(sock, address, timeout)
+
+
+def connect_tls(host: str, port: int, context: ssl.SSLContext, *, timeout: float = TIMEOUT) -> socket.socket:
+    """Connect to a TLS server and verify its certificate."""
+    sock, address = _tcp_socket(host, port)
+    # What is wrapped before it connects belongs to us whatever happens. A connection that the server resets before
+    # wrap_socket() looks at it is left to the garbage collector (Python 3.11).
+    return _connected(context.wrap_socket(sock, server_hostname=host), address, timeout)
+
+
+def _tcp_socket(host: str, port: int) -> tuple[socket.socket, Any]:
+    """Return an unconnected socket for an address of a server, of IPv4 if it has one, and that address."""
+    family, kind, protocol, _, address = min(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    sock = socket.socket(family, kind, protocol)
+    # Tests send small pieces on purpose; they must leave at once.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock, address
+
+
+def _connected(sock: socket.socket, address: Any, timeout: float) -> socket.socket:
     try:
         sock.settimeout(timeout)
         sock.connect(address)
@@ -326,21 +352,3 @@ def connect_unix(address: str, *, timeout: float = TIMEOUT) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def connect_tcp(host: str, port: int, *, timeout: float = TIMEOUT) -> socket.socket:
-    """Connect to a server without TLS."""
-    sock = socket.create_connection((host, port), timeout=timeout)
-    # Tests send small pieces on purpose; they must leave at once.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return sock
-
-
-def connect_tls(host: str, port: int, context: ssl.SSLContext, *, timeout: float = TIMEOUT) -> socket.socket:
-    """Connect to a TLS server and verify its certificate."""
-    sock = connect_tcp(host, port, timeout=timeout)
-    try:
-        return context.wrap_socket(sock, server_hostname=host)
-    except BaseException:
-        sock.close()
-        raise
