@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A download into a file of this computer, and the check of a file that was saved in another way.
+// A download into a file of this computer.
 
-import { place, readBlock, runs } from "./blocks.js";
-import { differing, digest, Digests } from "./digests.js";
+import { place, runs } from "./blocks.js";
+import { digest } from "./digests.js";
+import { Job } from "./job.js";
 import { eachBlock, Ranges } from "./lanes.js";
-import { Patience } from "./patience.js";
-import { DATA, Progress, TODO, ZERO } from "./progress.js";
+import { DATA, TODO, ZERO } from "./progress.js";
 
 /** How often blocks are read again that differ from the server's checksum: it is another program that changes them. */
 const ROUNDS = 3;
@@ -15,40 +15,26 @@ export class Changing extends Error {
     code = "changing";
 }
 
-/** A saved file is not the disk. */
-export class Different extends Error {
-    code = "different";
-}
-
 /**
  * A download, which may be interrupted and run again.
  *
  * The browser writes beside the file that was chosen, and replaces it at the end: what is there is complete and compared.
  */
-export class Download {
-    #digests;
+export class Download extends Job {
     #data = null;
     #file = null;
     /** Nothing was written yet, so zeros need not be: no block can have other bytes from an earlier try. */
     #isNew = true;
 
     constructor(image, handle, size) {
-        this.image = image;
+        super(image, size);
         this.handle = handle;
-        this.progress = new Progress(size);
-        this.phase = "moving";
-        this.compared = 0;
-        this.sent = 0;
-        this.ahead = 0;
-        this.#digests = new Digests(size);
     }
 
     /** Download to the end. Raises Changing, Refused, errors of the file, and the reason of the controller's signal. */
     async run(controller, tell) {
-        const { image, progress } = this;
-        const patience = new Patience(controller.signal, tell);
-        this.patience = patience;
-        progress.release();
+        const { progress } = this;
+        const patience = this.begin(controller, tell);
         this.#file ??= await this.#open();
         this.#data ??= await this.#extents(patience);
         for (let round = 0; round < ROUNDS; round++) {
@@ -58,8 +44,7 @@ export class Download {
             } finally {
                 this.#isNew = false;
             }
-            this.phase = "comparing";
-            const blocks = await differing(image, this.#digests, patience, (done) => (this.compared = done));
+            const blocks = await this.differing(patience);
             if (!blocks.length) {
                 await this.#file.close();
                 return;
@@ -92,7 +77,7 @@ export class Download {
         const { offset, length } = place(index, this.progress.size);
         const parts = this.#data.within(offset, offset + length);
         if (!parts.length) {
-            await this.#digests.setZero(index);
+            await this.digests.setZero(index);
             this.progress.set(index, ZERO);
             return;
         }
@@ -109,44 +94,7 @@ export class Download {
                 await this.#file.write({ type: "write", position: offset + run.start, data });
             }
         }
-        this.#digests.set(index, await hashing);
+        this.digests.set(index, await hashing);
         this.progress.set(index, DATA);
-    }
-}
-
-/** The check of a file of this computer against the disk on the server. */
-export class Check {
-    #digests;
-
-    constructor(image, file, size) {
-        this.image = image;
-        this.file = file;
-        this.progress = new Progress(size);
-        this.phase = "moving";
-        this.compared = 0;
-        this.sent = 0;
-        this.ahead = 0;
-        this.#digests = new Digests(size);
-    }
-
-    /** Compare to the end. Raises Different, Unreadable, Refused, and the reason of the controller's signal. */
-    async run(controller, tell) {
-        const { file, image, progress } = this;
-        const patience = new Patience(controller.signal, tell);
-        this.patience = patience;
-        if (file.size !== progress.size) {
-            throw new Different("the sizes differ");
-        }
-        progress.release();
-        await eachBlock(progress, controller, async (index) => {
-            const { offset, length } = place(index, progress.size);
-            this.#digests.set(index, await digest(await readBlock(file, offset, length)));
-            progress.set(index, DATA);
-        });
-        this.phase = "comparing";
-        const blocks = await differing(image, this.#digests, patience, (done) => (this.compared = done));
-        if (blocks.length) {
-            throw new Different("blocks differ");
-        }
     }
 }

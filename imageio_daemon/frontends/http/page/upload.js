@@ -2,11 +2,12 @@
 // An upload: blocks of a file are read, hashed and sent; then the server compares all of them.
 
 import { BLOCK, place, readBlock, runs } from "./blocks.js";
-import { differing, digest, Digests } from "./digests.js";
+import { digest } from "./digests.js";
+import { Job } from "./job.js";
 import { consecutive, eachBlock, inBlocks, Ranges } from "./lanes.js";
 import { Pace } from "./pace.js";
 import { Patience } from "./patience.js";
-import { DATA, Progress, TODO, ZERO } from "./progress.js";
+import { DATA, TODO, ZERO } from "./progress.js";
 import { Refused } from "./request.js";
 
 /** Milliseconds between two flushes. What was sent since the last one has to be sent again after a reload. */
@@ -30,8 +31,7 @@ export class Mismatch extends Error {
  * size: of the disk, at least that of the file; what the file does not have is zeroed. continues: the server's record of
  * what is durable is of this file.
  */
-export class Upload {
-    #digests;
+export class Upload extends Job {
     #pace = new Pace();
     #zeros = [];
     #durable = null;
@@ -39,24 +39,14 @@ export class Upload {
     #flushing = false;
 
     constructor(image, file, size, continues) {
-        this.image = image;
+        super(image, size);
         this.file = file;
         this.continues = continues;
-        this.progress = new Progress(size);
-        this.phase = "moving";
-        this.compared = 0;
-        this.sent = 0;
-        /** Bytes of blocks under way that the server has, so that a slow upload is seen to go on. */
-        this.ahead = 0;
-        this.#digests = new Digests(size);
     }
 
     /** Upload to the end. Raises Unreadable, Mismatch, Refused, and the reason of the controller's signal. */
     async run(controller, tell) {
-        const patience = new Patience(controller.signal, tell);
-        this.patience = patience;
-        this.progress.release();
-        this.ahead = 0;
+        const patience = this.begin(controller, tell);
         this.#zeros = [];
         this.#flushing = false;
         this.#flushed = performance.now();
@@ -70,7 +60,7 @@ export class Upload {
                 return;
             }
             this.#durable = new Ranges([], () => false);
-            const blocks = await differing(this.image, this.#digests, patience, (done) => (this.compared = done));
+            const blocks = await this.differing(patience);
             blocks.forEach((index) => this.progress.set(index, TODO));
         }
         throw new Mismatch("the disk on the server differs");
@@ -106,7 +96,7 @@ export class Upload {
                 if (!isDurable) {
                     await this.#send(offset, content, parts, patience);
                 }
-                this.#digests.set(index, await hashing);
+                this.digests.set(index, await hashing);
                 this.progress.set(index, DATA);
                 this.ahead -= isDurable ? 0 : length;
             }
@@ -115,7 +105,7 @@ export class Upload {
     }
 
     async #moveZero(index, isDurable) {
-        await this.#digests.setZero(index);
+        await this.digests.setZero(index);
         if (isDurable) {
             this.progress.set(index, ZERO);
         } else {
@@ -183,7 +173,7 @@ export class Upload {
             this.compared = Math.max(this.compared, look.done);
         }, LOOK_INTERVAL);
         try {
-            const checksum = await this.#digests.checksum();
+            const checksum = await this.digests.checksum();
             for (;;) {
                 const result = await patience.persist(() => this.image.finalize(BLOCK, checksum, patience.signal));
                 if (result === "finalized" || result === "mismatch") {

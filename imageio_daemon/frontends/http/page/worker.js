@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker: it reads, hashes and moves, so that the page stays free for the person who looks at it.
 
-import { Check, Download } from "./download.js";
+import { Check } from "./check.js";
+import { Download } from "./download.js";
 import { Image } from "./image.js";
 import { Upload } from "./upload.js";
 
