@@ -93,12 +93,18 @@ class NbdImage:
     def _connection(self) -> Iterator["_Connection"]:
         """Return an idle or a new connection for the block. It is closed after an error, and else idle again."""
         try:
-            connection = self._idle.pop() if self._idle else _Connection(self._address)
+            connection = self._taken() or _Connection(self._address)
             with connection.closed_on_error():
                 yield connection
             self._idle.append(connection)
         except (OSError, Refused, Violation, BadMagic, ValueError) as e:
             raise LocalError(f"the server of {self._name} failed: {e}") from e
+
+    def _taken(self) -> "_Connection | None":
+        """Take an idle connection; None: there is none, perhaps because another thread has just taken the last one."""
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        return None
 
 
 class _Connection:

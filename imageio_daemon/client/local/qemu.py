@@ -33,7 +33,7 @@ class QemuNbd:
 
     def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
         self._name = name
-        self._stopped = False
+        self._stopped = self._closed = False
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._pid_file = f"{self._directory}/pid"
@@ -74,17 +74,18 @@ class QemuNbd:
             raise
 
     def close(self) -> None:
-        """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails."""
-        if self._process.returncode is not None:
+        """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
+
+        Later calls do nothing.
+        """
+        if self._closed:
             return
+        self._closed = True
         self.image.close()
         try:
-            status = self._process.wait(STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            status = self._process.wait()
-        reason = self._said()
-        self._clean()
+            status, reason = self._wait_for_end(), self._said()
+        finally:
+            self._clean()
         if status != 0 and not self._stopped:
             raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
 
@@ -99,6 +100,14 @@ class QemuNbd:
                     f"can't open {self._name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
                 )
             time.sleep(0.01)
+
+    def _wait_for_end(self) -> int:
+        """Return its status. It is killed if it does not end in STOP_TIMEOUT."""
+        try:
+            return self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def _said(self) -> str:
         self._errors.seek(0)

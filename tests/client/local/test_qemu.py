@@ -44,3 +44,12 @@ def test_end_of_qemu_nbd_without_stop_is_an_error(source: QemuSource) -> None:
         source.read(0, memoryview(bytearray(KiB)))
     with pytest.raises(LocalError, match="qemu-nbd failed"):
         source.close()
+
+
+def test_nothing_is_left_of_a_qemu_nbd_that_has_ended_before_it_is_stopped(source: QemuSource) -> None:
+    server = source._server
+    server._process.kill()
+    server._process.wait()
+    source.stop()
+    source.close()
+    assert not Path(server._directory).exists()
