@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of images on Ceph, rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], and what qemu and rbd(8) are told of them.
+"""Images on Ceph: their addresses, rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT], and what qemu and rbd(8) are told, and tell.
 
 Names have neither `/` nor `@`, which separate them, and no control characters. Anything else stands for itself: there
 is no escape, and no option can be in a name, because neither program gets an address as one string.
@@ -81,3 +81,12 @@ def parse(url: str) -> RbdAddress:
             "without control characters"
         )
     return RbdAddress(**{key: value or "" for key, value in match.groupdict().items()})
+
+
+def remedy(said: str, not_connected: str) -> str:
+    """Return what helps where a message of qemu does not tell, in parentheses, to be put behind it; "": not known.
+
+    not_connected: what helps if the cluster cannot be reached, or does not know the user.
+    """
+    known = {"Unknown driver 'rbd'": "is qemu-block-extra installed?", "error connecting": not_connected}
+    return next((f" ({help_})" for text, help_ in known.items() if text in said), "")

@@ -14,15 +14,11 @@ from collections.abc import Mapping
 
 from ...errors import InvalidRequest
 from ...units import MiB
-from ...urls.rbd import RbdAddress, parse
+from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
 from .qemu import QemuNbd, ServedSource
 
-#: What helps where the message of qemu-nbd does not tell.
-_REMEDIES = {
-    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
-    "error connecting": "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?",
-}
+_NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
 
 
 class RbdSource(ServedSource):
@@ -86,8 +82,7 @@ def _serve(address: str, *, writable: bool) -> QemuNbd:
     try:
         return QemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
     except LocalError as e:
-        help_ = next((f" ({text})" for said, text in _REMEDIES.items() if said in str(e)), "")
-        raise LocalError(f"{e}{help_}") from e
+        raise LocalError(f"{e}{remedy(str(e), _NOT_CONNECTED)}") from e
 
 
 def _parse(address: str) -> RbdAddress:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from ...errors import FAULTS, ImageInUse, StorageError
+from ...urls import rbd as rbd_url
 from ...urls.nbd import NbdAddress
 from ..threads import in_thread, start_thread
 from .chain import Chain
@@ -33,11 +34,6 @@ SIGNAL_INTERVAL = 0.2
 POLL = 0.01
 #: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
-#: What helps where the message of a program of qemu does not tell.
-REMEDIES = {
-    "Unknown driver 'rbd'": "is qemu-block-extra installed?",
-    "error connecting": "is there a key of [backend_rbd] user that the service's user can read?",
-}
 #: Bytes of its standard error that are kept: the last ones.
 MAX_MESSAGES = 4096
 
@@ -164,8 +160,8 @@ def _errno_of(said: str) -> int:
 
 
 def remedy(said: str) -> str:
-    """Return what helps against what qemu says, in parentheses, to be put behind it; "" if it is not known."""
-    return next((f" ({help_})" for known, help_ in REMEDIES.items() if known in said), "")
+    """Return what helps the operator where a message of qemu does not tell; see urls.rbd.remedy()."""
+    return rbd_url.remedy(said, "is there a key of [backend_rbd] user that the service's user can read?")
 
 
 def environment() -> dict[str, str]:
