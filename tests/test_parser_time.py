@@ -35,7 +35,7 @@ from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
-from imageio_daemon.client.server.image import Image
+from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
 from imageio_daemon.client.server.proxy import HttpProxy
 from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
@@ -565,7 +565,7 @@ def read_answer(data: bytes) -> None:
 
 @row("a size, as the client reads it", {**COMMON, **each(b"bytes 0-0/")})
 def read_size(data: bytes) -> None:
-    image = object.__new__(Image)
+    image = object.__new__(RemoteImage)
     image._peer = "a"
     answer = SimpleNamespace(headers={"Content-Range": data.decode("latin-1")})
     image._repeated = lambda _: answer  # type: ignore

@@ -12,13 +12,13 @@ from typing import BinaryIO, TypeVar
 from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
 from ..image.extents import Extent
 from .errors import Usage
-from .handle.image import Image as OpenImage
+from .handle.image import Image
 from .local.choosing import open_target
 from .local.in_use import locked
 from .local.opening import How, disk_names, open_source
 from .local.source import Source
 from .server.address import is_url
-from .server.image import Image
+from .server.image import RemoteImage
 from .server.session import DEFAULTS, ClientSession, Settings
 from .server.stopping import Stop
 from .transfer import workers
@@ -153,14 +153,14 @@ def download(
             raise
 
 
-def open(url: str, *, settings: Settings = DEFAULTS) -> OpenImage:  # noqa: A001 - as that of files
+def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - as that of files
     """Open the image at url for reading, and for writing if the ticket allows it; close() it, or use `with`.
 
     Several threads may use it: see Image. Raises ClientError.
     """
     session = ClientSession(url, settings)
     try:
-        return OpenImage(session)
+        return Image(session)
     except BaseException:
         session.close()
         raise
@@ -215,14 +215,14 @@ def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
     return default_directory() if state else None
 
 
-def _ask(url: str, settings: Settings, question: Callable[[Image, ClientSession], _T]) -> _T:
+def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:
     """Open an image and call question in a thread, so that Ctrl-C ends the wait."""
     with ClientSession(url, settings) as session:
         (answer,) = workers.run([lambda: question(session.open(), session)], session.stop)
         return answer
 
 
-def _remote_info(image: Image, session: ClientSession) -> Info:
+def _remote_info(image: RemoteImage, session: ClientSession) -> Info:
     abilities = session.abilities
     told = Info(
         image.size(),

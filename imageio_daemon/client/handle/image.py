@@ -12,7 +12,7 @@ from ...image.extents import Extent
 from ...units import MiB
 from ..errors import FlushFailed, Usage, WritesLost
 from ..server.data import Piece
-from ..server.image import Image as Connection
+from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from .unflushed import Unflushed
 
@@ -40,7 +40,7 @@ class Image:
         self._unflushed = Unflushed()
         self._flushing = threading.Lock()
         self._failed: FlushFailed | None = None
-        self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[RemoteImage] = queue.LifoQueue()
         self._closing = threading.Lock()
         self._closed = False
         first = session.open()
@@ -58,7 +58,7 @@ class Image:
         others = [session.connect() for _ in range(self.connections - 1)]
         if others:
             with ThreadPoolExecutor(len(others)) as threads:
-                list(threads.map(Connection.connect, others))
+                list(threads.map(RemoteImage.connect, others))
         for connection in (*others, first):
             self._idle.put(connection)
 
@@ -158,7 +158,7 @@ class Image:
             raise Usage(f"{size} bytes at {offset} are not in the image, which has {self.size}")
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _connection(self) -> Iterator[RemoteImage]:
         """Take a connection that no other thread uses; wait for one if all are in use."""
         connection = self._idle.get()
         try:

@@ -41,7 +41,7 @@ SHORT_ZERO = 1.0
 _T = TypeVar("_T")
 
 
-class Image:
+class RemoteImage:
     """One connection to an image, used by one thread. A request that fails with Temporary is sent again, see Patience.
 
     retry_for: seconds. retries: where they are counted. lost: connections to the image were lost before this one.

@@ -11,7 +11,7 @@ from typing import Self
 from ..errors import ClientError, Usage
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl, unix_address
-from .image import Image
+from .image import RemoteImage
 from .proxy import HttpProxy
 from .restarts import Restarts
 from .retries import Retries
@@ -60,7 +60,7 @@ class ClientSession:
         self.restarts = Restarts()
         self.retries = Retries()
         self._settings = settings
-        self._images: list[Image] = []
+        self._images: list[RemoteImage] = []
         self._endpoint = self._first_endpoint()
         self.abilities = Abilities(frozenset())
 
@@ -85,7 +85,7 @@ class ClientSession:
         """Tell whether the server is reached by its unix socket."""
         return self._endpoint.unix is not None
 
-    def open(self) -> Image:
+    def open(self) -> RemoteImage:
         """Connect, ask for the abilities of the server, and return the first connection."""
         image = self.connect()
         self.abilities = image.abilities()
@@ -94,20 +94,20 @@ class ClientSession:
             return self._local(image, self.abilities.unix_socket) or image
         return image
 
-    def ask_again(self, image: Image) -> None:
+    def ask_again(self, image: RemoteImage) -> None:
         """Ask for the abilities again, because they have changed."""
         self.abilities = image.abilities()
 
-    def connect(self) -> Image:
+    def connect(self) -> RemoteImage:
         """Return another connection; its first request opens it."""
-        image = Image(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts, self.retries)
+        image = RemoteImage(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts, self.retries)
         self._images.append(image)
         return image
 
-    def reconnect(self, stop: Stop) -> Image:
+    def reconnect(self, stop: Stop) -> RemoteImage:
         """Return a connection to use after all others were shut down; it checks whether the server was restarted."""
         endpoint = self._endpoint.url or self._endpoint
-        image = Image(self.url, endpoint, stop, 0, self.restarts, self.retries, lost=True)
+        image = RemoteImage(self.url, endpoint, stop, 0, self.restarts, self.retries, lost=True)
         self._images.append(image)
         return image
 
@@ -131,7 +131,7 @@ class ClientSession:
         tls = Trust.of(settings.cafile, settings.pins, insecure=settings.insecure)
         return Endpoint(url.peer, url.host, url.port, tls=tls, proxy=HttpProxy.of(url.host, os.environ))
 
-    def _local(self, image: Image, address: str) -> Image | None:
+    def _local(self, image: RemoteImage, address: str) -> RemoteImage | None:
         """Return a connection to the server's unix socket, None if the server is on another host.
 
         Behind a forwarded port a server seems to be on this host. So the service on the socket must give the same
@@ -141,7 +141,7 @@ class ClientSession:
             return None
         size = image.size()
         endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address, url=self._endpoint)
-        candidate = Image(self.url, endpoint, self.stop, 0, self.restarts, self.retries)
+        candidate = RemoteImage(self.url, endpoint, self.stop, 0, self.restarts, self.retries)
         with contextlib.suppress(ClientError):
             if candidate.abilities() == self.abilities and candidate.size() == size:
                 image.close()

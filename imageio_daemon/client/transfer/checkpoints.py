@@ -7,7 +7,7 @@ import threading
 
 from ...image.ranges import RangeSet
 from ..errors import ClientError, FlushFailed, ServerFailed, Stopped
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from ..server.stopping import Stop
 from . import workers
@@ -41,16 +41,16 @@ class Checkpoints:
         """Return the bytes that the next upload need not send; None if it cannot be continued."""
         return self._confirmed.size() if self._record.is_kept else None
 
-    def sent(self, image: Image, start: int, end: int, restarts: int) -> None:
+    def sent(self, image: RemoteImage, start: int, end: int, restarts: int) -> None:
         """Note that the server has answered the bytes from start to end, and flush if it is time.
 
-        restarts: Restarts.count before they were sent. Raises FlushFailed and the errors of Image.
+        restarts: Restarts.count before they were sent. Raises FlushFailed and the errors of RemoteImage.
         """
         if self._confirmed.add(Sent(start, end, restarts)):
             self._save(image)
 
-    def confirm(self, image: Image) -> None:
-        """Flush. Raises FlushFailed, the errors of Image, ServerFailed if what is lost cannot be read again."""
+    def confirm(self, image: RemoteImage) -> None:
+        """Flush. Raises FlushFailed, the errors of RemoteImage, ServerFailed if what is lost cannot be read again."""
         sent = self._confirmed.take_sent()
         try:
             image.flush()
@@ -68,8 +68,8 @@ class Checkpoints:
                 "read again: upload anew"
             )
 
-    def take_lost(self, image: Image) -> RangeSet:
-        """Return what was sent before a restart of the server and has to be sent again, once. Raises those of Image."""
+    def take_lost(self, image: RemoteImage) -> RangeSet:
+        """Return what was sent before a restart of the server, to be sent again, once. Raises as RemoteImage does."""
         lost, again = self._confirmed.take_lost(), new_ranges()
         durable = self._record.durable(image) if lost.size() else new_ranges()
         for piece in lost.pieces():
@@ -103,7 +103,7 @@ class Checkpoints:
         finally:
             limit.cancel()
 
-    def _save(self, image: Image) -> None:
+    def _save(self, image: RemoteImage) -> None:
         """Flush and save, unless another thread is doing it: a flush may take long."""
         if not self._saving.acquire(blocking=False):
             return

@@ -12,7 +12,7 @@ from ...units import KiB, MiB
 from ..errors import StateMismatch
 from ..local.source import Source
 from ..server.data import Range
-from ..server.image import Image
+from ..server.image import RemoteImage
 from .confirmed import new_ranges
 from .digest import Digest
 from .hashing import hash_unit
@@ -91,8 +91,8 @@ class Comparison:
             piece = bisect_right(before, at) - 1
             yield pieces[piece][0] + at - before[piece]
 
-    def compare(self, image: Image, unit: Unit, buffer: memoryview) -> None:
-        """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, and the errors of Image."""
+    def compare(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
+        """Compare a unit. buffer: of the calling thread. Raises StateMismatch, LocalError, those of RemoteImage."""
         if self._by_checksum:
             digest = Digest()
             hash_unit(self._source, unit, buffer, digest, 0)
@@ -100,13 +100,13 @@ class Comparison:
         elif not self._reads(image, unit, buffer):
             raise _mismatch(unit.start, unit.end)
 
-    def require(self, image: Image, start: int, end: int, digest: Digest) -> None:
-        """Compare a range, whose digest is known, by its checksum. Raises StateMismatch, and the errors of Image."""
+    def require(self, image: RemoteImage, start: int, end: int, digest: Digest) -> None:
+        """Compare a range, whose digest is known, by its checksum. Raises StateMismatch, those of RemoteImage."""
         theirs = image.checksum(digest.algorithm, digest.block_size, (start, end - start))
         if theirs["checksum"] != digest.hexdigest():
             raise _mismatch(start, end)
 
-    def _reads(self, image: Image, unit: Unit, buffer: memoryview) -> bool:
+    def _reads(self, image: RemoteImage, unit: Unit, buffer: memoryview) -> bool:
         half = len(buffer) // 2
         for offset, theirs in image.read([Range(unit.start, unit.end - unit.start)], buffer[:half]):
             ours = buffer[half : half + len(theirs)]

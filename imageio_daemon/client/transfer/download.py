@@ -10,7 +10,7 @@ from ...units import MiB
 from ..errors import ChecksumMismatch, Refused
 from ..local.target import Target
 from ..server.data import Piece, Range
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .digest import Digest, DigestPart
@@ -84,7 +84,7 @@ class Download:
     def _planned(self, unit: Unit | None) -> None:
         self._counter.plan(unit and sum(segment.length for segment in unit.segments if not segment.zero))
 
-    def _prepare(self) -> Image:
+    def _prepare(self) -> RemoteImage:
         image = self._session.open()
         if self._dirty:
             self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
@@ -99,7 +99,7 @@ class Download:
         self._target.start(size)
         return image
 
-    def _dirty_extents(self, image: Image) -> Sequence[Extent]:
+    def _dirty_extents(self, image: RemoteImage) -> Sequence[Extent]:
         try:
             return image.extents("dirty")
         except Refused as e:
@@ -107,7 +107,7 @@ class Download:
                 raise Refused(f"the server does not know what has changed: download all ({e})", 404) from e
             raise
 
-    def _work(self, image: Image, queue: Queue) -> None:
+    def _work(self, image: RemoteImage, queue: Queue) -> None:
         buffer = new_buffer(BUFFER_SIZE)
         for unit in queue.take(image.abilities):
             digest = self._digest.part(unit.start) if self._digest else None
@@ -115,7 +115,7 @@ class Download:
             if digest:
                 digest.end()
 
-    def _receive(self, image: Image, unit: Unit, buffer: memoryview, digest: DigestPart | None) -> None:
+    def _receive(self, image: RemoteImage, unit: Unit, buffer: memoryview, digest: DigestPart | None) -> None:
         data = [Range(start, length) for start, length, zero in unit.segments if not zero]
         pieces = image.read(data, buffer, self._counter.moved)
         for start, length, zero in unit.segments:
@@ -146,12 +146,12 @@ class Download:
         if not self._target.reads_zero:
             self._target.zero(offset, length)
 
-    def _finish(self, image: Image) -> str | None:
+    def _finish(self, image: RemoteImage) -> str | None:
         checksum = self._verify(image, self._digest) if self._digest else None
         self._target.finish()
         return checksum
 
-    def _verify(self, image: Image, digest: Digest) -> str:
+    def _verify(self, image: RemoteImage, digest: Digest) -> str:
         ours = digest.hexdigest()
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
         if ours != theirs:

@@ -10,7 +10,7 @@ from ...amounts import human
 from ...image.ranges import RangeSet
 from ..errors import Refused, StateMismatch
 from ..local.source import Source
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .comparison import Comparison
@@ -22,13 +22,13 @@ from .state import Claim
 log = logging.getLogger(__name__)
 
 #: Makes what a thread does with each unit, of its connection and its buffer.
-Worker = Callable[[Image, memoryview], Callable[[Unit], None]]
+Worker = Callable[[RemoteImage, memoryview], Callable[[Unit], None]]
 
 
 class Run(Protocol):
     """Do all units of a queue, on all connections."""
 
-    def __call__(self, images: list[Image], queue: Queue, worker: Worker) -> None: ...
+    def __call__(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None: ...
 
 
 class Found(NamedTuple):
@@ -53,7 +53,7 @@ class Earlier:
         self._by_checksum = "checksum_range" in features
         self._can_verify = "checksum" in features and target_size == source.size
 
-    def find(self, images: list[Image], recorded: RangeSet, *, compare_all: bool) -> Found:
+    def find(self, images: list[RemoteImage], recorded: RangeSet, *, compare_all: bool) -> Found:
         """Return what need not be sent: what the server has recorded, and what a state of this host tells.
 
         The record is that of the ticket, so a sample of it is compared, unless compare_all. Nobody vouches that a state
@@ -86,14 +86,14 @@ class Earlier:
     def _is_provable(self, claim: Claim) -> bool:
         return self._by_checksum or self._can_verify or claim.same_url
 
-    def _compare(self, images: list[Image], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
+    def _compare(self, images: list[RemoteImage], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
         """Return the first difference between source and target in these ranges; None: they are equal."""
         comparison = Comparison(self._source, done, by_checksum=self._by_checksum)
         ((amount, units),) = workers.run([partial(comparison.plan, every=every)], self._session.stop)
         log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
         different: list[StateMismatch | Refused] = []
 
-        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
+        def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
             def compare(unit: Unit) -> None:
                 if different:
                     return

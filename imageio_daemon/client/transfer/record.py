@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from ...image.ranges import RangeSet
 from ..errors import Refused
-from ..server.image import Image
+from ..server.image import RemoteImage
 from .confirmed import new_ranges
 from .state import Claim, States
 
@@ -36,8 +36,8 @@ class Record:
         """Tell whether the next upload can go on where this one ends."""
         return self._on_server or self._states is not None
 
-    def durable(self, image: Image) -> RangeSet:
-        """Return what the server has in its record now; nothing if the record is not there. Raises those of Image."""
+    def durable(self, image: RemoteImage) -> RangeSet:
+        """Return what the server has in its record now; nothing if there is none. Raises as RemoteImage does."""
         if not self._on_server:
             return new_ranges()
         try:

@@ -8,7 +8,7 @@ from ...image.ranges import RangeSet
 from ...units import KiB, MiB
 from ..local.source import Source
 from ..server.data import AHEAD, Piece
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
 from .comparison import Comparison
@@ -39,7 +39,7 @@ class Sender:
     def __init__(
         self,
         source: Source,
-        image: Image,
+        image: RemoteImage,
         buffer: memoryview,
         counter: Counter,
         checkpoints: Checkpoints,

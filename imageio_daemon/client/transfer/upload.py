@@ -10,7 +10,7 @@ from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StateMismatch, StorageFailed, Temporary
 from ..local.source import Source
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .checkpoints import Checkpoints
@@ -103,7 +103,7 @@ class Upload:
         checksum = self._digest.hexdigest() if self._digest and self._options.verify else None
         return Uploaded(self.progress, count, self._session.is_local, checksum, verified)
 
-    def _continue(self, images: list[Image]) -> None:
+    def _continue(self, images: list[RemoteImage]) -> None:
         """Find and prove what earlier uploads have left. Raises StateMismatch."""
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
@@ -116,13 +116,13 @@ class Upload:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    def _send(self, images: list[Image], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
+    def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
         compares = self._source.is_stream and not self._finalized
         comparison = Comparison(self._source, self._done, by_checksum=True) if compares else None
         choice = self._compression()
 
-        def worker(image: Image, buffer: memoryview) -> Callable[[Unit], None]:
+        def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
             sender = Sender(
                 self._source,
                 image,
@@ -150,10 +150,10 @@ class Upload:
             return None
         return Choice(mode)
 
-    def _run(self, images: list[Image], queue: Queue, worker: Worker) -> None:
+    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
         """Do all units of the queue, with a thread and a worker of its own for each connection."""
 
-        def work(image: Image) -> None:
+        def work(image: RemoteImage) -> None:
             do = worker(image, new_buffer(BUFFER_SIZE))
             for unit in queue.take(image.abilities):
                 do(unit)
@@ -161,7 +161,7 @@ class Upload:
         threads: list[Callable[[], None]] = [queue.fill, *(partial(work, image) for image in images)]
         workers.run(threads, self._session.stop, self._tick)
 
-    def _send_what_was_lost(self, images: list[Image]) -> None:
+    def _send_what_was_lost(self, images: list[RemoteImage]) -> None:
         """Flush, and send again what a restarted server may have lost, until a flush confirms all."""
         if self._finalized:
             return
@@ -182,7 +182,7 @@ class Upload:
 
     # In threads
 
-    def _prepare(self) -> Image:
+    def _prepare(self) -> RemoteImage:
         image = self._session.open()
         self._finalized = self._is_finalized(image)
         if self._finalized:
@@ -194,7 +194,7 @@ class Upload:
             self._load(image)
         return image
 
-    def _is_finalized(self, image: Image) -> bool:
+    def _is_finalized(self, image: RemoteImage) -> bool:
         """Tell whether an earlier upload was complete, and only its answer was lost.
 
         Raises Refused if the ticket may not write, now or ever.
@@ -211,8 +211,8 @@ class Upload:
             raise Refused("the image is finalized, and its ticket does not allow writing any more", 403)
         return True
 
-    def _load(self, image: Image) -> None:
-        """Learn what the server has recorded, and where this side keeps what is done. Raises the errors of Image."""
+    def _load(self, image: RemoteImage) -> None:
+        """Learn what the server has recorded, and where this side keeps what is done. Raises as RemoteImage does."""
         abilities, options, identity = self._session.abilities, self._options, self._source.identity
         # A source that is read once is compared by checksums on the way.
         needed = {"durable", "checksum_range"} if self._source.is_stream else {"durable"}
@@ -235,7 +235,7 @@ class Upload:
         interval, once = self._options.checkpoint, self._source.is_stream
         return Checkpoints(self._session, self._record, self._done, interval, once=once)
 
-    def _probe(self, image: Image) -> None:
+    def _probe(self, image: RemoteImage) -> None:
         """Zero the last byte, so that a too small target fails at once and not at the end.
 
         Raises ChecksumMismatch if the target has another size than what is to be verified.
@@ -250,11 +250,11 @@ class Upload:
                 "is that of the whole target: make it as large as the source, or upload without --verify"
             )
 
-    def _confirm(self, image: Image) -> RangeSet:
+    def _confirm(self, image: RemoteImage) -> RangeSet:
         self._checkpoints.confirm(image)
         return self._checkpoints.take_lost(image)
 
-    def _finish(self, image: Image) -> str | None:
+    def _finish(self, image: RemoteImage) -> str | None:
         try:
             self._source.check()
             verified = self._verify(image, self._digest) if self._digest else None
@@ -268,7 +268,7 @@ class Upload:
         self._record.discard()
         return verified
 
-    def _verify(self, image: Image, digest: Digest) -> str | None:
+    def _verify(self, image: RemoteImage, digest: Digest) -> str | None:
         self._counter.begin(Phase.VERIFYING)
         if "finalize" in self._session.abilities.features:
             return finalize(image, digest, self._counter, self._session.stop)

@@ -4,7 +4,7 @@
 from typing import Any
 
 from ..errors import ChecksumMismatch, ServerFailed
-from ..server.image import Image
+from ..server.image import RemoteImage
 from ..server.stopping import Stop
 from .digest import Digest
 from .progress import Counter, Phase
@@ -17,17 +17,17 @@ MAX_BLOCKS = 15_000
 MAX_NAMED = 4
 
 
-def verify(image: Image, digest: Digest) -> None:
-    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of Image."""
+def verify(image: RemoteImage, digest: Digest) -> None:
+    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of RemoteImage."""
     theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
     if theirs != digest.hexdigest():
         raise _mismatch(theirs, digest, [])
 
 
-def finalize(image: Image, digest: Digest, counter: Counter, stop: Stop) -> str:
+def finalize(image: RemoteImage, digest: Digest, counter: Counter, stop: Stop) -> str:
     """Let the server flush, compare and make the ticket read-only; return what it has compared, `read` or `received`.
 
-    Raises ChecksumMismatch, ServerFailed, the errors of Image, Stopped.
+    Raises ChecksumMismatch, ServerFailed, the errors of RemoteImage, Stopped.
     """
     while True:
         report = wait(image, image.finalize(_expected(digest)), counter, stop)
@@ -41,8 +41,8 @@ def finalize(image: Image, digest: Digest, counter: Counter, stop: Stop) -> str:
             raise ServerFailed("the server sent a malformed report of the verification")
 
 
-def wait(image: Image, report: dict[str, Any], counter: Counter, stop: Stop) -> dict[str, Any]:
-    """Wait for the end of a verification, and return its report. Raises the errors of Image, Stopped."""
+def wait(image: RemoteImage, report: dict[str, Any], counter: Counter, stop: Stop) -> dict[str, Any]:
+    """Wait for the end of a verification, and return its report. Raises the errors of RemoteImage, Stopped."""
     while report.get("state") == "verifying":
         done, size = report.get("done"), report.get("size")
         if type(done) is int and type(size) is int:

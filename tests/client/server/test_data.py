@@ -15,7 +15,7 @@ from imageio_daemon.client.errors import Refused, ServerFailed, Temporary
 from imageio_daemon.client.server import data
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.data import Piece, Range
-from imageio_daemon.client.server.image import Image
+from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.server.restarts import Restarts
 from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.server.stopping import Stop
@@ -45,9 +45,9 @@ class Server:
         self._thread.join(TIMEOUT)
         self._listener.close()
 
-    def image(self, retry_for: float = 0) -> Image:
+    def image(self, retry_for: float = 0) -> RemoteImage:
         url = ImageUrl.parse(f"http://127.0.0.1:{self._listener.getsockname()[1]}/images/some-ticket")
-        return Image(url, Endpoint(url.peer, url.host, url.port), Stop(), retry_for, Restarts(), Retries())
+        return RemoteImage(url, Endpoint(url.peer, url.host, url.port), Stop(), retry_for, Restarts(), Retries())
 
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
@@ -99,7 +99,7 @@ def part(offset: int, body: bytes | None = None, told: int | None = None) -> byt
 PARTS = [part(offset) for offset, _ in RANGES]
 
 
-def read(image: Image) -> list[tuple[int, bytes]]:
+def read(image: RemoteImage) -> list[tuple[int, bytes]]:
     return [(offset, bytes(piece)) for offset, piece in image.read(RANGES, memoryview(bytearray(64)))]
 
 
@@ -197,7 +197,7 @@ def test_answer_that_no_request_has_asked_for_is_taken_for_none() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         url = ImageUrl.parse(f"http://127.0.0.1:{listener.getsockname()[1]}/images/some-ticket")
-        image = Image(url, Endpoint(url.peer, url.host, url.port), Stop(), 0, Restarts(), Retries())
+        image = RemoteImage(url, Endpoint(url.peer, url.host, url.port), Stop(), 0, Restarts(), Retries())
         image.write(PIECES[:1])
         image.write(PIECES[1:2])
         image.close()

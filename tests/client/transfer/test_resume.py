@@ -23,7 +23,7 @@ from imageio_daemon.client import (
     upload,
 )
 from imageio_daemon.client.local.source import FileSource
-from imageio_daemon.client.server.image import Image as ServerImage
+from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.transfer import comparison, sender
 from imageio_daemon.client.transfer.comparison import Comparison
 from imageio_daemon.client.transfer.confirmed import new_ranges
@@ -247,7 +247,7 @@ def test_block_device_is_compared_as_a_whole(
     compared: list[int] = []
     compare = Comparison.compare
 
-    def counted(self: Comparison, image: ServerImage, unit: Unit, buffer: memoryview) -> None:
+    def counted(self: Comparison, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
         compared.append(unit.end - unit.start)
         compare(self, image, unit, buffer)
 
