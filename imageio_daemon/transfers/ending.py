@@ -10,6 +10,7 @@ Shared by the event loops; transfers/__init__.py has the rules.
 
 import asyncio
 import concurrent.futures
+import threading
 from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
@@ -45,6 +46,11 @@ class EndingTransfer(Protocol):
         """Tell whether no operation or lane of the transfer runs, and its image is closed."""
         ...
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the transfer has left its image, and the image is free."""
+        ...
+
     def until_ended(self) -> Awaitable[None]:
         """Return an awaitable that is done when the transfer has left its image and the image is free."""
         ...
@@ -68,9 +74,10 @@ class _Users:
 
 
 class EndingTransfers:
-    """Hold cancelled transfers until they have ended. add(), leave() and remove() are called with the store's lock."""
+    """Hold cancelled transfers until they have ended. Thread-safe."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._tickets: dict[str, set[EndingTransfer]] = {}
         self._keys: dict[EndingTransfer, set[_Key]] = {}  # of its image; empty after it has left that
         self._users: dict[_Key, _Users] = {}
@@ -86,36 +93,44 @@ class EndingTransfers:
             raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
 
     def add(self, transfer: EndingTransfer) -> None:
-        """Add a transfer. Called before and after its cancellation, because the identity may be known only then."""
-        keys = self._keys.setdefault(transfer, set())
-        self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
-        if transfer.has_left:
-            return
-        for key in _keys_of(transfer) - keys:
-            keys.add(key)
-            self._users.setdefault(key, _Users()).transfers.add(transfer)
-            self._identified += key[0] is _By.IDENTITY
+        """Add a transfer that has not ended.
+
+        Called before and after its cancellation, because the identity may be known only then.
+        """
+        with self._lock:
+            if transfer.has_ended:
+                return
+            keys = self._keys.setdefault(transfer, set())
+            self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
+            if transfer.has_left:
+                return
+            for key in _keys_of(transfer) - keys:
+                keys.add(key)
+                self._users.setdefault(key, _Users()).transfers.add(transfer)
+                self._identified += key[0] is _By.IDENTITY
 
     def leave(self, transfer: EndingTransfer) -> None:
         """Note that a transfer has left its image; the last one wakes the waiters. No effect if it was not added."""
-        keys = self._keys.get(transfer, set())
-        while keys:
-            key = keys.pop()
-            users = self._users[key]
-            users.transfers.remove(transfer)
-            self._identified -= key[0] is _By.IDENTITY
-            if not users.transfers:
-                del self._users[key]
-                users.gone.set_result(None)
+        with self._lock:
+            keys = self._keys.get(transfer, set())
+            while keys:
+                key = keys.pop()
+                users = self._users[key]
+                users.transfers.remove(transfer)
+                self._identified -= key[0] is _By.IDENTITY
+                if not users.transfers:
+                    del self._users[key]
+                    users.gone.set_result(None)
 
     def remove(self, transfer: EndingTransfer) -> None:
         """Remove a transfer that has ended. No effect if it was not added."""
-        if self._keys.pop(transfer, None) is None:
-            return
-        ticket_id = transfer.ticket.ticket_id
-        self._tickets[ticket_id].remove(transfer)
-        if not self._tickets[ticket_id]:
-            del self._tickets[ticket_id]
+        with self._lock:
+            if self._keys.pop(transfer, None) is None:
+                return
+            ticket_id = transfer.ticket.ticket_id
+            self._tickets[ticket_id].remove(transfer)
+            if not self._tickets[ticket_id]:
+                del self._tickets[ticket_id]
 
     def all(self) -> list[EndingTransfer]:
         """Return all transfers of the registry."""

@@ -14,7 +14,6 @@ from ..storage.totals import Totals
 from .at_work import AtWork
 from .drain import Drain
 from .durable import DurableRecords
-from .end import TransferEnd
 from .ending import EndingTransfers
 from .image import Identify, OpenBackend
 from .keeping import Keeping, until_forgotten
@@ -152,7 +151,7 @@ class TransferStore:
             replaced = self._transfers.get(ticket.ticket_id)
             self._require_room(replaced)
             if replaced is not None:
-                self._ends(replaced)
+                self._ending.add(replaced.end)
             transfer = self._transfers[ticket.ticket_id] = Transfer(
                 ticket,
                 self._open_backend,
@@ -167,9 +166,9 @@ class TransferStore:
             if record is not None:
                 transfer.restore(record.remaining, record.state)
         self.totals.begin(ticket.storage, transfer)
-        transfer.end.when_left(self._leave)
+        transfer.end.when_left(self._ending.leave)
         transfer.end.when_left(lambda _: self.totals.end(transfer))
-        transfer.end.when_ended(self._forget)
+        transfer.end.when_ended(self._ending.remove)
         if self._notices is not None:
             self._notices.follow(transfer)
         if replaced is not None:
@@ -227,7 +226,7 @@ class TransferStore:
         with self._lock:
             transfer = self._transfers.get(ticket_id)
             if transfer is not None:
-                self._ends(transfer)
+                self._ending.add(transfer.end)
         if transfer is not None:
             self._tell_canceled(transfer, by)
             self._cancel(transfer)
@@ -263,7 +262,7 @@ class TransferStore:
             transfers = list(self._transfers.values())
             self._transfers.clear()
             for transfer in transfers:
-                self._ends(transfer)
+                self._ending.add(transfer.end)
         for transfer in transfers:
             self._cancel(transfer, goes_on=goes_on)
         return transfers
@@ -285,21 +284,7 @@ class TransferStore:
             raise TooManyTickets(f"The limit of {self.most_tickets} tickets is reached")
         self._ending.require_room(len(self._transfers), self.most_tickets)
 
-    def _ends(self, transfer: Transfer) -> None:
-        """Add a transfer that is being cancelled to the registry. Called with the lock."""
-        if not transfer.end.has_ended:
-            self._ending.add(transfer.end)
-
     def _cancel(self, transfer: Transfer, *, goes_on: bool = False) -> None:
         """Cancel a transfer. The registry has it already, so no other transfer opens its image before its end."""
         transfer.cancel(goes_on=goes_on)
-        with self._lock:
-            self._ends(transfer)
-
-    def _leave(self, end: TransferEnd) -> None:
-        with self._lock:
-            self._ending.leave(end)
-
-    def _forget(self, end: TransferEnd) -> None:
-        with self._lock:
-            self._ending.remove(end)
+        self._ending.add(transfer.end)
