@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import DENIED, Canceled, Error, Forbidden, ImageInUse, StorageError
 from ..service import logs
+from ..service.work import current
 from ..storage.backend import Backend, Operation
 from ..storage.durable import NO_RECORD, DurableRecord
 from .durable import DurableRecords, Writer
@@ -75,20 +76,28 @@ class TransferImage:
         """Tell whether the image is being opened or released."""
         return self._opening is not None
 
-    def open(self) -> "concurrent.futures.Future[Backend]":
-        """Return a future of the open image. Starts to open it, unless it is open or being opened.
+    async def backend(self, require: Callable[[], None]) -> Backend:
+        """Return the backend of the open image.
 
-        Called with the lock. The future may get StorageError, Canceled or Forbidden.
+        The first request opens it for all that ask meanwhile. After a failure the next request tries again, and a
+        request that asks again gets that failure. require: called with the lock; raises if the image must not be
+        opened. Raises StorageError, Canceled, Forbidden. Cancelling the task does not stop the open.
         """
-        if self.opened is not None:
-            opened: concurrent.futures.Future[Backend] = concurrent.futures.Future()
-            opened.set_result(self.opened)
-            return opened
-        opening = self._opening
-        if opening is None:
-            opening = self._opening = concurrent.futures.Future()
-            self._open_task = self._spawn(self._open(opening))
-        return opening
+        backend, request = self.opened, current()
+        if backend is not None:
+            return backend
+        failure = None if request is None else request.failure(self)
+        if failure is not None:
+            raise failure.with_traceback(None)
+        with self._lock:
+            require()
+            opening = self._begin_opening()
+        try:
+            return await _arrival(opening)
+        except Exception as e:
+            if request is not None:
+                request.not_opened(self, e)
+            raise
 
     def release(self, wanted: Callable[[], bool]) -> None:
         """Flush and close the image, if it is open. Called with the lock, while no operation or lane uses it.
@@ -123,6 +132,21 @@ class TransferImage:
             if self.goes_on and self.record is not NO_RECORD:
                 await self._flush(backend)
             await self._close(backend)
+
+    def _begin_opening(self) -> "concurrent.futures.Future[Backend]":
+        """Return a future of the open image. Starts to open it, unless it is open or being opened.
+
+        Called with the lock. The future may get StorageError, Canceled or Forbidden.
+        """
+        if self.opened is not None:
+            opened: concurrent.futures.Future[Backend] = concurrent.futures.Future()
+            opened.set_result(self.opened)
+            return opened
+        opening = self._opening
+        if opening is None:
+            opening = self._opening = concurrent.futures.Future()
+            self._open_task = self._spawn(self._open(opening))
+        return opening
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         # Not in the context of the request that happens to be the first: what is made here serves all of them.
@@ -218,7 +242,7 @@ class TransferImage:
             await self._records.close(writer)
 
 
-def arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":
+def _arrival(opening: "concurrent.futures.Future[Backend]") -> "asyncio.Future[Backend]":
     """Return a future of the running loop for the open image. Cancelling it does not stop the open."""
     waiting = asyncio.wrap_future(opening)
     waiting.add_done_callback(_look_at)

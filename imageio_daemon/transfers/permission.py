@@ -7,7 +7,7 @@ Shared by the event loops; transfers/__init__.py has the rules.
 import threading
 from collections.abc import Callable
 
-from ..errors import DENIED, Forbidden
+from ..errors import DENIED, Canceled, Forbidden
 from ..storage.lease import Lease
 from .seal import Seal
 from .ticket import Access, Ticket
@@ -46,9 +46,9 @@ class Permission:
             self.seal.require_open()
 
     def require_not_canceled(self) -> None:
-        """Raise Forbidden if the transfer was cancelled."""
+        """Raise Canceled if the transfer was cancelled."""
         if self.canceled:
-            raise Forbidden(DENIED)
+            raise Canceled(DENIED)
 
     @property
     def valid(self) -> bool:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..errors import DENIED, Canceled, Forbidden
+from ..errors import DENIED, Forbidden
 from ..lanes.lane import Lane
-from ..service.work import current, does
+from ..service.work import does
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
@@ -19,7 +19,7 @@ from .connections import Connections
 from .durable import DurableRecords
 from .end import TransferEnd
 from .ending import EndingTransfers
-from .image import Identify, OpenBackend, TransferImage, arrival
+from .image import Identify, OpenBackend, TransferImage
 from .limits import Limits
 from .permission import Clock, Permission
 from .rate import Pauses
@@ -213,27 +213,8 @@ class Transfer:
         return self._image.record if self.ticket.may(Access.WRITE) and self._records.wanted else None
 
     async def backend(self) -> Backend:
-        """Return the backend of the image. The first caller opens it, and after a failure the next request tries again.
-
-        A request that asks again after a failure gets that. Raises Canceled, Forbidden, StorageError. Cancelling the
-        task does not stop the open.
-        """
-        backend, request = self._image.opened, current()
-        if backend is not None:
-            return backend
-        failure = None if request is None else request.failure(self)
-        if failure is not None:
-            raise failure
-        with self._lock:
-            if self.permission.canceled:
-                raise Canceled(DENIED)
-            opening = self._image.open()
-        try:
-            return await arrival(opening)
-        except Exception as e:
-            if request is not None:
-                request.not_opened(self, e)
-            raise
+        """Return the backend of the image; see TransferImage.backend(). Raises Canceled, Forbidden, StorageError."""
+        return await self._image.backend(self.permission.require_not_canceled)
 
     def release_expired(self) -> None:
         """Close the image if the ticket has expired and no request runs, even if there are connections.
@@ -257,7 +238,8 @@ class Transfer:
 
     def _require_image(self, backend: Backend | None) -> None:
         """Raise Forbidden if the transfer is cancelled, or has released this backend. Called with the lock."""
-        if self.permission.canceled or (backend is not None and backend is not self._image.opened):
+        self.permission.require_not_canceled()
+        if backend is not None and backend is not self._image.opened:
             raise Forbidden(DENIED)
 
     # The end
