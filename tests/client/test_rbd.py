@@ -13,6 +13,7 @@ from imageio_daemon.client.server.session import Settings
 from tests.support.daemon import Daemon
 from tests.support.fakeceph import FakeCeph
 from tests.support.images import MiB, pattern
+from tests.support.locks import GUEST, locked
 
 SIZE = 4 * MiB
 
@@ -65,6 +66,18 @@ def test_image_is_hashed_and_told_of_like_a_file(ceph: FakeCeph, tmp_path: Path)
     there = ceph.create("pool/disk", SIZE, pattern(MiB))
     assert api.checksum("rbd:pool/disk") == api.checksum(there)
     assert api.info("rbd:pool/disk").size == SIZE
+
+
+def test_file_whose_path_looks_the_same_is_left_alone(
+    ceph: FakeCeph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ceph.create("pool/disk", SIZE, pattern(MiB))
+    file = tmp_path / "rbd:pool" / "disk"
+    file.parent.mkdir()
+    file.write_bytes(bytes(MiB))
+    monkeypatch.chdir(tmp_path)
+    with locked(file, *GUEST):
+        assert api.checksum("rbd:pool/disk") == api.checksum(there)
 
 
 def test_image_that_is_not_there_is_told(ceph: FakeCeph) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from ioutil_ext import lib
 
 from ..errors import LocalError
+from .formats import on_ceph
 
 #: Seconds for finding out who has an image: a host may have thousands of processes.
 SEARCH_TIME = 2.0
@@ -25,11 +26,12 @@ def locked(
 ) -> contextlib.AbstractContextManager[None]:
     """Keep other programs from writing to a local image for a block.
 
-    writes: the block writes to it, so nobody else may use it. shared: do nothing. Nothing is locked of streams, if
-    nothing is there, if it may not be opened, which is told by who opens it next, and on a file system that has no such
-    locks. Entering raises LocalError if another program uses the image in a way that contradicts.
+    writes: the block writes to it, so nobody else may use it. shared: do nothing. Nothing is locked of streams and of
+    images on Ceph, if nothing is there, if it may not be opened, which is told by who opens it next, and on a file
+    system that has no such locks. Entering raises LocalError if another program uses the image in a way that
+    contradicts.
     """
-    if shared or not isinstance(image, str | os.PathLike):
+    if shared or on_ceph(image) or not isinstance(image, str | os.PathLike):
         return contextlib.nullcontext()
     return _locked(Path(image), writes=writes)
 
