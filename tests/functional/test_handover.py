@@ -84,6 +84,16 @@ def served(daemon: Daemon, service_name: str) -> tuple[int, int]:
     return daemon.served(service, "lane")["requests"], daemon.served(service, "python")["requests"]
 
 
+def assert_stopped_after_a_piece(content: bytes) -> None:
+    """Check the image of an upload of x that stopped between its first and second MiB.
+
+    What comes slowly is written as it comes, in whole pages; on a busy machine a part of the second MiB, too.
+    """
+    end = (len(content) - len(content.lstrip(b"x"))) // 4096 * 4096
+    assert MiB <= end < 2 * MiB
+    assert content[end:] == pattern(8 * MiB)[end:]
+
+
 # When
 
 
@@ -365,11 +375,13 @@ def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image, servi
         connection.send(request[: 2 * MiB])
         eventually(lambda: own.status(image.ticket)["transferred"] >= MiB, "a piece is written")
         own.remove(image.ticket)
+        content = image.content()
         assert connection.receive().status == 403
         connection.send_while_accepted(request[2 * MiB :])
         connection.end_sending()
         assert connection.is_closed()
-    assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
+    assert_stopped_after_a_piece(content)
+    assert image.content() == content
 
 
 def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage, service_name: str) -> None:
@@ -477,7 +489,7 @@ def test_body_that_ends_early_is_the_clients_error(own: Daemon, image: Image, se
         answer = connection.receive()
         assert (answer.status, answer.code) == (400, "truncated_request")
         assert connection.is_closed()
-    assert image.content() == b"x" * MiB + pattern(8 * MiB)[MiB:]
+    assert_stopped_after_a_piece(image.content())
     assert own.log.find(r" ERROR ", start=start) is None
 
 
@@ -491,10 +503,7 @@ def test_client_that_vanishes_in_an_upload_leaves_whole_pages_of_what_it_sent(
         connection.reset()
     eventually(lambda: own.status(image.ticket)["connections"] == 0, "the connection has ended")
     assert not own.status(image.ticket)["active"]
-    content = image.content()
-    end = (len(content) - len(content.lstrip(b"x"))) // 4096 * 4096  # one that is slow is written as it comes
-    assert MiB <= end < 2 * MiB
-    assert content[end:] == pattern(8 * MiB)[end:]
+    assert_stopped_after_a_piece(image.content())
 
 
 def test_client_that_does_not_read_is_left(own: Daemon, new: MakeImage, service_name: str) -> None:
