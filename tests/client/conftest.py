@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import Settings
-from tests.support.daemon import Certificates, Daemon
+from tests.support.daemon import STATE, Certificates, Daemon
 from tests.support.images import KiB, MiB, pattern
+from tests.support.ports import unused_port
 
 SIZE = 24 * MiB
 
@@ -32,6 +33,13 @@ def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def shared_daemon(certificates: Certificates) -> Iterator[Daemon]:
     """One daemon as it comes: its two lanes are others' concern."""
     with Daemon(certificates) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def own(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that keeps its state, and its port over a restart."""
+    with Daemon(certificates, {"daemon": {"state_dir": STATE}, "remote": {"port": unused_port()}}) as daemon:
         yield daemon
 
 

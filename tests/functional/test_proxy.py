@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A daemon whose images are on another daemon."""
 
-import contextlib
-import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from tests.support.http_client import Connection
 from tests.support.images import Image, KiB, MiB, pattern
 from tests.support.places import Place
 from tests.support.polling import eventually
+from tests.support.ports import unused_port
 
 
 @pytest.fixture(scope="module")
@@ -184,15 +182,6 @@ def test_the_other_server_is_killed_in_mid_upload(make_daemon: MakeDaemon, proxy
     with proxy.connect("tls") as client:
         assert client.get(image.url).status == 500
     assert proxy.running
-
-
-def unused_port() -> int:
-    """Return a port that no daemon has, and below those that connections get: a daemon can have it twice."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket(socket.AF_INET6) as sock, contextlib.suppress(OSError):
-            sock.bind(("::", port))
-            return port
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from imageio_daemon.client import ClientError, ServerFailed, Settings, Temporary
 from imageio_daemon.client.errors import Usage
 from imageio_daemon.client.server.proxy import DEFAULT_PORT, MAX_HEAD, HttpProxy, is_exempt
 from tests.client.tunnels import TunnelProxy
-from tests.functional.test_proxy import unused_port
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB, pattern
 from tests.support.polling import eventually
+from tests.support.ports import unused_port
 
 SIZE = 4 * MiB
 

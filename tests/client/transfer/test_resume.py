@@ -5,7 +5,6 @@ import asyncio
 import io
 import os
 import random
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -345,15 +344,6 @@ def test_another_input_is_refused(interrupted: tuple[str, Image], full: Path, se
 
 
 # Restarts of the daemon
-
-
-@pytest.fixture
-def own(certificates: Certificates) -> Iterator[Daemon]:
-    """A daemon that keeps its state, and its port over a restart."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with Daemon(certificates, {"daemon": {"state_dir": STATE}, "remote": {"port": port}}) as daemon:
-        yield daemon
 
 
 def restarting(daemon: Daemon, *, kill: bool) -> Callable[[Progress], None]:
