@@ -27,10 +27,6 @@ class Increment(QemuTarget):
             raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
         super().__init__(path, "qcow2")
 
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros, also where the older copy has data."""
-        self._image.zero(offset, length)
-
 
 class CompressedQcow2(QemuTarget):
     """A new qcow2 image with compressed clusters. Each is written once, whole: qemu cannot write to it again."""
@@ -58,17 +54,16 @@ class CompressedQcow2(QemuTarget):
         last = max(end // CLUSTER * CLUSTER, first)
         self._keep(offset, data[: first - offset])
         if first < last:
-            self._image.write(first, data[first - offset : last - offset])
+            super().write(first, data[first - offset : last - offset])
         self._keep(last, data[last - offset :])
 
     def finish(self) -> None:
         """Write what came in parts, and finish the image."""
         for start, cluster in self._parts.items():
-            self._image.write(start, memoryview(cluster))
+            super().write(start, memoryview(cluster))
         super().finish()
 
-    def _close(self) -> None:
-        super()._close()
+    def _closed(self) -> None:
         if self._size % CLUSTER:
             run_qemu_img(
                 "resize", "-q", "--shrink", "-f", "qcow2", "--", str(self._part.path.absolute()), str(self._size)

@@ -59,12 +59,12 @@ class QemuNbd:
             raise
 
     def stop(self) -> None:
-        """End qemu-nbd of an image that is only read, at once. Reads that wait for storage raise Stopped, too."""
+        """End qemu-nbd at once. Requests that wait for storage raise Stopped, too; what was not flushed may be lost."""
         self._stopped = True
         self._process.kill()
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[NbdImage]:
+    def serving(self) -> Iterator[NbdImage]:
         """Return the image for the block. Raises Stopped after stop()."""
         try:
             yield self.image
@@ -134,12 +134,12 @@ class ServedSource:
 
     def extents(self) -> Iterator[Extent]:
         """Yield all extents, in order and without gaps."""
-        with self._server.reading() as image:
+        with self._server.serving() as image:
             yield from image.extents()
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer."""
-        with self._server.reading() as image:
+        with self._server.serving() as image:
             image.read(offset, buffer)
 
     def stop(self) -> None:
@@ -149,6 +149,48 @@ class ServedSource:
     def close(self) -> None:
         """End qemu-nbd."""
         self._server.close()
+
+
+class ServedTarget:
+    """A target that a qemu-nbd serves, which ends with it. Methods raise LocalError."""
+
+    portion = 32 * MiB
+    block = 1
+    _server: QemuNbd | None = None
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        with self._serving() as image:
+            image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros."""
+        with self._serving() as image:
+            image.zero(offset, length)
+
+    def finish(self) -> None:
+        """Flush, and end qemu-nbd."""
+        with self._serving() as image:
+            image.flush()
+        self._close()
+
+    def abandon(self) -> None:
+        """End qemu-nbd. What was written stays."""
+        self._close()
+
+    def stop(self) -> None:
+        """Make writes that wait raise Stopped, and those that follow."""
+        if self._server is not None:
+            self._server.stop()
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def _serving(self) -> contextlib.AbstractContextManager[NbdImage]:
+        if self._server is None:
+            raise RuntimeError("not started")
+        return self._server.serving()
 
 
 class QemuSource(ServedSource):
@@ -173,11 +215,9 @@ class QemuSource(ServedSource):
                 raise changed(file)
 
 
-class QemuTarget:
+class QemuTarget(ServedTarget):
     """A new image in a format other than raw, called NAME.part until it is complete. Methods raise LocalError."""
 
-    portion = 32 * MiB
-    block = 1
     reads_zero = True
     options: tuple[str, ...] = ()
     compress = False
@@ -185,13 +225,6 @@ class QemuTarget:
     def __init__(self, path: Path, format_name: str) -> None:
         self._part = PartFile(path)
         self._format = format_name
-        self._server: QemuNbd | None = None
-
-    @property
-    def _image(self) -> NbdImage:
-        if self._server is None:
-            raise RuntimeError("not started")
-        return self._server.image
 
     def start(self, size: int) -> None:
         """Create the image, and serve it by qemu-nbd."""
@@ -201,33 +234,21 @@ class QemuTarget:
         image = _image(self._part.path, self._format, compress=self.compress)
         self._server = QemuNbd(str(self._part.path), image, writable=True)
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._image.write(offset, data)
-
-    def zero(self, offset: int, length: int) -> None:
-        """Do nothing: a new image reads as zeros."""
-
     def finish(self) -> None:
         """Flush the image, end qemu-nbd, and rename the file."""
-        self._image.flush()
-        self._close()
+        super().finish()
+        self._closed()
         self._part.publish()
 
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    def _closed(self) -> None:
+        """Do what is left when qemu-nbd has closed the complete image."""
 
     def abandon(self) -> None:
         """Remove the image."""
         try:
-            if self._server is not None:
-                self._server.close()
+            super().abandon()
         finally:
             self._part.remove()
-
-    def stop(self) -> None:
-        """Do nothing: writes end by themselves."""
 
 
 def run_qemu_img(*arguments: str) -> str:

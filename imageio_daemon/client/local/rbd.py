@@ -13,10 +13,9 @@ import shlex
 from collections.abc import Mapping
 
 from ...errors import InvalidRequest
-from ...units import MiB
 from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
-from .qemu import QemuNbd, ServedSource
+from .qemu import QemuNbd, ServedSource, ServedTarget
 
 _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
 
@@ -34,43 +33,20 @@ class RbdSource(ServedSource):
         """Do nothing: see identity."""
 
 
-class RbdTarget:
+class RbdTarget(ServedTarget):
     """An existing image on Ceph, which is written in place. Bytes beyond the image's end do not change."""
 
-    portion = 32 * MiB
-    block = 1
     reads_zero = False
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._server = _serve(address, writable=True)
+        self._size = self._server.image.size
 
     def start(self, size: int) -> None:
         """Check that the image fits."""
-        if size > self._server.image.size:
-            raise LocalError(
-                f"{self._address} has {self._server.image.size} bytes, the image {size}: it does not fit (rbd resize)"
-            )
-
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write data."""
-        self._server.image.write(offset, data)
-
-    def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
-        self._server.image.zero(offset, length)
-
-    def finish(self) -> None:
-        """Flush, and end qemu-nbd."""
-        self._server.image.flush()
-        self._server.close()
-
-    def abandon(self) -> None:
-        """End qemu-nbd. What was written stays."""
-        self._server.close()
-
-    def stop(self) -> None:
-        """Do nothing: writes end by themselves."""
+        if size > self._size:
+            raise LocalError(f"{self._address} has {self._size} bytes, the image {size}: it does not fit (rbd resize)")
 
 
 def _serve(address: str, *, writable: bool) -> QemuNbd:

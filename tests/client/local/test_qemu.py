@@ -10,6 +10,7 @@ import pytest
 
 from imageio_daemon.client.errors import LocalError, Stopped
 from imageio_daemon.client.local import QemuSource
+from imageio_daemon.client.local.qemu import QemuTarget
 from tests.client.local.test_formats import qemu_img
 
 KiB = 1024
@@ -30,6 +31,19 @@ def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -
         read = pool.submit(source.read, 0, memoryview(bytearray(KiB)))
         source.stop()
         assert isinstance(read.exception(), Stopped)
+
+
+def test_stop_ends_a_write_that_the_storage_does_not_answer(tmp_path: Path) -> None:
+    target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
+    target.start(KiB * KiB)
+    assert target._server is not None
+    target._server._process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor() as pool:
+        write = pool.submit(target.write, 0, memoryview(bytes(KiB)))
+        target.stop()
+        assert isinstance(write.exception(), Stopped)
+    target.abandon()
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_read_after_stop(source: QemuSource) -> None:
