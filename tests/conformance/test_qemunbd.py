@@ -42,8 +42,10 @@ async def server(image: Path, run_dir: Path) -> AsyncIterator[QemuNbd]:
 
 
 def pid(server: QemuNbd) -> int:
-    assert server._process is not None
-    return server._process.pid
+    """Return its number. It may serve before the thread that has started it knows that."""
+    with server._lock:
+        assert server._process is not None
+        return server._process.pid
 
 
 def flags_of(process: int, opened: Path) -> int:
@@ -122,6 +124,7 @@ async def test_a_server_that_never_serves_is_an_error(
     image: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(qemu_process, "START_TIMEOUT", -1)
+    monkeypatch.setattr(QemuNbd, "_is_ready", lambda server: False)  # it may be, before anybody looks
     with pytest.raises(StorageError) as failure:
         await start(image, run_dir)
     assert failure.value.errno == errno.ETIMEDOUT

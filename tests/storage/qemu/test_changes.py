@@ -20,7 +20,7 @@ from imageio_daemon.storage.qemu.changes import DiffParser, command, extents
 from imageio_daemon.storage.threads import in_thread
 from imageio_daemon.units import MiB
 from tests.support.fakeceph import FakeCeph, diff
-from tests.support.polling import eventually
+from tests.support.polling import eventually, eventually_async
 
 SIZE = 64 * MiB
 
@@ -169,12 +169,12 @@ def has_ended(directory: Path) -> bool:
 
 async def test_one_that_hangs_is_killed_when_nobody_asks_any_more(tmp_path: Path) -> None:
     asking = asyncio.create_task(told(words=hanging(tmp_path)))
-    while not (tmp_path / "pid").exists():
-        await asyncio.sleep(0.01)
+    await eventually_async((tmp_path / "pid").exists)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    assert has_ended(tmp_path)
+    # A moment later if the thread that has started it does not know that yet.
+    await eventually_async(lambda: has_ended(tmp_path))
 
 
 async def test_one_that_is_being_started_is_killed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
