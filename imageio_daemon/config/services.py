@@ -114,7 +114,8 @@ class Nbd:
     )
     handshake_timeout: int = number(
         10,
-        "Time for the negotiation, from connecting to entering an export, with the TLS handshake.",
+        "Time for the negotiation, from connecting to entering an export, with the TLS handshake. The time that "
+        "storage takes to open the image comes on top, at most a minute.",
         "seconds",
         1,
         3600,

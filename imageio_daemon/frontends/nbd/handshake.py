@@ -4,7 +4,8 @@
 import asyncio
 import logging
 import socket
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import cast
 
 from ...errors import DENIED, Error, Forbidden, ImageInUse, StorageError, TooManyConnections, TooManyTransfers
@@ -34,6 +35,9 @@ log = logging.getLogger(__name__)
 #: of 1M and 256K, for downloads and uploads. tmpfs, 7 rounds: 1 connection 1308, 1289 and 803, 881; 4 connections 1642,
 #: 1775 and 1152, 1120. Disk, 21 rounds: 1 connection 560, 608 and 754, 754; 4 connections 588, 651 and 741, 770.
 PREFERRED_BLOCK = 256 * KiB
+#: Seconds that storage may take to open an image, beside those of the client. Backends give up before, but for a file
+#: system that hangs.
+OPEN_TIMEOUT = 60.0
 #: Most bytes of one receive. Options are small.
 RECEIVE = 16 * KiB
 
@@ -56,6 +60,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         self._sent.set()
         self._transport: asyncio.Transport
         self._task: asyncio.Task[None] | None = None
+        self._timeout = asyncio.timeout(None)
         self._attachment: Attachment | None = None
         self._place: Place | None = None
         self._secure = False
@@ -126,8 +131,9 @@ class ServerHandshake(asyncio.BufferedProtocol):
 
     async def _run(self) -> None:
         begin_work()  # for all options up to the one that enters: clients ask for contexts first, and go on if refused
+        self._timeout = asyncio.timeout(self._options.handshake_timeout)
         try:
-            async with asyncio.timeout(self._options.handshake_timeout):
+            async with self._timeout:
                 await self._negotiate()
         except TimeoutError:
             self._drop("the negotiation took too long")
@@ -164,7 +170,8 @@ class ServerHandshake(asyncio.BufferedProtocol):
 
     async def _find(self, event: FindExport) -> Event | None:
         try:
-            transfer, export = await exports.find(self._options.store, event.name)
+            with self._storage_at_work():
+                transfer, export = await exports.find(self._options.store, event.name)
             if event.enter:
                 self._enter(transfer)
         except Forbidden:
@@ -180,6 +187,20 @@ class ServerHandshake(asyncio.BufferedProtocol):
             if event.enter:
                 begin_work()
         return self._negotiation.found(export)
+
+    @contextmanager
+    def _storage_at_work(self) -> Iterator[None]:
+        """Give the time that storage takes back to the client, who has shown a ticket: others wait for no storage."""
+        now, deadline = asyncio.get_running_loop().time, self._timeout.when()
+        if deadline is None:
+            raise RuntimeError("a negotiation without a time-out")
+        began = now()
+        self._timeout.reschedule(deadline + OPEN_TIMEOUT)
+        try:
+            yield
+        finally:
+            if not self._timeout.expired():
+                self._timeout.reschedule(deadline + now() - began)
 
     def _enter(self, transfer: Transfer) -> None:
         """Attach the connection to a transfer, and keep its place. Raises TooManyConnections, Forbidden."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import Forbidden, StorageError
+from imageio_daemon.frontends.nbd import handshake
 from imageio_daemon.lanes import shared
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
@@ -258,6 +259,53 @@ async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
         await client.ask(Option.STRUCTURED_REPLY)
         client.writer.write(GO[:20])
         assert await client.at_end()
+
+
+async def test_time_that_storage_takes_to_open_is_not_the_clients() -> None:
+    async with World(handshake_timeout=0.3).running() as world:
+        held = world.backend.hold("refresh")
+        client = await world.connect()
+        going = asyncio.create_task(client.go("disk"))
+        await asyncio.wait_for(held.reached.wait(), 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(going), 0.6)
+        held.release()
+        await going
+        assert (await client.request(READ, 0, 1)).error == 0
+
+
+async def test_client_that_stalls_after_the_image_was_opened_is_closed_in_time() -> None:
+    async with World(handshake_timeout=0.2).running() as world:
+        client = await world.connect()
+        await client.ask(Option.INFO, info("disk"))
+        assert await client.at_end()
+
+
+async def test_client_without_a_ticket_has_no_more_time_while_storage_hangs() -> None:
+    async with World(handshake_timeout=0.3).running() as world:
+        held = world.backend.hold("refresh")
+        waiting = asyncio.create_task((await world.connect()).go("disk"))
+        await asyncio.wait_for(held.reached.wait(), 10)
+        stranger = await world.connect()
+        with pytest.raises(Refused):
+            await stranger.ask(Option.GO, info("unknown"))
+        assert await stranger.at_end()
+        assert not waiting.done()
+        held.release()
+        await waiting
+
+
+async def test_storage_that_does_not_open_the_image_is_not_waited_for_without_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handshake, "OPEN_TIMEOUT", 0.1)
+    async with World(handshake_timeout=0.1).running() as world:
+        held = world.backend.hold("refresh")
+        client = await world.connect()
+        client.writer.write(GO)
+        await asyncio.wait_for(held.reached.wait(), 10)
+        assert await client.at_end()
+        held.release()
 
 
 async def test_slow_storage_is_not_the_clients_fault() -> None:
