@@ -4,7 +4,9 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from ..config.config import Config
 from ..errors import InvalidRequest
@@ -14,33 +16,42 @@ from .finding import Finding, failed, ok, warning
 
 #: Seconds for a cluster to answer.
 TIMEOUT = 15.0
+#: Questions at a time: a cluster that does not answer is waited for once, not for each of its pools.
+AT_ONCE = 16
 #: An image that should not be there. A pool that can be read says so.
 NOBODYS = "imageioctl check"
 _NOT_THERE = f"error reading header from {NOBODYS}: No such file or directory"
+#: What a key gets that is of another pool, or of one namespace.
+_NOT_PERMITTED = "Operation not permitted"
 
 
-def pools(config: Config) -> Iterator[Finding]:
-    """Check that each pool of [backend_rbd] allowed_pools can be reached with the key of its user."""
-    if not config.backend_rbd.allowed_pools:
-        return
-    if shutil.which("rbd") is None:
+def cluster(config: Config, urls: Sequence[str]) -> Iterator[Finding]:
+    """Check what is in [backend_rbd] allowed_pools, and that these images can be read, with the key of its user."""
+    pools = config.backend_rbd.allowed_pools
+    if pools and shutil.which("rbd") is None:
         yield warning("ceph", "without rbd (ceph-common) no ticket can tell what has changed since a snapshot")
-    for pool in config.backend_rbd.allowed_pools:
-        reason = _why_unreadable(config, rbd_url.RbdAddress(pool, "", NOBODYS, ""))
-        if reason is None or reason.endswith(_NOT_THERE):
-            yield ok("ceph", f"pool {pool}: client.{config.backend_rbd.user} can reach it")
-        else:
-            yield failed("ceph", f"pool {pool}: {reason}")
+    questions = [*(partial(_pool, config, pool) for pool in pools), *(partial(_image, config, url) for url in urls)]
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        yield from threads.map(lambda ask: ask(), questions)
 
 
-def image(config: Config, url: str) -> Finding:
-    """Check that an image on Ceph can be read."""
+def _pool(config: Config, pool: str) -> Finding:
+    """Check that a pool, or a namespace of one, can be reached."""
+    reason = _why_unreadable(config, rbd_url.parse(f"{rbd_url.SCHEME}:{pool}/{NOBODYS}"))
+    if reason is None or reason.endswith(_NOT_THERE):
+        return ok("ceph", f"pool {pool}: client.{config.backend_rbd.user} can reach it")
+    namespace = f" (is its key of one namespace? then: {pool}/NAMESPACE)" if reason.endswith(_NOT_PERMITTED) else ""
+    return failed("ceph", f"pool {pool}: {reason}{namespace}")
+
+
+def _image(config: Config, url: str) -> Finding:
+    """Check that an image can be read."""
     try:
         address = rbd_url.parse(url)
     except InvalidRequest as e:
         return failed("image", str(e))
-    if address.pool not in config.backend_rbd.allowed_pools:
-        return failed("image", f"{url}: {address.pool} is not in [backend_rbd] allowed_pools")
+    if not address.is_in(config.backend_rbd.allowed_pools):
+        return failed("image", f"{url}: {address.where} is not in [backend_rbd] allowed_pools")
     reason = _why_unreadable(config, address)
     return failed("image", f"{url}: {reason}") if reason else ok("image", f"{url}: it can be read")
 

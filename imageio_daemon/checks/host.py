@@ -46,9 +46,10 @@ def of_user(config: Config, paths: Sequence[str], *, prepared: bool) -> Iterator
     if config.control.notify:
         yield receiver(config.control.notify)
     yield formats(config)
-    yield from ceph.pools(config)
+    yield from ceph.cluster(config, [path for path in paths if is_rbd(path)])
     for path in paths:
-        yield ceph.image(config, path) if is_rbd(path) else image(path)
+        if not is_rbd(path):
+            yield image(path)
 
 
 def certificate(config: Config) -> Finding:

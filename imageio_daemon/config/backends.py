@@ -97,6 +97,6 @@ class BackendRbd:
     )
     allowed_pools: tuple[str, ...] = pools(
         (),
-        "The pools in which images of tickets may be, with all their namespaces. By default there is none, and the "
-        "daemon opens no image on Ceph.",
+        "The pools in which images of tickets may be, with all their namespaces, or single namespaces of them. By "
+        "default there is none, and the daemon opens no image on Ceph.",
     )

@@ -126,15 +126,16 @@ def directories(default: tuple[str, ...], reason: str) -> tuple[str, ...]:
 
 
 def pools(default: tuple[str, ...], reason: str) -> tuple[str, ...]:
-    """Make an option that is a list of names of pools of Ceph with commas between them."""
+    """Make an option that is a list of POOL or POOL/NAMESPACE of Ceph, with commas between them."""
 
     def parse(text: str) -> tuple[str, ...]:
         found = tuple(name for part in text.split(",") if (name := part.strip()))
-        if not text.isprintable() or re.search("[/@]", text):
+        if not text.isprintable() or not all(re.fullmatch("[^/@]+(/[^/@]+)?", name) for name in found):
             raise ValueError(text)
         return found
 
-    return _field(default, Option(parse, "names with commas between them, or nothing", reason, ",".join, list))
+    allowed = "POOL or POOL/NAMESPACE with commas between them, or nothing"
+    return _field(default, Option(parse, allowed, reason, ",".join, list))
 
 
 def unix_address(default: str, reason: str) -> str:

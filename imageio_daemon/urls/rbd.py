@@ -33,9 +33,17 @@ class RbdAddress:
     snapshot: str
 
     def __str__(self) -> str:
-        namespace = f"{self.namespace}/" if self.namespace else ""
         snapshot = f"@{self.snapshot}" if self.snapshot else ""
-        return f"{SCHEME}:{self.pool}/{namespace}{self.image}{snapshot}"
+        return f"{SCHEME}:{self.where}/{self.image}{snapshot}"
+
+    @property
+    def where(self) -> str:
+        """Return POOL, or POOL/NAMESPACE."""
+        return f"{self.pool}/{self.namespace}" if self.namespace else self.pool
+
+    def is_in(self, places: Sequence[str]) -> bool:
+        """Tell whether it is in one of these pools, with all their namespaces, or namespaces (POOL/NAMESPACE)."""
+        return self.pool in places or self.where in places
 
     def node(self, conf: str = "", user: str = "") -> dict[str, str]:
         """Return qemu's block node, ready for JSON. conf, user: of the cluster; "": as librados finds them."""

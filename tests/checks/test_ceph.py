@@ -26,11 +26,11 @@ def configured(*pools: str) -> Config:
 
 
 def test_without_pools_nothing_is_asked(ceph: FakeCeph) -> None:
-    assert not list(checks.pools(configured()))
+    assert not list(checks.cluster(configured(), []))
 
 
 def test_pool_in_which_an_image_is_missed_can_be_reached(ceph: FakeCeph) -> None:
-    (finding,) = checks.pools(configured("pool"))
+    (finding,) = checks.cluster(configured("pool"), [])
     assert finding.verdict is Verdict.OK, finding
     assert ceph.asked() == [
         {
@@ -48,12 +48,13 @@ def test_pool_in_which_an_image_is_missed_can_be_reached(ceph: FakeCeph) -> None
     [
         ("error connecting: No such file or directory", "is there a key"),
         ("error opening pool pool: No such file or directory", "error opening pool"),
+        ("error reading header from imageioctl check: Operation not permitted", "then: pool/NAMESPACE)"),
         ("Unknown driver 'rbd'", "qemu-block-extra"),
     ],
 )
 def test_pool_that_cannot_be_reached_has_failed(ceph: FakeCeph, said: str, told: str) -> None:
     ceph.fail(said)
-    (finding,) = checks.pools(configured("pool"))
+    (finding,) = checks.cluster(configured("pool"), [])
     assert finding.verdict is Verdict.FAILED
     assert told in finding.text
 
@@ -63,20 +64,20 @@ def test_service_is_checked_not_the_environment_of_who_asks(monkeypatch: pytest.
     (tmp_path / "qemu-img").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CEPH_ARGS", "--keyring /root/key")
-    *_, finding = checks.pools(configured("pool"))
+    *_, finding = checks.cluster(configured("pool"), [])
     assert finding.text == "pool pool: |"
 
 
 def test_missing_rbd_is_a_warning(ceph: FakeCeph) -> None:
     (ceph.bin / "rbd").unlink()
-    warned, finding = checks.pools(configured("pool"))
+    warned, finding = checks.cluster(configured("pool"), [])
     assert (warned.verdict, finding.verdict) == (Verdict.WARNING, Verdict.OK)
     assert "ceph-common" in warned.text
 
 
 def test_missing_qemu_img_has_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    *_, finding = checks.pools(configured("pool"))
+    *_, finding = checks.cluster(configured("pool"), [])
     assert (finding.verdict, "qemu-utils" in finding.text) == (Verdict.FAILED, True)
 
 
@@ -85,15 +86,35 @@ def test_cluster_without_an_answer_has_failed(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "qemu-img").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(checks, "TIMEOUT", 0.1)
-    *_, finding = checks.pools(configured("pool"))
+    *_, finding = checks.cluster(configured("pool"), [])
     assert "does not answer" in finding.text
+
+
+def test_all_pools_and_images_are_asked_for_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each program waits for all of them, and fails if they do not come."""
+    (tmp_path / "qemu-img").write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/asked-$$\n"
+        f'while [ "$(ls {tmp_path} | grep -c asked-)" -lt 3 ]; do sleep 0.02; done\n'
+    )
+    (tmp_path / "qemu-img").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    findings = list(checks.cluster(configured("one", "two"), ["rbd:one/disk"]))[-3:]
+    assert [finding.verdict for finding in findings] == [Verdict.OK] * 3
 
 
 def test_image_is_found_or_not(ceph: FakeCeph) -> None:
     ceph.create("pool/disk", 1024)
-    config = configured("pool")
-    assert checks.image(config, "rbd:pool/disk").verdict is Verdict.OK
-    for url, told in {"rbd:pool/never": "No such file", "rbd:other/disk": "allowed_pools", "rbd:": "expected"}.items():
-        finding = checks.image(config, url)
+    wrong = {"rbd:pool/never": "No such file", "rbd:other/disk": "allowed_pools", "rbd:": "expected"}
+    _, found, *findings = checks.cluster(configured("pool"), ["rbd:pool/disk", *wrong])
+    assert (found.check, found.verdict) == ("image", Verdict.OK)
+    for finding, told in zip(findings, wrong.values(), strict=True):
         assert finding.verdict is Verdict.FAILED
         assert told in finding.text
+
+
+def test_namespace_is_asked_for_in_the_place_of_its_pool(ceph: FakeCeph) -> None:
+    ceph.create("pool/tenant/disk", 1024)
+    reached, *images = checks.cluster(configured("pool/tenant"), ["rbd:pool/tenant/disk", "rbd:pool/disk"])
+    assert (reached.verdict, "pool/tenant" in reached.text) == (Verdict.OK, True)
+    assert [finding.verdict for finding in images] == [Verdict.OK, Verdict.FAILED]
+    assert {asked["namespace"] for asked in ceph.asked()} == {"tenant"}

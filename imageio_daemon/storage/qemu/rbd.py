@@ -26,7 +26,7 @@ ANSWER_TIMEOUT = 20.0
 class RbdImage(NamedTuple):
     """An image and how it is to be opened.
 
-    conf, user: of the cluster. allowed: pools in which images may be. since: the snapshot with which it is compared.
+    conf, user: of the cluster. allowed: where images may be; see is_in(). since: the snapshot to compare with.
     """
 
     address: RbdAddress
@@ -52,9 +52,9 @@ class RbdBackend(QemuBackend):
         A cluster that does not answer is waited for until ANSWER_TIMEOUT.
         """
         address = image.address
-        if address.pool not in image.allowed:
+        if not address.is_in(image.allowed):
             raise StorageError(
-                errno.EPERM, f"open {address}", "pool", f"({address.pool} is not in [backend_rbd] allowed_pools)"
+                errno.EPERM, f"open {address}", "pool", f"({address.where} is not in [backend_rbd] allowed_pools)"
             )
         node = {"driver": "raw", "file": address.node(image.conf, image.user)}
         lasting = f"rbd {image.conf} {address}"
