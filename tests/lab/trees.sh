@@ -6,6 +6,9 @@ lab=$PWD/.cache/lab
 mirror=${MIRROR:-http://deb.debian.org/debian}
 mkdir -p "$lab"
 
+# Programs that run in a tree have its /tmp, not the directory of whoever runs the lab.
+unset TMPDIR
+
 # Of the Debian 13 that has newer peers and another kernel.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
     nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils"
