@@ -2,6 +2,7 @@
 """Fixtures of the tests that look at a running daemon from outside."""
 
 import functools
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,6 +27,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning"
     )
+    # What a script starts in the background ignores Ctrl-C, and so would the programs under test.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
