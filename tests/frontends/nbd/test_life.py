@@ -262,27 +262,27 @@ async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
 
 
 async def test_time_that_storage_takes_to_open_is_not_the_clients() -> None:
-    async with World(handshake_timeout=0.3).running() as world:
+    async with World(handshake_timeout=1).running() as world:
         held = world.backend.hold("refresh")
         client = await world.connect()
         going = asyncio.create_task(client.go("disk"))
         await asyncio.wait_for(held.reached.wait(), 10)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(going), 0.6)
+            await asyncio.wait_for(asyncio.shield(going), 1.5)
         held.release()
         await going
         assert (await client.request(READ, 0, 1)).error == 0
 
 
 async def test_client_that_stalls_after_the_image_was_opened_is_closed_in_time() -> None:
-    async with World(handshake_timeout=0.2).running() as world:
+    async with World(handshake_timeout=1).running() as world:
         client = await world.connect()
         await client.ask(Option.INFO, info("disk"))
         assert await client.at_end()
 
 
 async def test_client_without_a_ticket_has_no_more_time_while_storage_hangs() -> None:
-    async with World(handshake_timeout=0.3).running() as world:
+    async with World(handshake_timeout=1).running() as world:
         held = world.backend.hold("refresh")
         waiting = asyncio.create_task((await world.connect()).go("disk"))
         await asyncio.wait_for(held.reached.wait(), 10)
@@ -299,7 +299,7 @@ async def test_storage_that_does_not_open_the_image_is_not_waited_for_without_an
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handshake, "OPEN_TIMEOUT", 0.1)
-    async with World(handshake_timeout=0.1).running() as world:
+    async with World(handshake_timeout=1).running() as world:
         held = world.backend.hold("refresh")
         client = await world.connect()
         client.writer.write(GO)
