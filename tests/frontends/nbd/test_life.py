@@ -254,7 +254,7 @@ async def test_client_that_says_nothing_is_closed_in_time() -> None:
 
 
 async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
-    async with World(handshake_timeout=0.2).running() as world:
+    async with World(handshake_timeout=1).running() as world:
         client = await world.connect()
         await client.ask(Option.STRUCTURED_REPLY)
         client.writer.write(GO[:20])

@@ -136,7 +136,7 @@ async def test_clear_text_behind_starttls_ends_the_connection(context: TlsContex
 
 
 async def test_stalled_tls_is_closed_in_time(context: TlsContext) -> None:
-    async with serving(context, handshake_timeout=0.3) as world:
+    async with serving(context, handshake_timeout=1) as world:
         client = await world.connect()
         await client.ask(Option.STARTTLS)
         assert await client.at_end()
