@@ -40,8 +40,9 @@ def _pool(config: Config, pool: str) -> Finding:
     reason = _why_unreadable(config, rbd_url.parse(f"{rbd_url.SCHEME}:{pool}/{NOBODYS}"))
     if reason is None or reason.endswith(_NOT_THERE):
         return ok("ceph", f"pool {pool}: client.{config.backend_rbd.user} can reach it")
-    namespace = f" (is its key of one namespace? then: {pool}/NAMESPACE)" if reason.endswith(_NOT_PERMITTED) else ""
-    return failed("ceph", f"pool {pool}: {reason}{namespace}")
+    if reason.endswith(_NOT_PERMITTED) and "/" not in pool:
+        reason += f" (is the key of one namespace? then: {pool}/NAMESPACE)"
+    return failed("ceph", f"pool {pool}: {reason}")
 
 
 def _image(config: Config, url: str) -> Finding:
