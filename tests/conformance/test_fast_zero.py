@@ -215,8 +215,8 @@ async def server() -> AsyncIterator[FakeNbd]:
         yield server
 
 
-async def opened(url: str, **options: int | None) -> NbdBackend:
-    return await NbdBackend.open(parse(url), NBD_OPTIONS, connections=1, writable=True, **options)
+async def opened(url: str, zero_unit: int | None = None) -> NbdBackend:
+    return await NbdBackend.open(parse(url), NBD_OPTIONS, connections=1, writable=True, zero_unit=zero_unit)
 
 
 @pytest.mark.parametrize("fast", [True, False])

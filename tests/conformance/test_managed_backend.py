@@ -46,6 +46,12 @@ async def test_closing_ends_the_server(engine: Engine, image: Image, servers: Pa
     await backend.close()
 
 
+async def test_its_name_in_logs_is_that_of_the_image(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
+    assert backend.name == image.path
+    await backend.close()
+
+
 async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine, image: Image, servers: Path) -> None:
     backend = await start(engine, image, servers)
     assert await backend.available(Operation())

@@ -54,6 +54,12 @@ async def test_qemu_gets_the_node_with_user_and_configuration(ceph: FakeCeph, se
     ]
 
 
+async def test_its_name_in_logs_is_its_address(ceph: FakeCeph, servers: Path) -> None:
+    backend = await start("rbd:pool/disk", servers)
+    assert backend.name == "rbd:pool/disk"
+    await backend.close()
+
+
 async def test_pool_that_is_not_allowed_is_never_asked_for(ceph: FakeCeph, servers: Path) -> None:
     with pytest.raises(StorageError, match="allowed_pools") as failure:
         await start("rbd:pool/disk", servers, allowed=("poo", "pool/disk"))

@@ -44,7 +44,7 @@ class NbdBackend(RemoteImage):
     connects again; but changes that were answered and not flushed may be lost then, so flushing fails for ever.
     """
 
-    def __init__(self, reconnecting: ReconnectingSession, zero_unit: int | None) -> None:
+    def __init__(self, reconnecting: ReconnectingSession, zero_unit: int | None, name: str) -> None:
         self._reconnecting = reconnecting
         self._zero_unit = zero_unit
         self._warm_up: WarmUp | None = None
@@ -53,7 +53,7 @@ class NbdBackend(RemoteImage):
         self._record = NO_RECORD
         self._external = External(
             self,
-            f"NBD server {reconnecting.address}",
+            name,
             reconnecting.address,
             Pieces(PIECE, WRITES),
             size=reconnecting.agreed.size,
@@ -69,9 +69,11 @@ class NbdBackend(RemoteImage):
         connections: int,
         writable: bool,
         zero_unit: int | None = None,
+        name: str | None = None,
     ) -> Self:
         """Connect. zero_unit: in bytes, ranges of whole ones are sure to be zeroed without data I/O; None: none is.
 
+        name: of the image, in logs of operations that fail or hang; None: that of the server.
         Raises ServerGone, StorageError: it may not be written, or its size is none that can be served.
         """
         session = await ClientSession.open(address, options, connections)
@@ -88,7 +90,8 @@ class NbdBackend(RemoteImage):
         if writable and not agreed.can(ExportFlag.SEND_FLUSH):
             log.warning("NBD server %s cannot flush: what is written may be lost, and each flush fails", address)
         try:
-            backend = cls(ReconnectingSession(address, options, connections, session), zero_unit)
+            reconnecting = ReconnectingSession(address, options, connections, session)
+            backend = cls(reconnecting, zero_unit, name or f"NBD server {address}")
         except StorageError:  # no descriptor is left
             await session.close()
             raise

@@ -56,6 +56,7 @@ class QemuBackend(NbdBackend):
                 connections=how.connections,
                 writable=how.writable,
                 zero_unit=found.zero_unit,
+                name=image,
             )
         except BaseException:
             await server.stop()
