@@ -20,7 +20,7 @@ from .local.source import Source
 from .server.address import is_url
 from .server.image import RemoteImage
 from .server.session import DEFAULTS, ClientSession, Settings
-from .server.stopping import Stop
+from .stopping import Stop
 from .transfer import workers
 from .transfer.confirmed import CHECKPOINT
 from .transfer.digest import Digest

@@ -14,6 +14,7 @@ from ...nbdproto.constants import BASE_ALLOCATION, Command, ExportFlag, Status
 from ...nbdproto.messages import BadMagic, unpack_extents
 from ...units import GiB, KiB, MiB
 from ..errors import LocalError
+from ..stopping import Stop
 
 #: Seconds to wait for a server on this host: a flush of gigabytes to a slow disk takes long.
 TIMEOUT = 600.0
@@ -24,11 +25,15 @@ _NEGOTIATION = 16 * KiB
 
 
 class NbdImage:
-    """An export. Thread-safe; methods block, and raise LocalError. name: of the image, in messages."""
+    """An export. Thread-safe; methods block, and raise LocalError.
 
-    def __init__(self, name: str, address: str) -> None:
+    name: of the image, in messages. stop: shuts down the connections; what waits for the server fails then.
+    """
+
+    def __init__(self, name: str, address: str, stop: Stop) -> None:
         self._name = name
         self._address = address
+        self._stop = stop
         self._idle: list[_Connection] = []
         with self._connection() as connection:
             self._agreed = connection.agreed
@@ -93,7 +98,7 @@ class NbdImage:
     def _connection(self) -> Iterator["_Connection"]:
         """Return an idle or a new connection for the block. It is closed after an error, and else idle again."""
         try:
-            connection = self._taken() or _Connection(self._address)
+            connection = self._taken() or _Connection(self._address, self._stop)
             with connection.closed_on_error():
                 yield connection
             self._idle.append(connection)
@@ -108,13 +113,15 @@ class NbdImage:
 
 
 class _Connection:
-    """A connection for one request at a time. Raises OSError, Refused, Violation, BadMagic."""
+    """A connection for one request at a time. Raises OSError, Refused, Violation, BadMagic; a new one Stopped, too."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, stop: Stop) -> None:
+        self._stop = stop
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self.closed_on_error():
             self._socket.settimeout(TIMEOUT)
             self._socket.connect(address)
+            stop.add(self._socket)
             self.agreed = self._negotiate(ClientNegotiation(""))
         self._replies = ClientReplies(self.agreed, lambda request: None)
 
@@ -124,7 +131,7 @@ class _Connection:
         try:
             yield
         except BaseException:
-            self._socket.close()
+            self._close()
             raise
 
     def call(self, request: ClientRequest, payload: memoryview | None) -> None:
@@ -139,6 +146,10 @@ class _Connection:
         """Send DISC (proto.md, "Terminating the transmission phase") and close."""
         with contextlib.suppress(OSError):
             self._socket.sendall(self._replies.begin(ClientRequest(Command.DISC)))
+        self._close()
+
+    def _close(self) -> None:
+        self._stop.discard(self._socket)
         self._socket.close()
 
     def _negotiate(self, negotiation: ClientNegotiation) -> Agreed:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ...image.extents import Extent
 from ...units import MiB
-from ..errors import LocalError, Stopped
+from ..errors import LocalError
+from ..stopping import Stop
 from .archive import Member
 from .nbd_image import NbdImage
 from .part_file import PartFile
@@ -23,6 +24,9 @@ SHARED = 64
 START_TIMEOUT = 30.0
 #: Seconds that qemu-nbd may take to close an image after its last client has left.
 STOP_TIMEOUT = 600.0
+#: The same after stop(): what is under way may end, such that the lock of an image on Ceph is released. If qemu-nbd is
+#: killed, the next program waits half a minute for it.
+STOPPED_TIMEOUT = 5.0
 
 
 class QemuNbd:
@@ -33,7 +37,8 @@ class QemuNbd:
 
     def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
         self._name = name
-        self._stopped = self._closed = False
+        self._stop = Stop()
+        self._closed = False
         self._directory = tempfile.mkdtemp(prefix="imageio-client-")
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
         self._pid_file = f"{self._directory}/pid"
@@ -51,7 +56,7 @@ class QemuNbd:
             raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
         try:
             self._wait()
-            self.image = NbdImage(name, socket)
+            self.image = NbdImage(name, socket, self._stop)
         except BaseException:
             self._process.kill()
             self._process.wait()
@@ -59,24 +64,23 @@ class QemuNbd:
             raise
 
     def stop(self) -> None:
-        """End qemu-nbd at once. Requests that wait for storage raise Stopped, too; what was not flushed may be lost."""
-        self._stopped = True
-        self._process.kill()
+        """Disconnect. Requests that wait for storage raise Stopped, and those that follow."""
+        self._stop.stop()
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[NbdImage]:
         """Return the image for the block. Raises Stopped after stop()."""
+        self._stop.check()
         try:
             yield self.image
         except LocalError:
-            if self._stopped:
-                raise Stopped("stopped") from None
+            self._stop.check()
             raise
 
     def close(self) -> None:
         """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
 
-        Later calls do nothing.
+        After stop() it is no failure, and not waited for longer than STOPPED_TIMEOUT. Later calls do nothing.
         """
         if self._closed:
             return
@@ -86,7 +90,7 @@ class QemuNbd:
             status, reason = self._wait_for_end(), self._said()
         finally:
             self._clean()
-        if status != 0 and not self._stopped:
+        if status != 0 and not self._stop.is_set:
             raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
 
     def _wait(self) -> None:
@@ -102,9 +106,9 @@ class QemuNbd:
             time.sleep(0.01)
 
     def _wait_for_end(self) -> int:
-        """Return its status. It is killed if it does not end in STOP_TIMEOUT."""
+        """Return its status. It is killed if it does not end in time."""
         try:
-            return self._process.wait(STOP_TIMEOUT)
+            return self._process.wait(STOPPED_TIMEOUT if self._stop.is_set else STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
+from ..stopping import Stop
 from .address import Endpoint, is_same_host
 from .answers import Answers, Body, Framing, Head
 from .failures import failure_of
 from .secure_socket import SecureSocket
 from .sending import Moved, Request, Unsent, counted, not_counted, send_all
-from .stopping import Stop
 
 #: Longest answer that is read as a whole, in bytes: a list of many tickets.
 MAX_ANSWER = 16 * MiB

@@ -15,6 +15,7 @@ from ...image.extents import Extent, ExtentList
 from ...image.extents_json import ExtentReader
 from ...units import MAX_OFFSET
 from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
+from ..stopping import Stop
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
@@ -23,7 +24,6 @@ from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
 from .sending import Moved, not_counted
-from .stopping import Stop
 
 #: What 403 means after a connection was lost.
 GONE = (

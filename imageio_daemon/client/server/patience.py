@@ -5,8 +5,8 @@ import random
 import time
 
 from ..errors import Temporary
+from ..stopping import Stop
 from .retries import Retries
-from .stopping import Stop
 
 #: Seconds before a request is sent again. The delay doubles with each try and differs by up to a quarter at random, so
 #: that connections which broke together do not come back together.

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from ..errors import ClientError, Usage
+from ..stopping import Stop
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl, unix_address
 from .image import RemoteImage
 from .proxy import HttpProxy
 from .restarts import Restarts
 from .retries import Retries
-from .stopping import Stop
 from .trust import Trust
 
 log = logging.getLogger(__name__)

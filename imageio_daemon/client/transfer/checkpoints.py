@@ -9,7 +9,7 @@ from ...image.ranges import RangeSet
 from ..errors import ClientError, FlushFailed, ServerFailed, Stopped
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
-from ..server.stopping import Stop
+from ..stopping import Stop
 from . import workers
 from .confirmed import Confirmed, Sent, new_ranges
 from .record import Record

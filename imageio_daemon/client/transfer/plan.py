@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...image.blockhash import DEFAULT_BLOCK, BlockPlan, DataBlock, Segment, ZeroBlocks
 from ...image.extents import Extent
 from ...image.ranges import RangeSet
-from ..server.stopping import Stop
+from ..stopping import Stop
 
 #: Segments of units that wait in a queue: 100,000 extents of data are planned before half of them are transferred, in
 #: 32 MiB of memory.

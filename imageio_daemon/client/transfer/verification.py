@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import ChecksumMismatch, ServerFailed
 from ..server.image import RemoteImage
-from ..server.stopping import Stop
+from ..stopping import Stop
 from .digest import Digest
 from .progress import Counter, Phase
 

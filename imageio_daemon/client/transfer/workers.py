@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from ..errors import Stopped
-from ..server.stopping import Stop
+from ..stopping import Stop
 from .progress import INTERVAL
 
 _T = TypeVar("_T")

@@ -9,11 +9,17 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.errors import LocalError, Stopped
-from imageio_daemon.client.local import QemuSource
+from imageio_daemon.client.local import QemuSource, qemu
 from imageio_daemon.client.local.qemu import QemuTarget
 from tests.client.local.test_formats import qemu_img
 
 KiB = 1024
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a qemu-nbd that hangs be killed soon."""
+    monkeypatch.setattr(qemu, "STOPPED_TIMEOUT", 0.1)
 
 
 @pytest.fixture
@@ -25,6 +31,7 @@ def source(tmp_path: Path) -> Iterator[QemuSource]:
     source.close()
 
 
+@pytest.mark.usefixtures("impatient")
 def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -> None:
     source._server._process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor() as pool:
@@ -33,6 +40,7 @@ def test_stop_ends_a_read_that_the_storage_does_not_answer(source: QemuSource) -
         assert isinstance(read.exception(), Stopped)
 
 
+@pytest.mark.usefixtures("impatient")
 def test_stop_ends_a_write_that_the_storage_does_not_answer(tmp_path: Path) -> None:
     target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
     target.start(KiB * KiB)
@@ -44,6 +52,16 @@ def test_stop_ends_a_write_that_the_storage_does_not_answer(tmp_path: Path) -> N
         assert isinstance(write.exception(), Stopped)
     target.abandon()
     assert not list(tmp_path.iterdir())
+
+
+def test_qemu_nbd_that_is_stopped_closes_the_image(tmp_path: Path) -> None:
+    target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
+    target.start(KiB * KiB)
+    target.write(0, memoryview(bytes(KiB)))
+    target.stop()
+    target.abandon()
+    assert target._server is not None
+    assert target._server._process.returncode == 0
 
 
 def test_nothing_is_read_after_stop(source: QemuSource) -> None:

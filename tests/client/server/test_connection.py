@@ -6,7 +6,7 @@ import pytest
 from imageio_daemon.client import Temporary
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
-from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features
 
 

@@ -18,7 +18,7 @@ from imageio_daemon.client.server.data import Piece, Range
 from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.server.restarts import Restarts
 from imageio_daemon.client.server.retries import Retries
-from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import TIMEOUT, answer
 
 DONE = answer("200 OK")

@@ -13,7 +13,7 @@ from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.patience import MAX_ASKED, MAX_DELAY, Patience
 from imageio_daemon.client.server.retries import Retries
-from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features
 
 SIZE = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/7")

@@ -10,7 +10,7 @@ import pytest
 from imageio_daemon.client import LocalError, Progress, Settings, download, upload
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local.source import FileSource
-from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.stopping import Stop
 from imageio_daemon.client.transfer import plan
 from imageio_daemon.client.transfer.plan import Queue, Unit, units
 from imageio_daemon.client.transfer.progress import Counter

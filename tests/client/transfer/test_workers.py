@@ -8,7 +8,7 @@ import traceback
 import pytest
 
 from imageio_daemon.client.errors import LocalError, Stopped
-from imageio_daemon.client.server.stopping import Stop
+from imageio_daemon.client.stopping import Stop
 from imageio_daemon.client.transfer import workers
 
 

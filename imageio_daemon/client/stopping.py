@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from ..errors import Stopped
+from .errors import Stopped
 
 
 class Stop:
