@@ -501,6 +501,55 @@ def test_client_reads_and_writes_images_itself(
         daemon.remove_ticket(name)
 
 
+def interrupted_download(daemon: Daemon, source: Path, image: str) -> "subprocess.Popen[str]":
+    """Return a client that writes the source to an image, and has done a part of it."""
+    daemon.add_ticket("read", source, SIZE, ops=["read"], rate=16 * MiB)
+    download = start_client(daemon, "download", daemon.url("read"), url(image))
+    eventually(lambda: daemon.status("read")["transferred"] > 20 * MiB, "some of it is there")
+    return download
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    (tmp_path / "dense").write_bytes(random.Random(6).randbytes(SIZE))
+    return tmp_path / "dense"
+
+
+def test_interrupted_client_gives_the_image_to_the_next_one_at_once(
+    cluster: Cluster, daemon: Daemon, image: str, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
+    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
+    download = interrupted_download(daemon, dense, image)
+    began = time.monotonic()
+    download.send_signal(signal.SIGINT)
+    finish(download, 130)
+    ended = time.monotonic()
+    daemon.change_ticket("read", timeout=3600, rate=0)
+    client(daemon, "download", daemon.url("read"), url(image))
+    print(f"end after {ended - began:.1f} s, next download {time.monotonic() - ended:.1f} s")
+    assert time.monotonic() - ended < 15, "it waited for the lock of the first one"
+    daemon.remove_ticket("read")
+    assert cluster.export(f"{POOL}/{image}") == dense.read_bytes()
+
+
+def test_interrupted_client_does_not_wait_for_the_osd(
+    cluster: Cluster, daemon: Daemon, image: str, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
+    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
+    download = interrupted_download(daemon, dense, image)
+    cluster.signal_osd(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        download.send_signal(signal.SIGINT)
+        finish(download, 130)
+        assert time.monotonic() - began < 15
+    finally:
+        cluster.signal_osd(signal.SIGCONT)
+    daemon.remove_ticket("read")
+
+
 def test_client_tells_what_is_wrong(cluster: Cluster, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
     monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")

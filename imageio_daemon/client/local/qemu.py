@@ -25,7 +25,7 @@ START_TIMEOUT = 30.0
 #: Seconds that qemu-nbd may take to close an image after its last client has left.
 STOP_TIMEOUT = 600.0
 #: The same after stop(): what is under way may end, such that the lock of an image on Ceph is released. If qemu-nbd is
-#: killed, the next program waits half a minute for it.
+#: killed, the next program waits 30 s for it, in place of 0.5 s (tests/lab/ceph).
 STOPPED_TIMEOUT = 5.0
 
 
