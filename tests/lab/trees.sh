@@ -88,6 +88,35 @@ inside() {
     SYSTEMD_NSPAWN_TMPFS_TMP=0 systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --resolv-conf=copy-host "${tell[@]}" -D "$lab/$1" "${@:2}"
 }
 
+# A tree of this host's Debian with Ceph, where .venv of this checkout runs.
+# python3-cffi-backend: debootstrap does not find what provides a virtual package.
+make_ceph_tree() {
+    needs debootstrap unshare ip
+    ceph_tree=$lab/ceph
+    # shellcheck disable=SC1091
+    debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" ceph ca-certificates python3 qemu-utils qemu-block-extra \
+        libnbd-bin iproute2 procps ceph-mon ceph-mgr ceph-osd ceph-common python3-cffi-backend \
+        libtcmalloc-minimal4
+}
+
+# within TREE COMMAND...: run it in a tree of this host's Debian, with mounts, processes and a network of its own, which end with it.
+within() {
+    exec unshare --mount --net --pid --fork --kill-child sh -ec '
+        mount --bind "$1" "$1" # as a root is a mount
+        cd "$1"
+        mount --rbind /dev dev
+        mount --rbind /sys sys
+        mount -t proc proc proc
+        mount -t tmpfs run run
+        mount -t tmpfs tmp tmp
+        mkdir -p ".$2"
+        mount --bind "$2" ".$2"
+        cd "$2"; tree=$1; shift 2
+        exec chroot "$tree" env -i -C "$PWD" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+            HOME=/tmp LANG=C.UTF-8 "$@"
+    ' sh "$1" "$PWD" "${@:2}"
+}
+
 # check_booted TREE CHECKS ARGUMENTS NSPAWN-OPTION...: run this file of tests/lab with pytest in a booted tree (ARGUMENTS:
 # one word list), and show what it says. Its results are left in TREE/results.
 check_booted() {
