@@ -10,8 +10,10 @@ mkdir -p "$lab"
 unset TMPDIR
 
 # Of the Debian 13 that has newer peers and another kernel.
+# python3-cffi-backend, here and below: debootstrap does not find what provides a virtual package.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
-    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils"
+    nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils
+    ceph-common python3-cffi-backend"
 
 # Status 77: cannot run here.
 cannot() {
@@ -89,7 +91,6 @@ inside() {
 }
 
 # A tree of this host's Debian with Ceph, where .venv of this checkout runs.
-# python3-cffi-backend: debootstrap does not find what provides a virtual package.
 make_ceph_tree() {
     needs debootstrap unshare ip
     ceph_tree=$lab/ceph
