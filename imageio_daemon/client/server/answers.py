@@ -72,6 +72,9 @@ class Answers(io.BufferedReader):
     def close(self) -> None:
         """Do nothing: an HTTPResponse calls it at its end, and the next answer is still to come."""
 
+    def flush(self) -> None:
+        """Do nothing: one that was not read to its end calls it when it is freed, after end()."""
+
     def end(self) -> None:
         """Let later reads fail. The caller closes the socket."""
         super().close()
