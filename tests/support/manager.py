@@ -12,8 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.polling import SOON
+
 #: Descriptors in one message at most: the limit of Linux.
 _MOST = 253
+
+#: A notification of our own, behind all that a daemon has sent.
+_MARK = b"MARK=1"
 
 #: Puts inherited descriptors where sd_listen_fds(3) expects them, and becomes the program. Arguments: the descriptors
 #: with colons between them, the program.
@@ -41,7 +46,8 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(self.address))
         self.states: list[str] = []
-        self.stored: list[tuple[str, int]] = []
+        self._stored: list[tuple[str, int]] = []
+        self._marks = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -51,27 +57,33 @@ class Manager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(b"", str(self.address))
+        self._tell(b"")
         self._thread.join()
         self._socket.close()
         self.forget_all()
         self._directory.cleanup()
 
+    @property
+    def stored(self) -> list[tuple[str, int]]:
+        """What is stored when all has been received that daemons have sent until now."""
+        self._tell(_MARK)
+        assert self._marks.acquire(timeout=SOON), "the manager does not run"
+        return self._stored
+
     def forget_all(self) -> None:
         """Close what is stored, as systemd does when a service is stopped."""
-        for _, fd in self.stored:
+        for _, fd in self._stored:
             os.close(fd)
-        self.stored.clear()
+        self._stored.clear()
 
     def environment(self) -> dict[str, str]:
         """Return the variables of a daemon under this manager, but LISTEN_PID."""
         variables = {"NOTIFY_SOCKET": str(self.address)}
         if self._watchdog:
             variables["WATCHDOG_USEC"] = str(round(self._watchdog * 1e6))
-        if self.stored:
-            names = ":".join(name for name, _ in self.stored)
-            variables |= {"LISTEN_FDS": str(len(self.stored)), "LISTEN_FDNAMES": names}
+        if stored := self.stored:
+            names = ":".join(name for name, _ in stored)
+            variables |= {"LISTEN_FDS": str(len(stored)), "LISTEN_FDNAMES": names}
         return variables
 
     def command(self, command: list[str]) -> list[str]:
@@ -81,12 +93,19 @@ class Manager:
     def descriptors(self) -> list[int]:
         return [fd for _, fd in self.stored]
 
+    def _tell(self, data: bytes) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.sendto(data, str(self.address))
+
     def _run(self) -> None:
         size = socket.CMSG_SPACE(_MOST * array.array("i").itemsize)
         while True:
             data, ancillary, *_ = self._socket.recvmsg(4096, size)
             if not data:
                 return
+            if data == _MARK:
+                self._marks.release()
+                continue
             fds = array.array("i")
             for level, kind, rights in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -97,11 +116,11 @@ class Manager:
         lines = dict(line.split("=", 1) for line in state.splitlines())
         name = lines.get("FDNAME", "stored")
         if "FDSTORE" in lines:
-            self.stored += [(name, fd) for fd in fds]
+            self._stored += [(name, fd) for fd in fds]
             fds = []
         elif "FDSTOREREMOVE" in lines:
-            fds += [fd for stored, fd in self.stored if stored == name]
-            self.stored = [(stored, fd) for stored, fd in self.stored if stored != name]
+            fds += [fd for stored, fd in self._stored if stored == name]
+            self._stored = [(stored, fd) for stored, fd in self._stored if stored != name]
         self.states.append(state)
         for fd in fds:  # also the pipe of BARRIER=1, whose end tells that all before is done
             with contextlib.suppress(OSError):
