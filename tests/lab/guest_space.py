@@ -14,8 +14,9 @@ from ioutil_ext import lib
 from tests.ioutil.disk import fill
 from tests.ioutil.engine_driver import Image
 
-from .kernel_stacked import drbd_disk, drbd_pair, linear, nvme_disk, thin_volume
-from .kernel_storage import SIZE, MiB, loop_disk, run
+from .kernel_iscsi import UNMAP, ZEROES, iscsi
+from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume
+from .kernel_storage import SIZE, MiB, loop_disk, plain_file, run
 from .small_daemon import running_daemon
 
 
@@ -47,14 +48,15 @@ def on_loop(stacked: Callable[[Path], AbstractContextManager[Path]]) -> Make:
     return make
 
 
-@contextlib.contextmanager
-def nvme_of_a_file() -> Iterator[Place]:
-    backing = Path("/var/tmp/backing")
-    with backing.open("wb") as file:
-        file.truncate(SIZE)
-    with nvme_disk(backing) as path:
-        yield Place(path, lambda: allocated(backing))
-    backing.unlink()
+def on_file(stacked: Callable[[Path], AbstractContextManager[Path]]) -> Make:
+    """Make a device of a file."""
+
+    @contextlib.contextmanager
+    def make() -> Iterator[Place]:
+        with plain_file() as backing, stacked(backing) as path:
+            yield Place(path, lambda: allocated(backing))
+
+    return make
 
 
 @contextlib.contextmanager
@@ -65,10 +67,15 @@ def thin() -> Iterator[Place]:
 
 #: Storage, and how many of 2 MiB are free after zero, zero that keeps the space, and trim.
 FREED: dict[str, tuple[Make, str]] = {
-    "lvm": (on_loop(linear), "2 0 2"),
+    "iscsi, a file": (on_file(iscsi()), "0 0 0"),
+    "iscsi, a file, unmap": (on_file(iscsi(**UNMAP)), "0 0 0"),
+    "iscsi, a file, unmap that zeroes": (on_file(iscsi(**UNMAP, **ZEROES)), "2 0 2"),
+    "iscsi, a device": (on_loop(iscsi()), "0 0 0"),
+    "iscsi, a device, unmap that zeroes": (on_loop(iscsi(**UNMAP, **ZEROES)), "2 0 2"),
+    "lvm": (on_loop(logical_volume), "2 0 2"),
     "lvm-thin": (thin, "0 0 0"),
     "nvme-of, a device": (on_loop(nvme_disk), "2 2 2"),
-    "nvme-of, a file": (nvme_of_a_file, "0 0 0"),
+    "nvme-of, a file": (on_file(nvme_disk), "0 0 0"),
     "drbd": (on_loop(drbd_disk), "0 0 0"),
     "drbd with a peer": (on_loop(drbd_pair), "2 0 2"),
 }
@@ -99,11 +106,11 @@ def test_a_new_thin_volume_is_allocated_by_zeros() -> None:
         assert volume.used == 4 * MiB
 
 
-@pytest.mark.parametrize("features", [("error_if_no_space",), ()], ids=["fails", "waits"])
-def test_upload_to_a_thin_pool_that_is_full_is_answered_507(features: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [("--errorwhenfull", "y"), ()], ids=["fails", "waits"])
+def test_upload_to_a_thin_pool_that_is_full_is_answered_507(options: tuple[str, ...]) -> None:
     run("modprobe", "dm-thin-pool")
     Path("/sys/module/dm_thin_pool/parameters/no_space_timeout").write_text("5")
-    with thin_volume(*features, size=4 * MiB) as volume, running_daemon() as daemon:
+    with thin_volume(*options, size=4 * MiB) as volume, running_daemon() as daemon:
         daemon.add_ticket("thin", volume.path, SIZE)
         daemon.upload("thin", 0, b"x" * 2 * MiB, flush=True)
         daemon.upload("thin", 2 * MiB, b"y" * 4 * MiB, flush=True, status=507)

@@ -16,16 +16,17 @@ from tests.ioutil.disk import fill, first_difference, on_disk
 from tests.ioutil.engine_driver import Image
 from tests.ioutil.model import Model, random_operation
 
-from .kernel_stacked import drbd_disk, drbd_pair, linear, nvme_disk, thin_volume
+from .kernel_iscsi import UNMAP, ZEROES, iscsi
+from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume
 from .kernel_storage import (
     FILESYSTEM,
-    SIZE,
     MiB,
     loop_disk,
     mounted,
     nfs_mounted,
     nfs_server,
     null_disk,
+    plain_file,
     rpcbind,
     run,
     scsi_disk,
@@ -113,17 +114,9 @@ def thin() -> Iterator[Path]:
         yield volume.path
 
 
-@contextlib.contextmanager
-def plain_file() -> Iterator[Path]:
-    path = Path("/var/tmp/backing")
-    with path.open("wb") as file:
-        file.truncate(SIZE)
-    yield path
-    path.unlink()
-
-
 NO_OFFLOAD = scsi("lbpu=0", "lbpws=0", "lbpws10=0", zeroing_mode="write")
 WRITE_SAME = scsi("lbpu=0", "lbpws=1", "lbpws10=0")
+
 
 #: Storage, and the method of each way there; - is ENOTSUP, and nothing changed.
 STORAGE: dict[str, tuple[Make, str]] = {
@@ -141,8 +134,11 @@ STORAGE: dict[str, tuple[Make, str]] = {
     "nfs 4.2, hard": (nfs_file("hard"), "punch punch+allocate punch -"),
     "nfs 4.2, soft": (nfs_file("soft"), "punch punch+allocate punch -"),
     "nfs 3": (nfs_3_file(), "write write - -"),
-    "lvm, no offload": (over(NO_OFFLOAD, linear), "zero zero - -"),
-    "lvm, write same with unmap": (over(WRITE_SAME, linear), "punch zero punch -"),
+    "iscsi, a file": (over(plain_file, iscsi()), "punch zero punch -"),
+    "iscsi, no offload": (over(NO_OFFLOAD, iscsi()), "punch zero punch -"),
+    "iscsi, write same with unmap, zeroes": (over(WRITE_SAME, iscsi(**UNMAP, **ZEROES)), "punch zero punch -"),
+    "lvm, no offload": (over(NO_OFFLOAD, logical_volume), "zero zero - -"),
+    "lvm, write same with unmap": (over(WRITE_SAME, logical_volume), "punch zero punch -"),
     "lvm-thin": (thin, "zero zero - -"),
     "nvme-of, no offload": (over(NO_OFFLOAD, nvme_disk), "punch zero punch -"),
     "nvme-of, write same with unmap": (over(WRITE_SAME, nvme_disk), "punch zero punch -"),

@@ -8,27 +8,47 @@ from pathlib import Path
 
 from tests.support.polling import eventually
 
-from .kernel_storage import SECTOR, SIZE, configfs, loop_disk, mapped, new_name, run
+from .kernel_storage import SIZE, MiB, configfs, loop_disk, new_name, run
 
 #: Of a thin pool, in bytes; it is given and freed as a whole.
 CHUNK = 64 * 1024
+#: What a thin pool takes of its volume group beside its data: metadata, as much to repair it, and the group's own.
+OF_THE_POOL = 16 * MiB
 
-# LVM and LVM-thin, as the kernel has them
+# LVM and LVM-thin, by LVM's commands as docs/storage.md has them
+
+
+def lvm(command: str, below: Path, *words: object) -> None:
+    """Run a command of LVM's that sees this device only, and makes nodes itself: there is no udev here."""
+    run(command, "--devices", below, "--config", "activation { udev_sync=0 udev_rules=0 monitoring=0 }", *words)
 
 
 @contextlib.contextmanager
-def linear(below: Path) -> Iterator[Path]:
+def volume_group(below: Path) -> Iterator[str]:
+    """Make a volume group of a device, and return its name; what is made in it goes with it."""
+    name = new_name()
+    lvm("pvcreate", below, below)
+    lvm("vgcreate", below, name, below)
+    try:
+        yield name
+    finally:
+        lvm("vgremove", below, "--force", name)
+
+
+@contextlib.contextmanager
+def logical_volume(below: Path) -> Iterator[Path]:
     """Make a logical volume of a device."""
-    with mapped(f"0 {SIZE // SECTOR} linear {below} 0") as device:
-        yield device.path
+    with volume_group(below) as group:
+        lvm("lvcreate", below, "--extents", "100%FREE", "--name", "disk", group)
+        yield Path("/dev", group, "disk")
 
 
 class ThinVolume:
     """A volume of a thin pool of its own."""
 
-    def __init__(self, path: Path, pool: str) -> None:
-        self.path = path
-        self._pool = pool
+    def __init__(self, group: str) -> None:
+        self.path = Path("/dev", group, "disk")
+        self._pool = f"{group}-pool-tpool"
 
     @property
     def used(self) -> int:
@@ -38,14 +58,16 @@ class ThinVolume:
 
 
 @contextlib.contextmanager
-def thin_volume(*features: str, size: int = SIZE) -> Iterator[ThinVolume]:
-    """Make a volume of a thin pool of this size and with these features, with nothing allocated."""
-    options = f"{CHUNK // SECTOR} 0 {len(features)} {' '.join(features)}"
-    with loop_disk() as metadata, loop_disk(size) as data:
-        with mapped(f"0 {size // SECTOR} thin-pool {metadata} {data} {options}") as pool:
-            run("dmsetup", "message", pool.name, 0, "create_thin 0")
-            with mapped(f"0 {SIZE // SECTOR} thin {pool.path} 0") as volume:
-                yield ThinVolume(volume.path, pool.name)
+def thin_volume(*options: str, size: int = SIZE) -> Iterator[ThinVolume]:
+    """Make a volume of a thin pool of this size, changed by these options of lvchange, with nothing allocated."""
+    run("modprobe", "dm-thin-pool")
+    with loop_disk(size + OF_THE_POOL) as below, volume_group(below) as group:
+        pool = ("--type", "thin-pool", "--chunksize", f"{CHUNK}b", "--size", f"{size}b", "--name", "pool")
+        lvm("lvcreate", below, *pool, group)
+        if options:
+            lvm("lvchange", below, *options, f"{group}/pool")
+        lvm("lvcreate", below, "--thin", "--virtualsize", f"{SIZE}b", "--name", "disk", f"{group}/pool")
+        yield ThinVolume(group)
 
 
 # NVMe-oF, by TCP

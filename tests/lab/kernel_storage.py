@@ -123,18 +123,27 @@ def null_disk(**attributes: object) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def plain_file(size: int = SIZE) -> Iterator[Path]:
+    """Make a file with nothing allocated."""
+    path = Path("/var/tmp", next(_names))
+    with path.open("wb") as file:
+        file.truncate(size)
+    try:
+        yield path
+    finally:
+        path.unlink()
+
+
+@contextlib.contextmanager
 def loop_disk(size: int = SIZE) -> Iterator[Path]:
     """Make a device of a file."""
     run("modprobe", "loop")
-    backing = Path("/var/tmp", next(_names))
-    with backing.open("wb") as file:
-        file.truncate(size)
-    device = Path(run("losetup", "--find", "--show", backing))
-    try:
-        yield device
-    finally:
-        run("losetup", "--detach", device)
-        backing.unlink()
+    with plain_file(size) as backing:
+        device = Path(run("losetup", "--find", "--show", backing))
+        try:
+            yield device
+        finally:
+            run("losetup", "--detach", device)
 
 
 class Mapped:

@@ -13,7 +13,7 @@ unset TMPDIR
 # python3-cffi-backend, here and below: debootstrap does not find what provides a virtual package.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
     nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils
-    ceph-common python3-cffi-backend"
+    open-iscsi lvm2 thin-provisioning-tools ceph-common python3-cffi-backend"
 
 # Status 77: cannot run here.
 cannot() {
