@@ -15,7 +15,7 @@ from tests.ioutil.disk import fill
 from tests.ioutil.engine_driver import Image
 
 from .kernel_iscsi import UNMAP, ZEROES, iscsi
-from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume
+from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume, zfs_volume
 from .kernel_storage import SIZE, MiB, loop_disk, plain_file, run
 from .small_daemon import running_daemon
 
@@ -65,6 +65,15 @@ def thin() -> Iterator[Place]:
         yield Place(volume.path, lambda: volume.used)
 
 
+def zvol(*options: str) -> Make:
+    @contextlib.contextmanager
+    def make() -> Iterator[Place]:
+        with zfs_volume(*options) as volume:
+            yield Place(volume.path, lambda: volume.used)
+
+    return make
+
+
 #: Storage, and how many of 2 MiB are free after zero, zero that keeps the space, and trim.
 FREED: dict[str, tuple[Make, str]] = {
     "iscsi, a file": (on_file(iscsi()), "0 0 0"),
@@ -76,6 +85,8 @@ FREED: dict[str, tuple[Make, str]] = {
     "lvm-thin": (thin, "0 0 0"),
     "nvme-of, a device": (on_loop(nvme_disk), "2 2 2"),
     "nvme-of, a file": (on_file(nvme_disk), "0 0 0"),
+    "zfs volume": (zvol(), "2 2 0"),
+    "zfs volume, no compression": (zvol("-o", "compression=off"), "0 0 0"),
     "drbd": (on_loop(drbd_disk), "0 0 0"),
     "drbd with a peer": (on_loop(drbd_pair), "2 0 2"),
 }

@@ -17,7 +17,7 @@ from tests.ioutil.engine_driver import Image
 from tests.ioutil.model import Model, random_operation
 
 from .kernel_iscsi import UNMAP, ZEROES, iscsi
-from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume
+from .kernel_stacked import drbd_disk, drbd_pair, logical_volume, nvme_disk, thin_volume, zfs_volume
 from .kernel_storage import (
     FILESYSTEM,
     MiB,
@@ -118,6 +118,12 @@ NO_OFFLOAD = scsi("lbpu=0", "lbpws=0", "lbpws10=0", zeroing_mode="write")
 WRITE_SAME = scsi("lbpu=0", "lbpws=1", "lbpws10=0")
 
 
+@contextlib.contextmanager
+def zvol() -> Iterator[Path]:
+    with zfs_volume() as volume:
+        yield volume.path
+
+
 #: Storage, and the method of each way there; - is ENOTSUP, and nothing changed.
 STORAGE: dict[str, tuple[Make, str]] = {
     "scsi, no offload": (NO_OFFLOAD, "zero zero - -"),
@@ -143,6 +149,7 @@ STORAGE: dict[str, tuple[Make, str]] = {
     "nvme-of, no offload": (over(NO_OFFLOAD, nvme_disk), "punch zero punch -"),
     "nvme-of, write same with unmap": (over(WRITE_SAME, nvme_disk), "punch zero punch -"),
     "nvme-of, a file": (over(plain_file, nvme_disk), "punch zero punch -"),
+    "zfs volume": (zvol, "zero zero - -"),
     "drbd, no offload": (over(NO_OFFLOAD, drbd_disk), "zero zero - -"),
     "drbd, write same with unmap": (over(WRITE_SAME, drbd_disk), "zero zero - -"),
     "drbd with a peer, no offload": (over(NO_OFFLOAD, drbd_pair), "punch zero punch -"),

@@ -157,3 +157,36 @@ def drbd_pair(below: Path) -> Iterator[Path]:
         state = Path("/proc/drbd")
         eventually(lambda: state.read_text().count("ds:UpToDate/UpToDate") == 2, "both are equal", timeout=60)
         yield Path("/dev/drbd0")
+
+
+# ZFS
+
+
+class ZfsVolume:
+    """A volume of a pool of its own."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path = path
+        self._name = name
+
+    @property
+    def used(self) -> int:
+        """Return how many bytes its data takes in the pool."""
+        run("zpool", "sync", self._name.partition("/")[0])
+        return int(run("zfs", "get", "-Hp", "-o", "value", "referenced", self._name))
+
+
+@contextlib.contextmanager
+def zfs_volume(*options: str) -> Iterator[ZfsVolume]:
+    """Make a volume of a ZFS pool, with these options of zfs create beside those of docs/storage.md."""
+    run("modprobe", "zfs")
+    pool = new_name()
+    with loop_disk(128 * MiB) as below:
+        run("zpool", "create", pool, below)
+        try:
+            run("zfs", "create", "-s", "-V", SIZE, *options, f"{pool}/disk")
+            path = Path("/dev/zd0")  # /dev/zvol has links to these, which udev makes
+            eventually(path.exists, "its node is there")
+            yield ZfsVolume(path, f"{pool}/disk")
+        finally:
+            run("zpool", "destroy", "-f", pool)

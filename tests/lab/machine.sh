@@ -3,17 +3,28 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154  # what trees.sh sets
 
-# The kernel's package is unpacked, not installed: nothing has to boot from the tree.
+# The kernel's package is unpacked, not installed: nothing has to boot from the tree. Debian has ZFS as source only: its
+# modules are made in a copy of the tree, which needs the headers of the same kernel.
 make_kernel() {
-    [ ! -e "$lab/kernel" ] || return 0
+    local made=$lab/kernel.new
+    [ ! -e "$lab/kernel/zfs" ] || return 0
+    copy_tree trixie kernel-build
     # shellcheck disable=SC2016  # for the shell in there
-    inside trixie sh -ec 'cd /root; apt-get -q update >/dev/null; rm -f linux-image-*
-        apt-get -q download $(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: \(linux-image-[^ ]*\)$/\1/p" | head -n 1)'
-    rm -rf "$lab/kernel.new"
-    dpkg-deb -x "$lab"/trixie/root/linux-image-*.deb "$lab/kernel.new"
-    [ -e "$lab/kernel.new/lib" ] || ln -s usr/lib "$lab/kernel.new/lib"
-    depmod -b "$lab/kernel.new" "$(ls "$lab/kernel.new/lib/modules")"
-    mv "$lab/kernel.new" "$lab/kernel"
+    inside kernel-build sh -ec 'cd /root; apt-get -q update >/dev/null
+        image=$(apt-cache depends linux-image-amd64 | sed -n "s/.*Depends: \(linux-image-[^ ]*\)$/\1/p" | head -n 1)
+        apt-get -q download "$image"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get -q -y install --no-install-recommends "linux-headers-${image#linux-image-}" dkms build-essential >/root/log
+        apt-get -q -y install --no-install-recommends zfs-dkms >>/root/log'
+    rm -rf "$made"
+    dpkg-deb -x "$lab"/kernel-build/root/linux-image-*.deb "$made"
+    [ -e "$made/lib" ] || ln -s usr/lib "$made/lib"
+    version=$(ls "$made/lib/modules")
+    cp -r "$lab/kernel-build/lib/modules/$version/updates" "$made/lib/modules/$version/"
+    depmod -b "$made" "$version"
+    modinfo -b "$made" -k "$version" -F version zfs >"$made/zfs"
+    rm -rf "$lab/kernel" "$lab/kernel-build"
+    mv "$made" "$lab/kernel"
 }
 
 # An initrd that loads what the disk needs and goes on there.
@@ -77,7 +88,7 @@ machine() {
 
 # make_machine: all that machine() needs, for this program.
 make_machine() {
-    needs debootstrap systemd-nspawn git qemu-system-x86_64 mke2fs debugfs cpio modprobe depmod xz
+    needs debootstrap systemd-nspawn git qemu-system-x86_64 mke2fs debugfs cpio modprobe depmod modinfo xz
     machine=$lab/machine-${0##*/}
     # shellcheck disable=SC2086  # one word for each package
     debian_tree trixie trixie $trixie_packages

@@ -13,7 +13,7 @@ unset TMPDIR
 # python3-cffi-backend, here and below: debootstrap does not find what provides a virtual package.
 trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
     nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils
-    open-iscsi lvm2 thin-provisioning-tools ceph-common python3-cffi-backend"
+    open-iscsi lvm2 thin-provisioning-tools zfsutils-linux ceph-common python3-cffi-backend"
 
 # Status 77: cannot run here.
 cannot() {
@@ -41,7 +41,7 @@ debian_tree() {
 make_tree() {
     local suite=$1 tree=$2 packages=$3
     rm -rf --one-file-system "$tree" "$tree.new"
-    debootstrap --variant=minbase --include="$packages" "$suite" "$tree.new" "$mirror" >"$tree.log" ||
+    debootstrap --variant=minbase --components=main,contrib --include="$packages" "$suite" "$tree.new" "$mirror" >"$tree.log" ||
         { tail "$tree.log" >&2; return 1; }
     # As every installed machine has it.
     printf '127.0.0.1 localhost\n::1 localhost\n' >"$tree.new/etc/hosts"
