@@ -97,7 +97,7 @@ make_ceph_tree() {
     # shellcheck disable=SC1091
     debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" ceph ca-certificates python3 qemu-utils qemu-block-extra \
         libnbd-bin iproute2 procps ceph-mon ceph-mgr ceph-osd ceph-common python3-cffi-backend \
-        libtcmalloc-minimal4
+        libtcmalloc-minimal4 systemd systemd-sysv dbus python3-pytest openssl curl
 }
 
 # within TREE COMMAND...: run it in a tree of this host's Debian, with mounts, processes and a network of its own, which end with it.
