@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from .ceph_cluster import POOL, USER, Cluster, connect_hosts, eventually, run
+from .ceph_cluster import PATIENCE, POOL, USER, Cluster, connect_hosts, eventually, run
 from .small_daemon import PORT, Daemon, running_daemon
 
 MiB = 1 << 20
@@ -278,6 +278,20 @@ def test_stopped_osd_holds_up_its_requests_and_nobody_else(
     assert cluster.export(f"{POOL}/{image}")[: len(data)] == data
 
 
+def test_log_names_an_image_whose_storage_hangs(cluster: Cluster, daemon: Daemon, image: str) -> None:
+    daemon.add_ticket("hangs", url(image), SIZE)
+    daemon.upload("hangs", 0, b"a" * MiB, flush=True)
+    with ThreadPoolExecutor(1) as pool:
+        cluster.signal_osd(signal.SIGSTOP)
+        try:
+            answer = pool.submit(daemon.upload, "hangs", 0, b"b" * MiB, flush=True)
+            eventually(lambda: re.search(f"storage hangs: .*{url(image)}", daemon.log), "the log tells")
+        finally:
+            cluster.signal_osd(signal.SIGCONT)
+        answer.result(timeout=120)
+    daemon.remove_ticket("hangs")
+
+
 def test_removal_while_the_osd_is_stopped_is_409_and_nothing_comes_later(
     cluster: Cluster, hosts: tuple[Daemon, Daemon], image: str
 ) -> None:
@@ -307,6 +321,55 @@ def _try_upload(daemon: Daemon, name: str, data: bytes) -> object:
     except Exception as e:  # noqa: BLE001 - any end is right, but it comes
         return repr(e)
     return 200
+
+
+def test_nbd_client_is_told_that_the_image_cannot_be_opened(cluster: Cluster, daemon: Daemon, image: str) -> None:
+    """The time-out of the negotiation, 10 s, is for what the client takes."""
+    daemon.add_ticket("silent", url(image), SIZE, ops=["read"])
+    cluster.signal_osd(signal.SIGSTOP)
+    try:
+        command = ["qemu-img", "info", daemon.nbd_uri("silent")]
+        asked = subprocess.run(command, check=False, capture_output=True, timeout=PATIENCE)
+    finally:
+        cluster.signal_osd(signal.SIGCONT)
+    assert b"the image cannot be opened" in asked.stderr, asked
+    daemon.remove_ticket("silent")
+
+
+def test_what_a_daemon_leaves_that_is_killed_while_it_opens_is_in_nobodys_way(cluster: Cluster, image: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            with running_on(HOSTS[0], cluster, PORT + 4) as killed:  # its directory is removed, as by the next daemon
+                killed.add_ticket("killed", url(image), SIZE)
+                cluster.signal_osd(signal.SIGSTOP)
+                answer = pool.submit(_try_upload, killed, "killed", b"a" * MiB)
+                eventually(lambda: servers_of(image), "it opens the image")
+                killed.kill()
+                print("the upload got:", answer.result(timeout=60))
+            assert servers_of(image), "nothing is left"
+            with running_on(HOSTS[0], cluster, PORT + 5) as daemon:
+                daemon.add_ticket("next", url(image), SIZE)
+                late = pool.submit(_try_upload, daemon, "next", b"b" * MiB)
+                cluster.signal_osd(signal.SIGCONT)
+                assert late.result(timeout=60) == 200
+                daemon.remove_ticket("next")
+        finally:
+            cluster.signal_osd(signal.SIGCONT)
+    eventually(lambda: not servers_of(image), "it ends")
+    assert set(cluster.export(f"{POOL}/{image}")[:MiB]) == set(b"b")
+
+
+def servers_of(image: str) -> list[str]:
+    """Return the processes of qemu-nbd that have an image, or are about to."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if words.startswith(b"qemu-nbd\0") and image.encode() in words:
+            found.append(process.name)
+    return found
 
 
 def test_upload_goes_on_after_the_osd_was_killed(cluster: Cluster, daemon: Daemon, image: str, tmp_path: Path) -> None:
@@ -358,6 +421,31 @@ def test_upload_to_a_full_pool_waits_for_room(
     finish(upload)
     daemon.remove_ticket("full")
     assert cluster.export(f"{POOL}/{image}") == (tmp_path / "source").read_bytes()
+
+
+def test_image_of_a_full_pool_cannot_be_opened_until_there_is_room(
+    cluster: Cluster, daemon: Daemon, image: str
+) -> None:
+    """librbd writes to the header of what it opens, for tickets that only read, too."""
+    cluster.rbd("bench", "--io-type=write", "--io-size=4M", "--io-total=32M", f"{POOL}/{image}")
+    for line in QUOTA[0]:
+        cluster.admin(*line.split())
+    try:
+        eventually(lambda: is_full(cluster), "the cluster says that it is full")
+        daemon.add_ticket("writes", url(image), SIZE)
+        daemon.add_ticket("reads", url(image), SIZE, ops=["read"])
+        daemon.upload("writes", 0, b"a" * MiB, flush=True, status=500)
+        daemon.get("reads", status=500)
+        assert "does its storage answer, and has it room?" in daemon.log
+    finally:
+        for line in QUOTA[1]:
+            cluster.admin(*line.split())
+        eventually(lambda: not is_full(cluster), "there is room")
+    daemon.upload("writes", 0, b"a" * MiB, flush=True)
+    assert len(daemon.get("reads").body) == SIZE
+    for name in ("writes", "reads"):
+        daemon.remove_ticket(name)
+    assert cluster.export(f"{POOL}/{image}")[:MiB] == b"a" * MiB
 
 
 def is_full(cluster: Cluster) -> bool:
@@ -422,6 +510,13 @@ def test_what_is_not_there_is_told(daemon: Daemon, place: str, code: str, log: s
     assert time.monotonic() - began < 5
 
 
+def silent(cluster: Cluster, directory: Path) -> Path:
+    """Return a configuration whose monitor does not answer."""
+    path = directory / "silent.conf"
+    path.write_text(re.sub(r"mon host = .*", "mon host = 10.77.0.99", cluster.conf.read_text()))
+    return path
+
+
 #: Seconds for what the monitors answer. Who does not answer is waited for once, 20 s.
 FAST = range(60)
 
@@ -438,10 +533,8 @@ FAST = range(60)
 def test_mistake_of_the_operator_is_told(
     cluster: Cluster, tmp_path: Path, option: str, code: str, log: str, seconds: range
 ) -> None:
-    silent = tmp_path / "silent.conf"
-    silent.write_text(re.sub(r"mon host = .*", "mon host = 10.77.0.99", cluster.conf.read_text()))
     told = {"conf": str(cluster.conf), "user": USER, "allowed_pools": POOL}
-    key, _, value = option.format(silent=silent).partition(" = ")
+    key, _, value = option.format(silent=silent(cluster, tmp_path)).partition(" = ")
     told[key] = value
     more = "[backend_rbd]\n" + "".join(f"{key} = {value}\n" for key, value in told.items())
     pool = "never" if "never" in told["allowed_pools"] else POOL
@@ -455,13 +548,13 @@ def test_mistake_of_the_operator_is_told(
         assert answer.headers["X-Error-Code"] == code
         assert int(took) in seconds
         assert log in daemon.log
-        checked = run_check(daemon, tmp_path, more)
+        checked = run_check(tmp_path, more)
         print(checked)
         if key != "allowed_pools" or pool == "never":
             assert "failed" in checked
 
 
-def run_check(daemon: Daemon, directory: Path, more: str, *paths: str) -> str:
+def run_check(directory: Path, more: str, *paths: str) -> str:
     """Return what imageioctl check prints of Ceph."""
     conf = directory / "conf.d"
     conf.mkdir(exist_ok=True)
@@ -473,9 +566,35 @@ def run_check(daemon: Daemon, directory: Path, more: str, *paths: str) -> str:
 
 def test_check_finds_pools_and_images(cluster: Cluster, daemon: Daemon, image: str, tmp_path: Path) -> None:
     more = f"[backend_rbd]\nconf = {cluster.conf}\nuser = {USER}\nallowed_pools = {POOL}\n"
-    checked = run_check(daemon, tmp_path, more, url(image), url("never"), "rbd:other/disk", "rbd:")
+    checked = run_check(tmp_path, more, url(image), url("never"), "rbd:other/disk", "rbd:")
     print(checked)
     assert [line.split()[0] for line in checked.splitlines()] == ["ok", "ok", "failed", "failed", "failed"]
+
+
+def test_check_tells_what_a_key_of_one_namespace_is_for(cluster: Cluster, image: str, tmp_path: Path) -> None:
+    cluster.key("client.tenant", mon="profile rbd", osd=f"profile rbd pool={POOL} namespace=tenant")
+
+    def checked(place: str) -> list[str]:
+        more = f"[backend_rbd]\nconf = {cluster.conf}\nuser = tenant\nallowed_pools = {place}\n"
+        found = run_check(tmp_path, more)
+        print(found)
+        return found.splitlines()
+
+    (failed,) = checked(POOL)
+    assert failed.startswith("failed")
+    assert f"then: {POOL}/NAMESPACE)" in failed
+    (reached,) = checked(f"{POOL}/tenant")
+    assert reached.startswith("ok")
+    (refused,) = checked(f"{POOL}/other")
+    assert refused.startswith("failed")
+
+
+def test_check_waits_once_for_monitors_that_do_not_answer(cluster: Cluster, tmp_path: Path) -> None:
+    more = f"[backend_rbd]\nconf = {silent(cluster, tmp_path)}\nallowed_pools = {POOL}, one, two, three\n"
+    began = time.monotonic()
+    checked = run_check(tmp_path, more, url("disk")).splitlines()
+    assert time.monotonic() - began < 25
+    assert [line.startswith("failed") and "does not answer" in line for line in checked] == [True] * 5
 
 
 # The client's own side

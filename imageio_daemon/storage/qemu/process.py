@@ -48,6 +48,10 @@ class QemuNbd:
     A thread waits for it from its start to its end. It ends with the daemon: setpriv asks the kernel for a SIGTERM when
     that thread ends (PR_SET_PDEATHSIG, prctl(2)), at which qemu-nbd writes what it caches and ends. A preexec_fn could
     ask, too, but is not safe in a process with threads.
+
+    One that waits for a cluster to open the image takes no SIGTERM. If the daemon is killed then, it stays, with no
+    lock and nothing written, until the cluster answers or librados gives up. It ends then, because the next daemon has
+    removed the directory (remove_leftovers). systemd kills it with the daemon.
     """
 
     def __init__(self, command: Sequence[str], directory: str, image: str) -> None:
@@ -125,7 +129,7 @@ class QemuNbd:
                     raise ImageInUse
                 raise StorageError(_errno_of(said), f"open {self._image}", "qemu-nbd", f"({said}){remedy(said)}")
             if time.monotonic() > deadline:
-                why = f"(not open after {timeout:.0f} seconds: does its storage answer?)"
+                why = f"(not open after {timeout:.0f} seconds: does its storage answer, and has it room?)"
                 raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd", why)
             await asyncio.wait([ended], timeout=POLL)
 
