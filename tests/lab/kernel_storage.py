@@ -18,7 +18,7 @@ FILESYSTEM = 320 * MiB
 
 _names = (f"lab{number}" for number in itertools.count())
 #: Modules of device-mapper targets that have not the target's name.
-_TARGETS = {"linear": "dm-mod", "thin": "dm-thin-pool"}
+_TARGETS = {"linear": "dm-mod"}
 
 
 def run(*command: object) -> str:
