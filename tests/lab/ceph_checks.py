@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,30 @@ def daemon(hosts: tuple[Daemon, Daemon]) -> Daemon:
     return hosts[0]
 
 
+@pytest.fixture(scope="module")
+def left(cluster: Cluster) -> Iterator[list[str]]:
+    """Images that a killed client has for 30 s: a test adds them, and they are removed after all tests."""
+    images: list[str] = []
+    yield images
+    for image in images:
+        eventually(partial(removed, cluster, image), "the client that was killed is forgotten")
+
+
 @pytest.fixture
-def image(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
+def image(cluster: Cluster, left: list[str], request: pytest.FixtureRequest) -> Iterator[str]:
     """A new image of SIZE; its name without the pool."""
     name = re.sub(r"\W", "-", request.node.name)[:60]
     cluster.rbd("create", f"{POOL}/{name}", "--size", f"{SIZE}B")
     yield name
-    cluster.rbd("snap", "purge", f"{POOL}/{name}")
-    cluster.rbd("rm", f"{POOL}/{name}")
+    if name not in left:
+        cluster.rbd("snap", "purge", f"{POOL}/{name}")
+        cluster.rbd("rm", f"{POOL}/{name}")
 
 
 def removed(cluster: Cluster, image: str) -> bool:
-    """Remove an image, if nobody has it; a client that has crashed has it for 30 s."""
+    """Remove an image, if nobody has it."""
     try:
-        cluster.rbd("rm", image)
+        cluster.rbd("rm", f"{POOL}/{image}")
     except AssertionError:
         return False
     return True
@@ -134,15 +145,15 @@ def test_larger_ticket_serves_what_an_image_of_a_namespace_has(cluster: Cluster,
     cluster.rbd("rm", f"{POOL}/tenant/disk")
 
 
-def test_image_of_parts_of_sectors_is_refused(cluster: Cluster, daemon: Daemon) -> None:
+def test_image_of_parts_of_sectors_is_refused(cluster: Cluster, daemon: Daemon, left: list[str]) -> None:
     """qemu 7.2 ends with an assertion when it is asked for extents at the end of such an image."""
     cluster.rbd("create", f"{POOL}/tenant/odd", "--size", "1000003B")
+    left.append("tenant/odd")
     daemon.add_ticket("odd", url("tenant/odd"), SIZE, ops=["read"])
     answer = daemon.get("odd", status=None)
     assert answer.headers["X-Error-Code"] == "server_gone"
     eventually(lambda: "Assertion `offset + bytes <= s->image_size' failed" in daemon.log, "the log tells why")
     daemon.remove_ticket("odd")
-    eventually(lambda: removed(cluster, f"{POOL}/tenant/odd"), "the client that crashed is forgotten")
 
 
 def test_upload_that_was_ended_goes_on(cluster: Cluster, image: str, tmp_path: Path) -> None:
@@ -386,6 +397,56 @@ def test_upload_goes_on_after_the_osd_was_killed(cluster: Cluster, daemon: Daemo
     assert cluster.export(f"{POOL}/{image}") == (tmp_path / "source").read_bytes()
 
 
+def interrupted_download(daemon: Daemon, source: Path, image: str) -> "subprocess.Popen[str]":
+    """Return a client that writes the source to an image, and has done a part of it."""
+    daemon.add_ticket("read", source, SIZE, ops=["read"], rate=16 * MiB)
+    download = start_client(daemon, "download", daemon.url("read"), url(image))
+    eventually(lambda: daemon.status("read")["transferred"] > 20 * MiB, "some of it is there")
+    return download
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    (tmp_path / "dense").write_bytes(random.Random(6).randbytes(SIZE))
+    return tmp_path / "dense"
+
+
+def test_interrupted_client_gives_the_image_to_the_next_one_at_once(
+    cluster: Cluster, daemon: Daemon, image: str, dense: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
+    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
+    download = interrupted_download(daemon, dense, image)
+    began = time.monotonic()
+    download.send_signal(signal.SIGINT)
+    finish(download, 130)
+    ended = time.monotonic()
+    daemon.change_ticket("read", timeout=3600, rate=0)
+    client(daemon, "download", daemon.url("read"), url(image))
+    print(f"end after {ended - began:.1f} s, next download {time.monotonic() - ended:.1f} s")
+    assert time.monotonic() - ended < 15, "it waited for the lock of the first one"
+    daemon.remove_ticket("read")
+    assert cluster.export(f"{POOL}/{image}") == dense.read_bytes()
+
+
+def test_interrupted_client_does_not_wait_for_the_osd(
+    cluster: Cluster, daemon: Daemon, image: str, dense: Path, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left.append(image)
+    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
+    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
+    download = interrupted_download(daemon, dense, image)
+    cluster.signal_osd(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        download.send_signal(signal.SIGINT)
+        finish(download, 130)
+        assert time.monotonic() - began < 15
+    finally:
+        cluster.signal_osd(signal.SIGCONT)
+    daemon.remove_ticket("read")
+
+
 #: How to make the pool full, and to have room again. The ratios have to be in order.
 QUOTA = ("osd pool set-quota images max_bytes 16777216",), ("osd pool set-quota images max_bytes 0",)
 RATIOS = (
@@ -517,24 +578,17 @@ def silent(cluster: Cluster, directory: Path) -> Path:
     return path
 
 
-#: Seconds for what the monitors answer. Who does not answer is waited for once, 20 s.
-FAST = range(60)
-
-
 @pytest.mark.parametrize(
-    ("option", "code", "log", "seconds"),
+    ("option", "log"),
     [
-        (f"allowed_pools = {POOL}, never", "storage_gone", "error opening pool never: No such file or directory", FAST),
-        ("user = nobody", "storage_gone", "error connecting: No such file or directory", FAST),
-        ("conf = /never", "storage_gone", "error reading conf file /never: No such file or directory", FAST),
-        ("conf = {silent}", "storage_io", "Connection timed out", range(20, 40)),
+        (f"allowed_pools = {POOL}, never", "error opening pool never: No such file or directory"),
+        ("user = nobody", "error connecting: No such file or directory"),
+        ("conf = /never", "error reading conf file /never: No such file or directory"),
     ],
 )
-def test_mistake_of_the_operator_is_told(
-    cluster: Cluster, tmp_path: Path, option: str, code: str, log: str, seconds: range
-) -> None:
+def test_mistake_of_the_operator_is_told(cluster: Cluster, tmp_path: Path, option: str, log: str) -> None:
     told = {"conf": str(cluster.conf), "user": USER, "allowed_pools": POOL}
-    key, _, value = option.format(silent=silent(cluster, tmp_path)).partition(" = ")
+    key, _, value = option.partition(" = ")
     told[key] = value
     more = "[backend_rbd]\n" + "".join(f"{key} = {value}\n" for key, value in told.items())
     pool = "never" if "never" in told["allowed_pools"] else POOL
@@ -542,16 +596,27 @@ def test_mistake_of_the_operator_is_told(
         daemon.add_ticket("wrong", f"rbd:{pool}/never", SIZE, ops=["read"])
         began = time.monotonic()
         answer = daemon.get("wrong", status=500)
-        took = time.monotonic() - began
+        assert time.monotonic() - began < 10
         daemon.remove_ticket("wrong")
-        print(f"{option}: {answer.headers['X-Error-Code']} after {took:.1f} s")
-        assert answer.headers["X-Error-Code"] == code
-        assert int(took) in seconds
+        assert answer.headers["X-Error-Code"] == "storage_gone"
         assert log in daemon.log
-        checked = run_check(tmp_path, more)
-        print(checked)
-        if key != "allowed_pools" or pool == "never":
-            assert "failed" in checked
+    checked = run_check(tmp_path, more)
+    print(checked)
+    assert "failed" in checked
+
+
+def test_monitors_that_do_not_answer_are_waited_for_once(cluster: Cluster, tmp_path: Path) -> None:
+    more = f"[backend_rbd]\nconf = {silent(cluster, tmp_path)}\nallowed_pools = {POOL}\n"
+    with running_daemon(PORT + 3, more=more) as daemon:
+        daemon.add_ticket("silent", url("disk"), SIZE, ops=["read"])
+        began = time.monotonic()
+        answer = daemon.get("silent", status=500)
+        took = time.monotonic() - began
+        print(f"{answer.headers['X-Error-Code']} after {took:.1f} s")
+        daemon.remove_ticket("silent")
+        assert answer.headers["X-Error-Code"] == "storage_io"
+        assert 20 <= took < 40
+        assert "Connection timed out" in daemon.log
 
 
 def run_check(directory: Path, more: str, *paths: str) -> str:
@@ -618,55 +683,6 @@ def test_client_reads_and_writes_images_itself(
     assert client(daemon, "info", url(image))["size"] == SIZE
     for name in ("file", "copy"):
         daemon.remove_ticket(name)
-
-
-def interrupted_download(daemon: Daemon, source: Path, image: str) -> "subprocess.Popen[str]":
-    """Return a client that writes the source to an image, and has done a part of it."""
-    daemon.add_ticket("read", source, SIZE, ops=["read"], rate=16 * MiB)
-    download = start_client(daemon, "download", daemon.url("read"), url(image))
-    eventually(lambda: daemon.status("read")["transferred"] > 20 * MiB, "some of it is there")
-    return download
-
-
-@pytest.fixture
-def dense(tmp_path: Path) -> Path:
-    (tmp_path / "dense").write_bytes(random.Random(6).randbytes(SIZE))
-    return tmp_path / "dense"
-
-
-def test_interrupted_client_gives_the_image_to_the_next_one_at_once(
-    cluster: Cluster, daemon: Daemon, image: str, dense: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
-    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
-    download = interrupted_download(daemon, dense, image)
-    began = time.monotonic()
-    download.send_signal(signal.SIGINT)
-    finish(download, 130)
-    ended = time.monotonic()
-    daemon.change_ticket("read", timeout=3600, rate=0)
-    client(daemon, "download", daemon.url("read"), url(image))
-    print(f"end after {ended - began:.1f} s, next download {time.monotonic() - ended:.1f} s")
-    assert time.monotonic() - ended < 15, "it waited for the lock of the first one"
-    daemon.remove_ticket("read")
-    assert cluster.export(f"{POOL}/{image}") == dense.read_bytes()
-
-
-def test_interrupted_client_does_not_wait_for_the_osd(
-    cluster: Cluster, daemon: Daemon, image: str, dense: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CEPH_CONF", str(cluster.conf))
-    monkeypatch.setenv("CEPH_ARGS", f"--id {USER}")
-    download = interrupted_download(daemon, dense, image)
-    cluster.signal_osd(signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        download.send_signal(signal.SIGINT)
-        finish(download, 130)
-        assert time.monotonic() - began < 15
-    finally:
-        cluster.signal_osd(signal.SIGCONT)
-    daemon.remove_ticket("read")
 
 
 def test_client_tells_what_is_wrong(cluster: Cluster, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
