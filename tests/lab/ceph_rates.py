@@ -65,24 +65,28 @@ def host(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Host]:
         yield daemon, there
 
 
-def make_source(path: Path, size: int, data: int) -> None:
+@pytest.fixture
+def source(tmp_path: Path, kind: str) -> Iterator[Path]:
+    """The image to upload, which is in memory, as the images of the cluster are."""
+    size, data = IMAGES[kind]
+    path = tmp_path / "source"
     with path.open("wb") as file:
         for n in range(data // MiB):
             file.seek(n * (size // (data // MiB)))
             file.write(random.Random(n).randbytes(MiB))
         file.truncate(size)
+    yield path
+    path.unlink()
 
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_uploads_are_as_fast_as_other_programs(
-    cluster: Cluster, host: Host, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+    cluster: Cluster, host: Host, source: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
     size, data = IMAGES[kind]
     daemon, there = host
     if kind == "small" and there:
         pytest.skip("the start of the programs does not depend on the link")
-    source = tmp_path / "source"
-    make_source(source, size, data)
     target = f"driver=rbd,pool={POOL},image=new,conf={cluster.conf},user={USER}"
     upload: list[object] = [
         *there,
