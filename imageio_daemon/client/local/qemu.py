@@ -77,6 +77,13 @@ class QemuNbd:
             self._stop.check()
             raise
 
+    def finish(self) -> None:
+        """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""
+        with self.serving() as image:
+            image.flush()
+        self.close()
+        self._stop.check()  # close() has not told then whether qemu-nbd failed
+
     def close(self) -> None:
         """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
 
@@ -164,37 +171,33 @@ class ServedTarget:
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
-        with self._serving() as image:
+        with self._started.serving() as image:
             image.write(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
         """Make a range read as zeros."""
-        with self._serving() as image:
+        with self._started.serving() as image:
             image.zero(offset, length)
 
     def finish(self) -> None:
         """Flush, and end qemu-nbd."""
-        with self._serving() as image:
-            image.flush()
-        self._close()
+        self._started.finish()
 
     def abandon(self) -> None:
         """End qemu-nbd. What was written stays."""
-        self._close()
+        if self._server is not None:
+            self._server.close()
 
     def stop(self) -> None:
         """Make writes that wait raise Stopped, and those that follow."""
         if self._server is not None:
             self._server.stop()
 
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    def _serving(self) -> contextlib.AbstractContextManager[NbdImage]:
+    @property
+    def _started(self) -> QemuNbd:
         if self._server is None:
             raise RuntimeError("not started")
-        return self._server.serving()
+        return self._server
 
 
 class QemuSource(ServedSource):

@@ -64,6 +64,26 @@ def test_qemu_nbd_that_is_stopped_closes_the_image(tmp_path: Path) -> None:
     assert target._server._process.returncode == 0
 
 
+def test_target_that_is_stopped_before_qemu_nbd_has_ended_is_not_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
+    target.start(KiB * KiB)
+    server = target._server
+    assert server is not None
+
+    def stopped_and_failed() -> None:
+        target.stop()
+        server._process.kill()
+
+    monkeypatch.setattr(server.image, "flush", stopped_and_failed)
+    with pytest.raises(Stopped):
+        target.finish()
+    assert not (tmp_path / "image.qcow2").exists()
+    target.abandon()
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_read_after_stop(source: QemuSource) -> None:
     source.stop()
     with pytest.raises(Stopped):
