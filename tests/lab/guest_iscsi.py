@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ioutil_ext import lib
-from tests.ioutil.engine_driver import Failed, Image, running_engine
+from tests.ioutil.engine_driver import Failed, Image
 from tests.support.polling import eventually
 
 from .kernel_iscsi import IscsiDisk, iscsi_disk
 from .kernel_storage import SIZE, MiB, plain_file
-from .small_daemon import Daemon, running_daemon
+from .lost_storage import check_that_nobody_else_waits, running_beside
+from .small_daemon import Daemon
 
 #: Seconds that requests wait for the target.
 PATIENCE = 5
@@ -39,10 +40,7 @@ def impatient(backing: Path) -> Iterator[IscsiDisk]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    other = Path("/var/tmp/other")
-    other.write_bytes(bytes(MiB))
-    with running_daemon() as daemon:
-        daemon.add_ticket("other", other, MiB)
+    with running_beside() as daemon:
         yield daemon
 
 
@@ -52,21 +50,7 @@ def is_back(image: Image) -> bool:
 
 
 def test_a_lost_target_holds_up_nobody_else(disk: IscsiDisk, backing: Path) -> None:
-    other = Path("/var/tmp/other")
-    other.write_bytes(bytes(MiB))
-    with running_engine(max_threads=8) as engine:
-        queue = engine.queue()
-        image, beside = queue.open(disk.path), queue.open(other)
-        disk.stop()
-        writes = [queue.submit(lib.IOU_WRITE, image, n * 4096, 4096, buffer=bytearray(b"h" * 4096)) for n in range(20)]
-        for n in range(20):
-            queue.run(lib.IOU_WRITE, beside, n * 4096, 4096, buffer=bytearray(b"o" * 4096))
-        assert not [result for result in queue.reap() if result.cookie in writes]
-        disk.start()
-        assert [queue.wait(write, timeout=120).error for write in writes] == [0] * 20
-        queue.run(lib.IOU_FLUSH, image)
-        queue.close_handle(image)
-        queue.close_handle(beside)
+    check_that_nobody_else_waits(disk, disk.path)
     assert backing.read_bytes()[: 20 * 4096] == b"h" * 20 * 4096
 
 

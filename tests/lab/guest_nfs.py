@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ioutil_ext import lib
-from tests.ioutil.engine_driver import Failed, Image, running_engine
+from tests.ioutil.engine_driver import Failed, Image
 from tests.support.polling import eventually
 
 from .guest_errors import write_and_flush
 from .kernel_storage import FILESYSTEM, MiB, loop_disk, mounted, nfs_mounted, nfs_server, run
-from .small_daemon import Daemon, running_daemon
+from .lost_storage import check_that_nobody_else_waits, running_beside
+from .small_daemon import Daemon
 
 #: What a request to the server may take on a soft mount: tenths of a second, and tries after the first.
 IMPATIENT = ("timeo=10", "retrans=1")
@@ -43,24 +43,8 @@ def test_soft_mount_whose_server_is_gone_fails_and_recovers(directory: Path) -> 
 
 
 def test_hard_mount_whose_server_is_gone_holds_up_nobody_else(directory: Path) -> None:
-    other = Path("/var/tmp/other")
-    other.write_bytes(bytes(MiB))
     with nfs_server(directory) as server, nfs_mounted("hard", *IMPATIENT) as mount:
-        with running_engine(max_threads=8) as engine:
-            queue = engine.queue()
-            image, beside = queue.open(mount / "image"), queue.open(other)
-            server.stop()
-            writes = [
-                queue.submit(lib.IOU_WRITE, image, n * 4096, 4096, buffer=bytearray(b"h" * 4096)) for n in range(20)
-            ]
-            for n in range(20):
-                queue.run(lib.IOU_WRITE, beside, n * 4096, 4096, buffer=bytearray(b"o" * 4096))
-            assert not [result for result in queue.reap() if result.cookie in writes]
-            server.start()
-            assert [queue.wait(write, timeout=120).error for write in writes] == [0] * 20
-            queue.run(lib.IOU_FLUSH, image)
-            queue.close_handle(image)
-            queue.close_handle(beside)
+        check_that_nobody_else_waits(server, mount / "image")
     assert (directory / "image").read_bytes()[: 20 * 4096] == b"h" * 20 * 4096
 
 
@@ -69,10 +53,7 @@ def test_hard_mount_whose_server_is_gone_holds_up_nobody_else(directory: Path) -
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    other = Path("/var/tmp/other")
-    other.write_bytes(bytes(MiB))
-    with running_daemon() as daemon:
-        daemon.add_ticket("other", other, MiB)
+    with running_beside() as daemon:
         yield daemon
 
 
