@@ -20,7 +20,8 @@ from tests.support.polling import eventually
 
 from .guest_zeroing import ALLOCATE, DEALLOCATE, END, LENGTH, START, WAYS, zero
 from .kernel_storage import MiB, new_name, run
-from .small_daemon import Daemon, running_daemon
+from .lost_storage import running_beside
+from .small_daemon import Daemon
 
 #: What tests/lab/krbd has put there.
 RESULTS = Path("/results")
@@ -96,10 +97,7 @@ def disk() -> Iterator[Mapped]:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    beside = Path("/var/tmp/beside")
-    beside.write_bytes(bytes(MiB))
-    with running_daemon() as daemon:
-        daemon.add_ticket("beside", beside, MiB)
+    with running_beside() as daemon:
         yield daemon
 
 
@@ -196,7 +194,7 @@ def test_upload_waits_for_the_network(daemon: Daemon) -> None:
         network(up=False)
         upload = pool.submit(daemon.upload, "krbd", 0, b"y" * MiB, flush=True)
         eventually(lambda: daemon.status("krbd")["storage_wait"] > 0, "it waits", timeout=60)
-        daemon.upload("beside", 0, b"o" * 4096, flush=True)
+        daemon.upload("other", 0, b"o" * 4096, flush=True)
         assert not upload.done()
         network(up=True)
         upload.result()
@@ -210,7 +208,7 @@ def test_upload_is_answered_500_after_the_time_out_of_the_map_options(daemon: Da
         daemon.upload("krbd", 0, b"x" * 4096, flush=True)
         network(up=False)
         daemon.upload("krbd", 0, b"y" * 4096, flush=True, status=500)
-        daemon.upload("beside", 0, b"o" * 4096, flush=True)
+        daemon.upload("other", 0, b"o" * 4096, flush=True)
         daemon.remove_ticket("krbd")
         network(up=True)
         with Image(disk.path) as image:
