@@ -23,13 +23,15 @@ from .data import Encoded, Piece, Range, first, get, put
 from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
-from .sending import Moved, not_counted
+from .sending import Moved, Request, not_counted
 
 #: What 403 means after a connection was lost.
 GONE = (
     "It was valid before the connection was lost: either it has expired, or the server was restarted and keeps no "
     "tickets ([daemon] keep_tickets)"
 )
+#: The field that a body of PATCH has.
+JSON = {"Content-Type": "application/json"}
 #: Most extents of an image: 36 MiB of memory.
 MAX_EXTENTS = 4 * 10**6
 
@@ -104,7 +106,7 @@ class RemoteImage:
             step = min(end - offset, self._max_zero)
             operation: dict[str, object] = {"op": "zero", "offset": offset, "size": step, "flush": False}
             started = time.monotonic()
-            self._repeated(partial(self._patch, operation))
+            self._repeated(partial(self._change, operation))
             if step == self._max_zero and time.monotonic() - started < SHORT_ZERO:
                 self._max_zero *= 2
             yield step
@@ -127,7 +129,7 @@ class RemoteImage:
 
     def _flush_once(self) -> None:
         with self._failing_flush():
-            self._patch({"op": "flush"})
+            self._change({"op": "flush"})
 
     @contextlib.contextmanager
     def _failing_flush(self) -> Iterator[None]:
@@ -168,8 +170,11 @@ class RemoteImage:
         return self._repeated(partial(self._finalize_once, checksum))
 
     def _finalize_once(self, checksum: dict[str, object]) -> dict[str, Any]:
+        body, expected = json.dumps({"op": "finalize", "checksum": checksum}).encode(), (200, 202, 409)
         with self._failing_flush():
-            answer = self._patch({"op": "finalize", "checksum": checksum}, expected=(200, 202, 409))
+            answer = self.connection.request(
+                "PATCH", self._path, headers=JSON, body=body, timeout=WORK_TIMEOUT, expected=expected
+            )
         if answer.status == 409 and not answer.body.startswith(b"{"):
             reason = answer.body[:MAX_REASON].decode(errors="replace")
             raise Refused("".join(filter(str.isprintable, reason)), 409)
@@ -206,12 +211,10 @@ class RemoteImage:
                     buffer = buffer[len(piece.data) :]
                     self._patience.succeeded()
 
-    def _patch(self, operation: dict[str, object], expected: tuple[int, ...] = (200,)) -> Answer:
-        headers = {"Content-Type": "application/json"}
+    def _change(self, operation: dict[str, object]) -> None:
         body = json.dumps(operation).encode()
-        return self.connection.request(
-            "PATCH", self._path, headers=headers, body=body, timeout=WORK_TIMEOUT, expected=expected
-        )
+        head = self.connection.head("PATCH", self._path, JSON, body)
+        self.connection.change("PATCH", Request(head, body), timeout=WORK_TIMEOUT)
 
     def _extents(self, context: str) -> Iterator[Extent]:
         size, count = self.size(), 0
