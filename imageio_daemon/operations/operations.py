@@ -160,6 +160,15 @@ async def available(transfer: Transfer) -> int | None:
         return await backend.available(op)
 
 
+async def reads_zero(transfer: Transfer) -> bool:
+    """Tell whether the whole image is known to read as zeros, and to be unchanged, as a part of a request.
+
+    Raises Forbidden, Canceled, StorageError.
+    """
+    async with running(transfer, None, part=True) as (op, backend):
+        return await backend.reads_zero(op)
+
+
 async def size(transfer: Transfer, *, part: bool = False) -> int:
     """Return how many bytes can be read now. part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError."""
     backend = transfer.opened

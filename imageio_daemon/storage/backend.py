@@ -186,7 +186,6 @@ class BackendInfo:
     unflushed: bool = True  # there may be changes that no flush has covered, or a flush has failed
     identity: object = None  # equal for two backends of the same image; None: unknown
     lasting: str | None = None  # an identity that outlives this process, see lasting.py; None: there is none
-    reads_zero: bool = False  # the whole image reads as zeros, and nothing was written since it was opened
     #: The pieces of a long write end at multiples of write_piece bytes, and so many run at a time.
     write_piece: int = MAX_BUFFER
     writes: int = 1
@@ -224,6 +223,10 @@ class Backend(Protocol):
 
         On storage that shares blocks between images, writing what the image has may need new ones: they are not told.
         """
+        ...
+
+    def reads_zero(self, op: Operation) -> Awaitable[bool]:
+        """Tell whether the whole image is known to read as zeros, and nothing was written since it was opened."""
         ...
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> Awaitable[object]:

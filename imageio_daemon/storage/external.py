@@ -242,6 +242,11 @@ class RemoteImage:
         op.require_running()
         return None
 
+    async def reads_zero(self, op: Operation) -> bool:
+        """Return False: the server of the image may have other clients."""
+        op.require_running()
+        return False
+
     def lane_handle(self) -> AbstractContextManager[Any]:
         """Keep C's handle of the image open for a block; see External."""
         return self._external.lane_handle()

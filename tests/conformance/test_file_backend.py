@@ -214,11 +214,11 @@ async def test_image_that_is_one_hole_reads_zero_until_written(
     path.touch()
     os.truncate(path, MiB)
     backend = await FileBackend.open(engine, str(path), writable=True)
-    assert backend.info.reads_zero
+    assert await backend.reads_zero(Operation())
     buffer = await pool.acquire(PAGE)
     await backend.pwrite(Operation(), buffer.slice(0, PAGE), 0)
     buffer.release()
-    assert not backend.info.reads_zero
+    assert not await backend.reads_zero(Operation())
     await backend.close()
 
 

@@ -14,6 +14,7 @@ from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
 from imageio_daemon.transfers.expired import release_expired
 from imageio_daemon.transfers.store import TransferStore
@@ -57,6 +58,40 @@ async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine
     assert await backend.available(Operation())
     Path(image.path).unlink()
     assert await backend.available(Operation()) is None
+    await backend.close()
+
+
+async def test_a_new_image_reads_as_zeros_until_it_is_changed(
+    engine: Engine, image: Image, servers: Path, pool: BufferPool
+) -> None:
+    backend = await start(engine, image, servers)
+    assert await backend.reads_zero(Operation())
+    await write(backend, pool, 5, b"data")
+    assert not await backend.reads_zero(Operation())
+    await backend.close()
+
+
+async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: Image, servers: Path) -> None:
+    backend = await start(engine, image, servers)
+    await backend.trim(Operation(), 0, SIZE)
+    assert not await backend.reads_zero(Operation())
+    await backend.close()
+
+
+async def test_nothing_is_known_of_an_image_that_would_have_to_be_asked_for_too_often(
+    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managed, "MAX_ASKED", 1)
+    backend = await start(engine, image, servers)
+    assert not await backend.reads_zero(Operation())
+    await backend.close()
+
+
+@pytest.mark.parametrize("size", [0, 512, 4096])
+async def test_a_small_new_image_reads_as_zeros(engine: Engine, tmp_path: Path, servers: Path, size: int) -> None:
+    image = Image(str(make_qcow2(tmp_path / "small", size)), "qcow2", backing_chain=True, allowed=())
+    backend = await start(engine, image, servers)
+    assert await backend.reads_zero(Operation())
     await backend.close()
 
 

@@ -131,6 +131,63 @@ def test_a_disk_is_uploaded_into_qcow2(client: Connection, daemon: Daemon, image
     assert image.stat().st_size < 40 * MiB
 
 
+def zero_state(client: Connection, ticket: str) -> object:
+    return client.request("OPTIONS", f"/images/{ticket}").json()["zero_state"]
+
+
+@pytest.mark.parametrize("image_format", [each for each in FORMATS if each != "vhdx"])  # of which qemu tells no holes
+def test_new_image_is_zero_until_it_is_written(
+    client: Connection, daemon: Daemon, images: Path, image_format: str
+) -> None:
+    image = create(images / f"zero.{image_format}", image_format)
+    ticket = daemon.add_ticket(image, SIZE, format=image_format, sparse=True)
+    assert [zero_state(client, ticket) for _ in range(2)] == ["zero", "zero"]
+    assert client.put_at(f"/images/{ticket}", MiB, pattern(MiB)).status == 200
+    assert zero_state(client, ticket) == "unknown"
+
+
+@pytest.mark.parametrize("change", [{"op": "zero", "size": 4096}, {"op": "zero", "size": 4096, "flush": True}])
+def test_new_image_that_was_zeroed_is_unknown(
+    client: Connection, daemon: Daemon, images: Path, change: dict[str, object]
+) -> None:
+    image = create(images / f"zeroed{len(change)}.qcow2")
+    ticket = daemon.add_ticket(image, SIZE, format="qcow2", sparse=True)
+    assert client.patch(f"/images/{ticket}", change).status == 200
+    assert zero_state(client, ticket) == "unknown"
+
+
+@pytest.mark.parametrize("place", [0, SIZE // 2, SIZE - 1], ids=["begin", "middle", "end"])
+def test_image_with_data_anywhere_is_unknown(client: Connection, daemon: Daemon, images: Path, place: int) -> None:
+    image = create(images / f"data{place}.qcow2")
+    subprocess.check_call(["qemu-io", "-f", "qcow2", "-c", f"write -q -P 7 {place} 1", image])
+    ticket = daemon.add_ticket(image, SIZE, format="qcow2", sparse=True)
+    assert zero_state(client, ticket) == "unknown"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"sparse": False}, {"shared": True}, {"ops": ["read"]}],
+    ids=["space stays allocated", "shared", "read"],
+)
+def test_new_image_is_unknown_of_which_zeros_count_or_others_may_write(
+    client: Connection, daemon: Daemon, images: Path, fields: dict[str, object]
+) -> None:
+    image = create(images / f"unknown-{'-'.join(fields)}.qcow2")
+    ticket = daemon.add_ticket(image, SIZE, format="qcow2", **{"sparse": True, **fields})
+    assert zero_state(client, ticket) == "unknown"
+
+
+@pytest.mark.parametrize("backing_chain", [True, False])
+def test_new_image_over_another_is_unknown(
+    client: Connection, daemon: Daemon, images: Path, tmp_path: Path, *, backing_chain: bool
+) -> None:
+    create(images / f"zeros{backing_chain}.qcow2")
+    top = images / f"over-zeros{backing_chain}.qcow2"
+    qemu_img("create", "-f", "qcow2", "-b", f"zeros{backing_chain}.qcow2", "-F", "qcow2", top)
+    ticket = daemon.add_ticket(top, SIZE, format="qcow2", sparse=True, backing_chain=backing_chain)
+    assert zero_state(client, ticket) == "unknown"
+
+
 @pytest.mark.parametrize("options", [(), ("-c",)], ids=["plain", "compressed"])
 def test_a_disk_is_downloaded_from_qcow2(
     client: Connection, daemon: Daemon, images: Path, disk: Path, options: tuple[str, ...]

@@ -156,6 +156,53 @@ def test_image_of_parts_of_sectors_is_refused(cluster: Cluster, daemon: Daemon, 
     daemon.remove_ticket("odd")
 
 
+def test_image_of_parts_of_sectors_is_written(cluster: Cluster, daemon: Daemon, tmp_path: Path) -> None:
+    size = 10 * MiB + 3
+    source = tmp_path / "source"
+    source.write_bytes(random.Random(4).randbytes(MiB) + bytes(size - MiB - 3) + b"end")
+    cluster.rbd("create", f"{POOL}/tenant/parts", "--size", f"{size}B")
+    daemon.add_ticket("parts", url("tenant/parts"), size)
+    assert daemon.options("parts")["zero_state"] == "zero"
+    client(daemon, "upload", source, daemon.url("parts"))
+    daemon.remove_ticket("parts")
+    assert cluster.export(f"{POOL}/tenant/parts") == source.read_bytes()
+    cluster.rbd("rm", f"{POOL}/tenant/parts")
+
+
+def test_zeros_need_not_be_sent_to_a_new_image_until_any_host_has_written_to_it(
+    cluster: Cluster, hosts: tuple[Daemon, Daemon], image: str, source: Path
+) -> None:
+    for daemon in hosts:
+        daemon.add_ticket("new", url(image), SIZE)
+        assert daemon.options("new")["zero_state"] == "zero"
+    hosts[1].upload("new", SIZE - 9 * MiB, b"data", flush=False)
+    assert [daemon.options("new")["zero_state"] for daemon in hosts] == ["unknown", "unknown"]
+    told = client(hosts[0], "upload", source, hosts[0].url("new"))
+    assert told["zero"] > 80 * MiB, told
+    for daemon in hosts:
+        daemon.remove_ticket("new")
+    assert cluster.export(f"{POOL}/{image}") == source.read_bytes()
+
+
+def test_nothing_is_known_of_a_clone_to_which_nobody_has_written(
+    cluster: Cluster, daemon: Daemon, image: str, source: Path
+) -> None:
+    daemon.add_ticket("parent", url(image), SIZE)
+    client(daemon, "upload", source, daemon.url("parent"))
+    daemon.remove_ticket("parent")
+    cluster.rbd("snap", "create", f"{POOL}/{image}@s")
+    clone = f"{POOL}/tenant/clone"
+    cluster.rbd("clone", "--rbd-default-clone-format", 2, f"{POOL}/{image}@s", clone)
+    daemon.add_ticket("clone", url("tenant/clone"), SIZE)
+    assert daemon.options("clone")["zero_state"] == "unknown"
+    (source.parent / "zeros").touch()
+    os.truncate(source.parent / "zeros", SIZE)
+    client(daemon, "upload", source.parent / "zeros", daemon.url("clone"))
+    daemon.remove_ticket("clone")
+    assert cluster.export(clone) == bytes(SIZE)
+    cluster.rbd("rm", clone)
+
+
 def test_upload_that_was_ended_goes_on(cluster: Cluster, image: str, tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(random.Random(2).randbytes(SIZE))
     (tmp_path / "state").mkdir(mode=0o700)

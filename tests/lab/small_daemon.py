@@ -72,6 +72,10 @@ class Daemon:
         """Return the answer to GET of an image, or of a resource below it. status: None: any."""
         return self._request("local", "GET", f"/images/{name}{below}", status=status)
 
+    def options(self, name: str) -> Any:
+        """Return what the server tells of an image."""
+        return self._request("local", "OPTIONS", f"/images/{name}").json()
+
     @property
     def log(self) -> str:
         return (self._directory / "log").read_text()

@@ -54,6 +54,9 @@ class MemoryBackend:
     async def available(self, op: Operation) -> int | None:
         return None
 
+    async def reads_zero(self, op: Operation) -> bool:
+        return False
+
     async def pread(self, op: Operation, piece: Memory, offset: int) -> None:
         self._check(op)
         if offset + len(piece) > len(self.content):

@@ -71,13 +71,9 @@ class FileBackend:
     @property
     def info(self) -> BackendInfo:
         """Return what is known now; asks nobody. Raises Canceled when the image was closed."""
-        info = ffi.new(_INFO)
-        with self._lock:
-            if self._closed:
-                raise Canceled("The image was closed")
-            lib.iou_handle_info(self._handle, info)
+        info = self._info()
         # Each request asks for it, and it is nearly always the same: making it takes ten times as long as comparing.
-        changing = (info.size, info.can_punch_hole, info.can_zero_range, info.can_fallocate, info.reads_zero)
+        changing = (info.size, info.can_punch_hole, info.can_zero_range, info.can_fallocate)
         known = self._known
         if known is None or known[0] != changing:
             known = self._known = (changing, _describe(info, self._lasting))
@@ -97,6 +93,11 @@ class FileBackend:
         """Return what is free in the file system, and what the file has of it; None for block devices."""
         space: int = await self._ranged(lib.IOU_STAT, op, 0, 0, lib.IOU_SPACE)
         return None if space == UNKNOWN_SPACE else space
+
+    async def reads_zero(self, op: Operation) -> bool:
+        """Tell whether the image is one hole, and nothing was written by this process."""
+        await self.refresh(op)
+        return bool(self._info().reads_zero)
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":
         """Fill the piece with the bytes at offset."""
@@ -170,6 +171,14 @@ class FileBackend:
         """Return None: C's completion says why an operation of a file failed."""
         return None
 
+    def _info(self) -> Any:
+        info = ffi.new(_INFO)
+        with self._lock:
+            if self._closed:
+                raise Canceled("The image was closed")
+            lib.iou_handle_info(self._handle, info)
+        return info
+
     def _move(self, kind: int, op: Operation, piece: Memory, offset: int, flags: int) -> "asyncio.Future[Any]":
         return self._engine.submit(
             kind,
@@ -228,5 +237,4 @@ def _describe(info: Any, lasting_identity: str | None) -> BackendInfo:
         unflushed=bool(info.writable),  # by whomever: writers beside us share the pages
         identity=(info.device, info.inode),  # no inode of a file is 0
         lasting=lasting_identity,
-        reads_zero=bool(info.reads_zero),
     )

@@ -94,7 +94,7 @@ class Images:
             "max_readers": info.max_readers or self._max_connections,
             "max_writers": info.max_writers or self._max_connections,
             "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
-            "zero_state": "zero" if _stays_zero(transfer.ticket, info) else "unknown",
+            "zero_state": "zero" if await _stays_zero(transfer, info) else "unknown",
         }
         if (most := _most_size(transfer.ticket, info, writable=writable)) is not None:
             image["max_size"] = most
@@ -232,9 +232,10 @@ def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
     return info.can_fast_zero if ticket.sparse else info.can_fast_allocate
 
 
-def _stays_zero(ticket: Ticket, info: BackendInfo) -> bool:
+async def _stays_zero(transfer: Transfer, info: BackendInfo) -> bool:
     """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros."""
-    return ticket.sparse and info.reads_zero and info.size >= ticket.size
+    ticket = transfer.ticket
+    return ticket.sparse and info.size >= ticket.size and await operations.reads_zero(transfer)
 
 
 def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | None:
