@@ -30,8 +30,8 @@ STOP_TIMEOUT = 20.0
 WAITING_STOP_TIMEOUT = 1.0
 #: Seconds between SIGTERMs: for some 10 ms at its start it ignores them.
 SIGNAL_INTERVAL = 0.2
-#: Seconds between checks for its pid file.
-POLL = 0.01
+#: Seconds between checks for its pid file. The first OPTIONS of a qcow2 image takes 13 ms, and 17 with 0.01.
+POLL = 0.002
 #: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
 IN_USE = "Is another process using the image"
 #: Bytes of its standard error that are kept: the last ones.
