@@ -115,12 +115,7 @@ class ClientConnection:
         with self.translated():
             request = Request(self.head(method, path, headers or {}, body), body or b"")
             response = self._response(method, request, timeout, expected)
-            data = response.read(MAX_ANSWER + 1)
-            if len(data) > MAX_ANSWER:
-                raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
-            if response.length:  # read() with a length does not report a truncated body
-                raise http.client.IncompleteRead(data, response.length)
-            return Answer(response.status, response.headers, data)
+            return Answer(response.status, response.headers, self._body(response))
 
     def stream(self, path: str, *, timeout: float) -> Iterator[bytes]:
         """Send a GET and yield its answer in pieces. Raises as request() does."""
@@ -136,15 +131,15 @@ class ClientConnection:
         started = time.monotonic()
         with self.translated(), counted(moved) as sent:
             for head, answers in self._exchange(requests, DATA_TIMEOUT, sent):
-                self._pass("PUT", head, answers)
+                self._require_ok("PUT", head, answers)
             if self._unsent is not None:
                 self._unsent.learn(sum(request.length for request in requests), time.monotonic() - started)
 
-    def change(self, method: str, request: Request, *, timeout: float) -> None:
-        """Send a request, and read its answer, which has to be 200. Raises as request() does."""
+    def change(self, request: Request) -> None:
+        """Send a PATCH that may take the storage long. Raises as request() does."""
         with self.translated():
-            for head, answers in self._exchange([request], timeout):
-                self._pass(method, head, answers)
+            for head, answers in self._exchange([request], WORK_TIMEOUT):
+                self._require_ok("PATCH", head, answers)
 
     def read(self, requests: Sequence[Request]) -> Iterator[Body]:
         """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.
@@ -201,21 +196,30 @@ class ClientConnection:
             pass
         return answers
 
-    def _pass(self, method: str, head: Head, answers: Answers) -> None:
-        """Read an answer of which nobody wants to know more than that it is 200: http.client takes 0.2 ms for one."""
+    def _require_ok(self, method: str, head: Head, answers: Answers) -> None:
+        """Read an answer that has to be 200. Its body is nothing to know: http.client would take 0.2 ms for it."""
         framing = self._accept(method, head, answers, (200,))
         if framing.length is None or framing.length > PIECE:
-            answers.response(method, head).read(MAX_ANSWER)
+            self._body(answers.response(method, head))
         elif missing := framing.length - len(answers.read(framing.length)):
             raise http.client.IncompleteRead(b"", missing)
+
+    def _body(self, response: http.client.HTTPResponse) -> bytes:
+        data = response.read(MAX_ANSWER + 1)
+        if len(data) > MAX_ANSWER:
+            raise ServerFailed(f"{self.endpoint.peer} sent an answer of more than {MAX_ANSWER} bytes")
+        if response.length:  # read() with a length does not report a truncated body
+            raise http.client.IncompleteRead(data, response.length)
+        return data
 
     def _accept(self, method: str, head: Head, answers: Answers, expected: tuple[int, ...]) -> Framing:
         framing = head.framing
         self._ends = framing.ends
         if framing.status in expected:
             return framing
-        response = answers.response(method, head)
-        reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
+        response, reason = answers.response(method, head), ""
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the status counts without its reason, too
+            reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
         self.close()
         raise failure_of(self.endpoint.peer, method, response, self._printable(reason))
 

@@ -213,8 +213,7 @@ class RemoteImage:
 
     def _change(self, operation: dict[str, object]) -> None:
         body = json.dumps(operation).encode()
-        head = self.connection.head("PATCH", self._path, JSON, body)
-        self.connection.change("PATCH", Request(head, body), timeout=WORK_TIMEOUT)
+        self.connection.change(Request(self.connection.head("PATCH", self._path, JSON, body), body))
 
     def _extents(self, context: str) -> Iterator[Extent]:
         size, count = self.size(), 0

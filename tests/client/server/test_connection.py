@@ -1,24 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The client's connection ends when it is closed, whoever still refers to it."""
+"""Answers of servers that do not end as they should, and connections that end then."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from imageio_daemon.client import Temporary
+from imageio_daemon.client import ServerFailed, Temporary
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
-from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.connection import MAX_ANSWER, PIECE, ClientConnection
+from imageio_daemon.client.server.sending import Request
 from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features
 
 
-def test_connection_is_closed_at_once_after_an_answer_that_is_cut_off() -> None:
-    """Its last answer has the descriptor, too, and the error the answer."""
-    with ScriptedServer(features(), answer("200 OK", "[]", "Connection: close")[:-1]) as server:
+@contextmanager
+def connected(*answers: bytes) -> Iterator[tuple[ClientConnection, str]]:
+    """A connection to a server that gives these answers, and the path of an image there."""
+    with ScriptedServer(*answers) as server:
         url = ImageUrl.parse(server.url)
         connection = ClientConnection(Endpoint(url.peer, url.host, url.port), Stop())
-        connection.request("OPTIONS", url.path)
-        sock = connection._socket
+        yield connection, url.path
+        connection.close()
+
+
+def test_connection_is_closed_at_once_after_an_answer_that_is_cut_off() -> None:
+    """Its last answer has the descriptor, too, and the error the answer."""
+    with connected(features(), answer("200 OK", "[]", "Connection: close")[:-1]) as (connection, path):
+        connection.request("OPTIONS", path)
+        sock: socket.socket | None = connection._socket
         with pytest.raises(Temporary, match=r"cut the transfer off, [0-9]+ bytes before the end") as error:
-            connection.request("GET", url.path)
+            connection.request("GET", path)
         assert sock is not None
         assert sock.fileno() == -1
         assert error.tb is not None
+
+
+@pytest.mark.parametrize("length", [10, PIECE + 1])
+def test_change_whose_answer_is_cut_off_is_not_known_to_be_done(length: int) -> None:
+    with (
+        connected(answer("200 OK", "x" * length)[:-1]) as (connection, path),
+        pytest.raises(Temporary, match="cut the transfer off, 1 bytes before the end"),
+    ):
+        connection.change(Request(connection.head("PATCH", path, {}, b"{}"), b"{}"))
+
+
+def test_change_whose_answer_has_no_end_is_an_error() -> None:
+    endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(MAX_ANSWER + 1)
+    with (
+        connected(endless) as (connection, path),
+        pytest.raises(ServerFailed, match=f"more than {MAX_ANSWER} bytes"),
+    ):
+        connection.change(Request(connection.head("PATCH", path, {}, b"{}"), b"{}"))
+
+
+def test_status_counts_without_its_whole_reason() -> None:
+    chunked = b"HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"
+    with connected(chunked) as (connection, path), pytest.raises(Temporary) as error:
+        connection.change(Request(connection.head("PATCH", path, {}, b"{}"), b"{}"))
+    assert error.value.http_status == 500
