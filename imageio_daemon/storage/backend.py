@@ -226,7 +226,10 @@ class Backend(Protocol):
         ...
 
     def reads_zero(self, op: Operation) -> Awaitable[bool]:
-        """Tell whether the whole image is known to read as zeros, and nothing was written since it was opened."""
+        """Tell whether the whole image is known to read as zeros, and nothing was written since it was opened.
+
+        After refresh(): other programs may have changed it before.
+        """
         ...
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> Awaitable[object]:

@@ -243,7 +243,7 @@ class RemoteImage:
         return None
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Return False: the server of the image may have other clients."""
+        """Return False: it is not known."""
         op.require_running()
         return False
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.errors import ServerGone, StorageError
+from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.nbdproto.constants import ExportFlag
-from imageio_daemon.storage.backend import Operation
+from imageio_daemon.storage.backend import Context, Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
@@ -78,12 +79,43 @@ async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: Image
     await backend.close()
 
 
-async def test_nothing_is_known_of_an_image_that_would_have_to_be_asked_for_too_often(
+@pytest.mark.parametrize(("step", "zero"), [(SIZE // 4, True), (SIZE // 4 - 512, False)])
+async def test_a_larger_image_is_asked_for_in_steps_and_no_more_than_so_many(
+    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch, step: int, *, zero: bool
+) -> None:
+    monkeypatch.setattr(managed, "MAX_ASKED", 4)
+    monkeypatch.setattr(managed, "STEP", step)
+    backend = await start(engine, image, servers)
+    assert await backend.reads_zero(Operation()) is zero
+    await backend.close()
+
+
+async def test_nothing_is_known_of_an_image_that_tells_less_than_it_is_asked(
     engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(managed, "MAX_ASKED", 1)
     backend = await start(engine, image, servers)
+    status = backend._status
+
+    async def less(op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
+        return await status(op, offset, min(length, 512), context, flags)
+
+    monkeypatch.setattr(backend, "_status", less)
     assert not await backend.reads_zero(Operation())
+    await backend.close()
+
+
+async def test_nothing_is_known_of_an_image_that_cannot_be_asked(
+    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*_: object) -> None:
+        raise StorageError(5, "status", "on purpose")
+
+    backend = await start(engine, image, servers)
+    monkeypatch.setattr(backend, "_status", fail)
+    assert not await backend.reads_zero(Operation())
+    assert f"not known whether {image.path} reads as zeros" in caplog.text
+    monkeypatch.undo()
+    assert not await backend.reads_zero(Operation())  # it is not asked again
     await backend.close()
 
 

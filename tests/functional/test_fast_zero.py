@@ -120,6 +120,11 @@ def test_image_with_data_is_unknown(client: Connection, new_image: MakeImage) ->
     assert options(client, new_image(sparse=True))[1] == "unknown"
 
 
+@needs(Trait.OWN)
+def test_image_that_others_may_write_is_unknown(client: Connection, new_image: MakeImage) -> None:
+    assert options(client, new_image(size=MiB, sparse=True, shared=True))[1] == "unknown"
+
+
 @needs(Trait.OWN, Trait.HOLES)
 def test_image_that_was_written_is_unknown_through_every_ticket(client: Connection, new_image: MakeImage) -> None:
     image = new_image(size=MiB, sparse=True)

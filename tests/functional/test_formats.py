@@ -177,6 +177,13 @@ def test_new_image_is_unknown_of_which_zeros_count_or_others_may_write(
     assert zero_state(client, ticket) == "unknown"
 
 
+def test_new_image_whose_data_is_in_another_file_is_unknown(client: Connection, daemon: Daemon, images: Path) -> None:
+    image, data = images / "zero-data-file.qcow2", images / "data"
+    qemu_img("create", "-f", "qcow2", "-o", f"data_file={data},data_file_raw=on", image, SIZE)
+    ticket = daemon.add_ticket(image, SIZE, format="qcow2", sparse=True)
+    assert zero_state(client, ticket) == "unknown"
+
+
 @pytest.mark.parametrize("backing_chain", [True, False])
 def test_new_image_over_another_is_unknown(
     client: Connection, daemon: Daemon, images: Path, tmp_path: Path, *, backing_chain: bool

@@ -95,8 +95,8 @@ class FileBackend:
         return None if space == UNKNOWN_SPACE else space
 
     async def reads_zero(self, op: Operation) -> bool:
-        """Tell whether the image is one hole, and nothing was written by this process."""
-        await self.refresh(op)
+        """Tell whether the image was one hole at the last refresh(), and nothing was written by this process."""
+        op.require_running()
         return bool(self._info().reads_zero)
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":

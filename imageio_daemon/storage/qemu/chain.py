@@ -34,8 +34,8 @@ _PROTOCOL = re.compile(r"[^/]*:")
 class Chain:
     """The block graph for qemu. `node`: the image as a block device, ready for JSON. `direct`: O_DIRECT works.
 
-    `identity`, `lasting`: of the image itself, as in BackendInfo. `zero_unit`: its own; see Header. `is_whole`: all
-    that a guest reads is in the image, and changes by other programs are seen.
+    `identity`, `lasting`: of the image itself, as in BackendInfo. `zero_unit`: its own; see Header. `alone`: no
+    other file has a part of what a guest reads.
     """
 
     node: dict[str, Any] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Chain:
     identity: object = None
     lasting: str | None = None
     zero_unit: int | None = None
-    is_whole: bool = False
+    alone: bool = False
 
 
 def inspect(
@@ -90,7 +90,7 @@ class _Inspector:
             self.chain.direct &= opened.takes_direct()
         if depth == 0:
             self.chain.zero_unit = header.zero_unit
-            self.chain.is_whole = header.backing is None and not self._options
+            self.chain.alone = header.backing is None and header.data_file is None
         if header.data_file is not None:
             with _Opened(self._named(path, header.data_file), self._image) as data:
                 self._see(data)

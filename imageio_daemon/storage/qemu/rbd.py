@@ -58,7 +58,7 @@ class RbdBackend(QemuBackend):
             )
         node = {"driver": "raw", "file": address.node(image.conf, image.user)}
         lasting = f"rbd {image.conf} {address}"
-        found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT, is_whole=True)
+        found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT, alone=True)
         backend = await cls.serve(found, str(address), options, how._replace(answer_timeout=ANSWER_TIMEOUT))
         backend._image = image
         return backend

@@ -233,9 +233,13 @@ def _zeroes_fast(ticket: Ticket, info: BackendInfo) -> bool:
 
 
 async def _stays_zero(transfer: Transfer, info: BackendInfo) -> bool:
-    """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros."""
+    """Tell whether a client may leave out zeros: the ticket is sparse, and all of its size already reads as zeros.
+
+    Of an image that other programs may use meanwhile nobody knows.
+    """
     ticket = transfer.ticket
-    return ticket.sparse and info.size >= ticket.size and await operations.reads_zero(transfer)
+    fits = ticket.sparse and not ticket.shared and info.size >= ticket.size
+    return fits and await operations.reads_zero(transfer)
 
 
 def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | None:
