@@ -6,7 +6,7 @@ import http.client
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from email.message import Message
 from typing import NamedTuple
 
@@ -151,7 +151,7 @@ class ClientConnection:
                 framing = self._accept("GET", head, answers, (200, 206))
                 yield Body(answers, head.content_range, framing.length)
 
-    def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | memoryview | None = None) -> bytes:
+    def head(self, method: str, path: str, headers: Mapping[str, str], body: Sized | None = None) -> bytes:
         """Return the head of a request."""
         self._secret = path.partition("?")[0].split("/")[2]
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ...units import MiB
 from ..errors import ServerFailed
+from ..file_part import FilePart
 from .answers import Body
 from .connection import ClientConnection
 from .sending import Moved, Request
@@ -22,6 +23,13 @@ class Piece(NamedTuple):
 
     offset: int
     data: memoryview
+
+
+class FilePiece(NamedTuple):
+    """A range of a local file for the image from an offset on."""
+
+    offset: int
+    data: FilePart
 
 
 class Encoded(NamedTuple):
@@ -56,7 +64,12 @@ def first(ranges: Iterable[Range], *, alone: bool) -> list[Range]:
 
 
 def put(
-    connection: ClientConnection, path: str, pieces: Sequence[Piece | Encoded], *, alone: bool, moved: Moved
+    connection: ClientConnection,
+    path: str,
+    pieces: Sequence[Piece | FilePiece | Encoded],
+    *,
+    alone: bool,
+    moved: Moved,
 ) -> None:
     """Write pieces of data. alone: each request after the answer to the one before it. Raises as request() does."""
     requests = [_put(connection, path, piece) for piece in pieces]
@@ -85,9 +98,10 @@ def get(
         raise
 
 
-def _put(connection: ClientConnection, path: str, piece: Piece | Encoded) -> Request:
+def _put(connection: ClientConnection, path: str, piece: Piece | FilePiece | Encoded) -> Request:
     headers = {"Content-Type": "application/octet-stream"}
-    body: bytes | memoryview
+    data: memoryview | FilePart
+    body: bytes | memoryview | FilePart
     if isinstance(piece, Encoded):
         (offset, data), headers["Content-Encoding"], body = piece
     else:

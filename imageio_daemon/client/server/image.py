@@ -19,7 +19,7 @@ from ..stopping import Stop
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
-from .data import Encoded, Piece, Range, first, get, put
+from .data import Encoded, FilePiece, Piece, Range, first, get, put
 from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
@@ -95,7 +95,7 @@ class RemoteImage:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
-    def write(self, pieces: Sequence[Piece | Encoded], moved: Moved = not_counted) -> None:
+    def write(self, pieces: Sequence[Piece | FilePiece | Encoded], moved: Moved = not_counted) -> None:
         """Write pieces, all again after a failure. They are on stable storage after the next flush()."""
         self._repeated(lambda: put(self.connection, self._path, pieces, alone=self._patience.is_failing, moved=moved))
 

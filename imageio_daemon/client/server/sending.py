@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ...units import KiB, MiB
+from ..file_part import FilePart
 from .secure_socket import SecureSocket, until_writable
 
 #: Bytes of heads and short bodies that are joined to be sent at once, and the longest body that is copied for it.
@@ -34,7 +35,7 @@ class Request(NamedTuple):
     """A request: its head, its body, and the bytes of data that the body stands for."""
 
     head: bytes
-    body: bytes | memoryview = b""
+    body: bytes | memoryview | FilePart = b""
     length: int = 0
 
 
@@ -84,7 +85,9 @@ def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved)
     size = data = 0
     for head, body, length in requests:
         is_short = len(body) <= SHORT
-        joined += (head, body) if is_short else (head,)
+        joined.append(head)
+        if is_short:
+            joined.append(body.read() if isinstance(body, FilePart) else body)
         size += len(head) + len(body)
         data += length if is_short else 0
         if size >= JOINED or not is_short:
@@ -97,13 +100,16 @@ def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved)
     moved(data)
 
 
-def _send(sock: socket.socket, data: bytes | memoryview, moved: Moved) -> None:
+def _send(sock: socket.socket, data: bytes | memoryview | FilePart, moved: Moved) -> None:
     """Send data. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
-    left = memoryview(data)
+    has_tls = isinstance(sock, SecureSocket)
+    if isinstance(data, FilePart) and has_tls:  # the unix socket was lost
+        data = data.read()
+    left = data if isinstance(data, FilePart) else memoryview(data)
     while left:
-        if not isinstance(sock, SecureSocket):  # which waits itself
+        if not has_tls:  # which waits itself
             until_writable(sock)
-        count = sock.send(left)
+        count = left.send(sock) if isinstance(left, FilePart) else sock.send(left)
         moved(count)
         left = left[count:]
 

@@ -2,12 +2,13 @@
 """Sending of units of work over one connection: data by PUT, zeros by the longest possible requests to zero."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ...image.ranges import RangeSet
 from ...units import KiB, MiB
+from ..file_part import FilePart
 from ..local.source import Source
-from ..server.data import AHEAD, Piece
+from ..server.data import AHEAD, FilePiece, Piece
 from ..server.image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
@@ -33,7 +34,8 @@ class Sender:
     """The sender of one thread. buffer: used by no other thread, its length is that of the longest request.
 
     done: what need not be sent. skip_zeros: the target reads as zeros already. comparison: of what is done, for sources
-    that are read once: it is compared when they are. compressor: None: data is sent as it is.
+    that are read once: it is compared when they are. compressor: None: data is sent as it is. part: returns ranges
+    of the source that the kernel sends; None: they have to be read.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Sender:
         skip_zeros: bool,
         comparison: Comparison | None,
         compressor: Compressor | None,
+        part: Callable[[int, int], FilePart] | None,
     ) -> None:
         self._source = source
         self._image = image
@@ -60,8 +63,9 @@ class Sender:
         self._skip_zeros = skip_zeros
         self._comparison = comparison
         self._compressor = compressor
+        self._part = part
         self._request = min(FIRST_REQUEST, len(buffer))
-        self._data: list[Piece] = []  # not sent yet, in the buffer
+        self._data: list[Piece | FilePiece] = []  # not sent yet, in the buffer or in the file
         self._filled = 0  # bytes of the buffer in use
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
@@ -76,7 +80,7 @@ class Sender:
                     if digest:
                         digest.zeros(end - start)
                 else:
-                    for piece in self._pieces(start, end, digest):
+                    for piece in self._contents(start, end, digest):
                         self._add_data(piece)
         self._send_zeros()
         if self._data:
@@ -100,22 +104,35 @@ class Sender:
                 pass
         self._counter.add(resumed=end - start)
 
+    def _contents(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece | FilePiece]:
+        """Yield pieces of a range that is to be sent; nobody but the kernel reads those of a file."""
+        if self._part is None:
+            yield from self._pieces(start, end, digest)
+            return
+        for offset, length in self._ranges(start, end):
+            yield FilePiece(offset, self._part(offset, length))
+
     def _pieces(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece]:
-        """Read a range, and yield pieces of the length that requests have now, behind what waits in the buffer."""
+        """Read a range, and yield its pieces, behind what waits in the buffer."""
+        for offset, length in self._ranges(start, end):
+            data = self._buffer[self._filled : self._filled + length]
+            self._source.read(offset, data)
+            if digest:
+                digest.data(data)
+            yield Piece(offset, data)
+
+    def _ranges(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield offsets and lengths of pieces: those that requests have now, together with what waits."""
         while start < end:
             most = self._request if self._compressor is None else min(self._request, self._compressor.choice.most)
             length = min(most, end - start)
             if self._data and self._filled + length > most:
                 self._send_data()
-            data = self._buffer[self._filled : self._filled + length]
-            self._source.read(start, data)
-            if digest:
-                digest.data(data)
-            yield Piece(start, data)
+            yield start, length
             start += length
 
-    def _add_data(self, piece: Piece) -> None:
-        """Let what is not zero wait in the buffer, to be sent together with what comes next."""
+    def _add_data(self, piece: Piece | FilePiece) -> None:
+        """Let what is not zero wait, to be sent together with what comes next."""
         offset, data = piece
         found = list(runs(data, offset))
         for run in found:
@@ -124,7 +141,8 @@ class Sender:
                 self._add_zeros(offset + run.start, offset + run.end)
             else:
                 self._send_zeros()
-                self._data.append(Piece(offset + run.start, data[run.start : run.end]))
+                start, part = offset + run.start, data[run.start : run.end]
+                self._data.append(FilePiece(start, part) if isinstance(part, FilePart) else Piece(start, part))
         if not all(run.zero for run in found):
             self._filled += -(-len(data) // ALIGNMENT) * ALIGNMENT
         if len(self._data) >= AHEAD:
@@ -139,11 +157,12 @@ class Sender:
         for offset, data in pieces:
             self._checkpoints.sent(self._image, offset, offset + len(data), restarts)
 
-    def _write(self, pieces: Sequence[Piece], size: int) -> None:
+    def _write(self, pieces: Sequence[Piece | FilePiece], size: int) -> None:
         """Send pieces, compressed if that is faster."""
         compressor = self._compressor
         started = time.monotonic()
-        compressed = compressor.compress(pieces) if compressor else None
+        read = [piece for piece in pieces if isinstance(piece, Piece)]
+        compressed = compressor.compress(read) if compressor else None
         self._image.write(compressed or pieces, self._counter.moved)
         if compressor:
             compressor.sent(size, time.monotonic() - started)

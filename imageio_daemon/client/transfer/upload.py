@@ -9,7 +9,8 @@ from functools import partial
 from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StateMismatch, StorageFailed, Temporary
-from ..local.source import Source
+from ..file_part import FilePart
+from ..local.source import FileSource, Source
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
@@ -134,6 +135,7 @@ class Upload:
                 skip_zeros=self._session.abilities.reads_zero,
                 comparison=comparison,
                 compressor=None if choice is None else Compressor(choice),
+                part=None if digest else self._part(),
             )
             return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
@@ -142,6 +144,11 @@ class Upload:
 
         queue = Queue(units(self._source.extents()), self._source.portion, self._session.stop, planned)
         self._run(images, queue, worker)
+
+    def _part(self) -> Callable[[int, int], FilePart] | None:
+        """Return what makes ranges for the kernel to send; None: TLS needs the data, or the source has no ranges."""
+        source = self._source
+        return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
 
     def _compression(self) -> Choice | None:
         """Return what decides whether data is compressed; None: it never is."""

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from imageio_daemon.client.file_part import FilePart
 from imageio_daemon.client.server.secure_socket import SecureSocket
+from imageio_daemon.client.server.sending import Request, not_counted, send_all
 from imageio_daemon.net.tls_socket import TlsContext
 from imageio_daemon.units import MiB
 from tests.support.daemon import Certificates
@@ -27,8 +29,10 @@ SHORT = 0.05
 class Ends:
     """Both ends of one connection."""
 
-    def __init__(self, certificates: Certificates, client: TlsContext) -> None:
-        here, there = socket.socketpair()
+    def __init__(
+        self, certificates: Certificates, client: TlsContext, pair: tuple[socket.socket, socket.socket] | None = None
+    ) -> None:
+        here, there = pair or socket.socketpair()
         self.theirs = secured(there, server_context(certificates))
         self.ours = secured(here, client, "localhost")
 
@@ -60,6 +64,20 @@ def test_all_that_is_sent_arrives(ends: Ends) -> None:
     thread.start()
     assert ends.theirs.makefile("rb").read(len(data)) == data
     thread.join()
+
+
+def test_part_of_a_file_is_encrypted(certificates: Certificates, client: TlsContext, tmp_path: Path) -> None:
+    data = os.urandom(MiB)
+    (tmp_path / "file").write_bytes(data)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = Ends(certificates, client, (socket.create_connection(server.getsockname()), server.accept()[0]))
+    ends.shake_hands()
+    with (tmp_path / "file").open("rb") as file, ends.ours, ends.theirs:
+        body = FilePart(file.fileno(), 0, MiB, lambda *_: RuntimeError())
+        thread = threading.Thread(target=send_all, args=(ends.ours, [Request(b"head", body, MiB)], not_counted))
+        thread.start()
+        assert ends.theirs.makefile("rb").read(4 + MiB) == b"head" + data
+        thread.join()
 
 
 def test_send_tells_how_much_it_sent(ends: Ends) -> None:

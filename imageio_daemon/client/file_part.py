@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranges of local files that the kernel sends itself, without a copy through memory of the client."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import overload
+
+from ..units import MiB
+
+#: Errors of sendfile(2) for files from which it cannot send.
+NOT_SENT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+#: Bytes that are read and sent then.
+PIECE = 1 * MiB
+
+
+class FilePart:
+    """A range of an open file, in the place of a memoryview of its bytes. Offset and length are in bytes.
+
+    failed: makes what is raised when the file cannot be read at an offset, or ends there (None).
+    """
+
+    __slots__ = ("_failed", "_fd", "_length", "_offset")
+
+    def __init__(self, fd: int, offset: int, length: int, failed: Callable[[int, OSError | None], Exception]) -> None:
+        self._fd = fd
+        self._offset = offset
+        self._length = length
+        self._failed = failed
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> "FilePart": ...
+    def __getitem__(self, place: int | slice) -> "int | FilePart":
+        if isinstance(place, int):
+            return self[place : place + 1].read()[0]
+        start, stop, _ = place.indices(self._length)
+        return FilePart(self._fd, self._offset + start, stop - start, self._failed)
+
+    def read(self) -> bytes:
+        """Return all bytes. Raises what `failed` makes."""
+        data = b""
+        while len(data) < self._length:
+            offset = self._offset + len(data)
+            try:
+                more = os.pread(self._fd, self._length - len(data), offset)
+            except OSError as e:
+                raise self._failed(offset, e) from e
+            if not more:
+                raise self._failed(offset, None)
+            data += more
+        return data
+
+    def send(self, sock: socket.socket) -> int:
+        """Send some of the bytes to a socket that takes data, and has no TLS; return how many.
+
+        Raises what `failed` makes, and OSError for the socket.
+        """
+        try:
+            count = os.sendfile(sock.fileno(), self._fd, self._offset, self._length)
+        except BlockingIOError:
+            return 0
+        except OSError as e:
+            if e.errno in NOT_SENT:
+                return sock.send(self[:PIECE].read())
+            self[:1].read()  # is it the file that has failed?
+            raise
+        if count == 0:
+            raise self._failed(self._offset, None)
+        return count
