@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of local files that the kernel sends itself, without a copy through memory of the client."""
 
-import errno
 import os
 import socket
 from collections.abc import Callable
 from typing import overload
 
-from ..units import MiB
+from ..units import KiB
 
-#: Errors of sendfile(2) for files from which it cannot send.
-NOT_SENT = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-#: Bytes that are read and sent then.
-PIECE = 1 * MiB
+#: Bytes that are read and sent where the kernel does not send: about what a unix socket takes.
+PIECE = 256 * KiB
 
 
 class FilePart:
-    """A range of an open file, in the place of a memoryview of its bytes. Offset and length are in bytes.
+    """A range of an open file, in the place of its bytes in memory: it has a length, single bytes and slices.
 
-    failed: makes what is raised when the file cannot be read at an offset, or ends there (None).
+    Offset and length are in bytes. failed: makes what is raised if the file cannot be read at an offset, or ends there:
+    with None.
     """
 
     __slots__ = ("_failed", "_fd", "_length", "_offset")
@@ -40,7 +38,7 @@ class FilePart:
         if isinstance(place, int):
             return self[place : place + 1].read()[0]
         start, stop, _ = place.indices(self._length)
-        return FilePart(self._fd, self._offset + start, stop - start, self._failed)
+        return FilePart(self._fd, self._offset + start, max(stop - start, 0), self._failed)
 
     def read(self) -> bytes:
         """Return all bytes. Raises what `failed` makes."""
@@ -63,13 +61,8 @@ class FilePart:
         """
         try:
             count = os.sendfile(sock.fileno(), self._fd, self._offset, self._length)
-        except BlockingIOError:
-            return 0
-        except OSError as e:
-            if e.errno in NOT_SENT:
-                return sock.send(self[:PIECE].read())
-            self[:1].read()  # is it the file that has failed?
-            raise
+        except OSError:  # an error of the socket comes again, and one of the file has its place then
+            return sock.send(self[:PIECE].read())
         if count == 0:
             raise self._failed(self._offset, None)
         return count

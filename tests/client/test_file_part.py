@@ -67,12 +67,13 @@ def test_what_the_kernel_cannot_send_is_read(sockets: tuple[socket.socket, socke
         assert sockets[1].recv(5) == file.read(5)
 
 
-def test_nothing_is_sent_to_a_socket_that_takes_nothing(fd: int, sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_socket_that_takes_nothing_is_an_error(fd: int, sockets: tuple[socket.socket, socket.socket]) -> None:
     sockets[0].settimeout(0)
     with contextlib.suppress(BlockingIOError):
         while True:
             sockets[0].send(bytes(64 * KiB))
-    assert FilePart(fd, 0, 1, failed).send(sockets[0]) == 0
+    with pytest.raises(BlockingIOError):
+        FilePart(fd, 0, 1, failed).send(sockets[0])
 
 
 def test_file_that_ends_before_has_failed(fd: int, sockets: tuple[socket.socket, socket.socket]) -> None:

@@ -35,7 +35,7 @@ class Sender:
 
     done: what need not be sent. skip_zeros: the target reads as zeros already. comparison: of what is done, for sources
     that are read once: it is compared when they are. compressor: None: data is sent as it is. part: returns ranges
-    of the source that the kernel sends; None: they have to be read.
+    of the source that the kernel sends; None, and with a compressor: they have to be read.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Sender:
         self._skip_zeros = skip_zeros
         self._comparison = comparison
         self._compressor = compressor
-        self._part = part
+        self._part = part if compressor is None else None
         self._request = min(FIRST_REQUEST, len(buffer))
         self._data: list[Piece | FilePiece] = []  # not sent yet, in the buffer or in the file
-        self._filled = 0  # bytes of the buffer in use
+        self._filled = 0  # bytes of the buffer in use, or of the file in their place
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
     def send(self, unit: Unit, digest: DigestPart | None) -> None:
@@ -105,7 +105,7 @@ class Sender:
         self._counter.add(resumed=end - start)
 
     def _contents(self, start: int, end: int, digest: DigestPart | None) -> Iterator[Piece | FilePiece]:
-        """Yield pieces of a range that is to be sent; nobody but the kernel reads those of a file."""
+        """Yield pieces of a range that is to be sent: in memory, or in the file."""
         if self._part is None:
             yield from self._pieces(start, end, digest)
             return

@@ -146,7 +146,7 @@ class Upload:
         self._run(images, queue, worker)
 
     def _part(self) -> Callable[[int, int], FilePart] | None:
-        """Return what makes ranges for the kernel to send; None: TLS needs the data, or the source has no ranges."""
+        """Return what makes ranges for the kernel to send; None: TLS needs the data, or it is not in the page cache."""
         source = self._source
         return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
 

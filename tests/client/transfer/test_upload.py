@@ -2,6 +2,7 @@
 """Uploads by the library, against the daemon."""
 
 import contextlib
+import errno
 import gzip
 import io
 import os
@@ -278,6 +279,18 @@ def test_block_device_has_no_state(
             run_qemu_img("create", "-q", "-f", "qcow2", str(device), "64K")
         upload(device, daemon.url(new_image(size=MiB).ticket), settings=tls, checkpoint=0, format=format_name)
     assert not states.exists()
+
+
+def test_file_that_the_kernel_does_not_send_is_read(
+    daemon: Daemon, source: Path, new_image: MakeImage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "a filter of system calls")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    target = new_image(size=SIZE + 1)
+    assert upload(source, daemon.url(target.ticket), settings=Settings(cafile=str(daemon.cafile))).local
+    assert target.content() == source.read_bytes()
 
 
 def test_source_that_became_shorter_is_told(daemon: Daemon, tls: Settings, new_image: MakeImage) -> None:
