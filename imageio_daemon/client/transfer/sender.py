@@ -161,8 +161,9 @@ class Sender:
         """Send pieces, compressed if that is faster."""
         compressor = self._compressor
         started = time.monotonic()
-        read = [piece for piece in pieces if isinstance(piece, Piece)]
-        compressed = compressor.compress(read) if compressor else None
+        compressed = None
+        if compressor:  # then all are in memory
+            compressed = compressor.compress([piece for piece in pieces if isinstance(piece, Piece)])
         self._image.write(compressed or pieces, self._counter.moved)
         if compressor:
             compressor.sent(size, time.monotonic() - started)
