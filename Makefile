@@ -4,23 +4,23 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c)
 
-LAB = $(addprefix lab-,$(or $(ONLY),storage bare debian13 newer_peers systemd packages rpm container schemathesis ansible operator ceph ceph_service krbd))
+LAB = $(addprefix lab-,$(or $(ONLY),storage bare debian13 newer_peers systemd packages rpm container schemathesis ansible operator ceph ceph_service krbd proxies hostile clients))
 
-# What `make check` runs: each way to serve requests, files below them, and what needs no daemon.
+# What `make check` runs: requests, files below them, and what needs no daemon.
 CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \
 	storage transfers urls) \
-	$(addprefix tests/functional/test_,ways.py get.py put.py patch.py extents.py ticket_life.py) \
+	$(addprefix tests/functional/test_,who_serves.py get.py put.py patch.py extents.py ticket_life.py) \
 	$(addprefix tests/frontends/nbd/test_,begin.py requests.py tls.py) \
 	$(addprefix tests/ioutil/test_,engine.py policy.py tables.py transfers.py)
 
-# With worksteal they all end at the same time. Many tests wait: on two processors, 2,560 tests took 234 s in two processes
-# and 174 s in three, which then use half of the machine. Tests that measure time wait for the others.
-PYTEST = $(PYTHON) -m pytest --numprocesses 3 --dist worksteal
+# With worksteal they all end at the same time. Most of the time of a test is that of a wait: on two processors, three
+# processes leave half of the machine idle, and six do not. Tests that measure time come first, one at a time.
+PYTEST = $(PYTHON) -m pytest --numprocesses 6 --dist worksteal
 
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test test-ui coverage differential soak test-links lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-durable bench-verify bench-scrape bench-beside packages clean
+.PHONY: help setup demo run check test test-ui coverage differential soak soak-qcow2 campaign-client test-links lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-seeds bench-durable bench-verify bench-scrape bench-handshakes bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -37,8 +37,9 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 check: lint ## Check style and types, and run the first cases of chosen tests: a minute, before each commit
 	$(PYTEST) -q --first-cases $(CHECKED)
 
-test: setup ## Run all tests in three processes (ARGS="-k name": some of them)
-	$(PYTEST) $(ARGS)
+test: setup ## Run all tests in six processes (ARGS="-k name": some of them; UI=1: those of the page for browsers, too)
+	$(if $(UI),@scripts/setup-ui)
+	$(if $(UI),IMAGEIO_TEST_UI=1) $(PYTEST) $(ARGS)
 
 test-ui: setup ## Run the tests of the page for browsers in a real Chromium, three minutes (ARGS="-k name": some of them)
 	@scripts/setup-ui
@@ -53,6 +54,12 @@ differential: setup ## Compare answers and images with an earlier build of this 
 soak: setup ## Campaigns of minutes: memory under load, the order of changes, storage against a model, long fuzzing, the images API in all ways on all storage
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak tests/fuzz tests/client/transfer/test_faults.py tests/client/transfer/test_interrupts.py tests/ioutil/test_model.py tests/storage/test_durable_model.py $(ARGS)
 	IMAGEIO_TEST_LONG=1 $(PYTEST) tests/functional $(ARGS)
+
+soak-qcow2: setup ## qcow2: 12 million operations against a model and qemu, 44,000 losses of power, 1,000 kills, hours (ROUNDS=10: a part)
+	IMAGEIO_TEST_LONG=1 IMAGEIO_TEST_ROUNDS=$(or $(ROUNDS),250) $(PYTEST) tests/qcow2/test_model.py tests/qcow2/test_crash.py tests/qcow2/test_concurrent.py tests/qcow2/test_hostile.py tests/soak/qcow2 $(ARGS)
+
+campaign-client: setup ## Interrupted uploads and downloads and updates of random images, half an hour (ARGS="-k downloads": some of them)
+	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak/test_resume.py tests/soak/test_downloads.py tests/client/transfer/test_update.py -k "interrupted or killed or random" -q -rP $(ARGS)
 
 test-links: setup ## Transfers over slow, long and lossy links, and how fast they are: two minutes of a machine that does nothing else
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/client/test_links.py -s $(ARGS)
@@ -107,6 +114,10 @@ bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1:
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.nbd $(if $(QUICK),--quick) $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
+bench-seeds: setup ## Measure zeros and qcow2 beside qemu-nbd, nbdkit and ovirt-imageio, five experiments, 30 minutes (QUICK=1: 3 minutes; ONLY=2: one)
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.seeds $(if $(QUICK),--quick) $(if $(ONLY),--only "^$(ONLY)") $(ARGS)
+
 bench-durable: setup ## Measure what the record of durable ranges costs (ONLY=regex: some cases), 10 minutes
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.durable $(if $(ONLY),--only "$(ONLY)") $(ARGS)
@@ -119,11 +130,14 @@ bench-scrape: setup ## Measure what a scrape of the metrics each second costs (O
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.scrape $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
+bench-handshakes: setup ## Measure how long requests wait while strangers shake hands, 1 minute (BEFORE=the work tree of an earlier build)
+	@$(PYTHON) -m benchmarks.handshakes $(if $(BEFORE),--before "$(BEFORE)") $(ARGS)
+
 bench-beside: setup ## Measure beside an earlier build of this project (BEFORE=its work tree; ONLY=regex: some cases), 25 minutes
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.beside $(if $(ONLY),--only "$(ONLY)") $(ARGS) $(BEFORE)
 
-packages: ## Build wheel, sdist, .deb and SBOM of this version into dist/ (ONLY=deb: one; ONLY="rpm container": these)
+packages: ## Build wheel, sdist, .deb and SBOM of this version into dist/ (ONLY=deb: this alone; ONLY="rpm container": these)
 	@scripts/packages $(ONLY)
 
 clean: ## Remove everything that was built

@@ -115,13 +115,19 @@ def qemu_bench(options: tuple[str, ...], server: Server, _: Images, seconds: flo
 
 
 def fio(how: str, size: str, server: Server, images: Images, seconds: float, *options: str) -> float:
+    runtime = f"--runtime={round(1000 * seconds)}ms"
+    told = fio_told(how, size, server.uri, f"--size={images.size}", "--time_based", runtime, *options)
+    return told["iops"] / 1000 if size == "4k" else told["bw_bytes"] / MiB
+
+
+def fio_told(how: str, size: str, uri: str, *options: str) -> dict[str, float]:
+    """Run fio, 16 requests at a time, and return what it tells of them."""
     printed = run(
-        "fio", "--name=nbd", "--ioengine=nbd", f"--uri={server.uri}", f"--rw={how}", f"--bs={size}", "--iodepth=16",
-        f"--size={images.size}", "--time_based", f"--runtime={round(1000 * seconds)}ms", "--output-format=json",
-        *options,
+        "fio", "--name=nbd", "--ioengine=nbd", f"--uri={uri}", f"--rw={how}", f"--bs={size}", "--iodepth=16",
+        "--output-format=json", *options,
     )  # fmt: skip
-    told = json.loads(printed[printed.index("{") :])["jobs"][0]["read" if "read" in how else "write"]
-    return float(told["iops"] / 1000 if size == "4k" else told["bw_bytes"] / MiB)
+    told = json.loads(printed[printed.index("{") :])["jobs"][0]
+    return {key: told["read"][key] + told["write"][key] for key in ("iops", "bw_bytes", "total_ios")}
 
 
 def shell(script: str, server: Server) -> float:

@@ -26,7 +26,7 @@ from benchmarks.rounds import Measured, measure
 from tests.support.daemon import Certificates
 
 PICTURE = report.DOCUMENT.with_name("http.png")
-FIGURES = report.DOCUMENT.with_name("http.json")
+FIGURES = "http.json"
 
 
 def main() -> int:
@@ -86,12 +86,11 @@ def _run(options: argparse.Namespace) -> None:
 def _publish(options: argparse.Namespace, description: dict[str, str], how: str, results: Sequence[Measured]) -> None:
     """Show the results and write them: tables, every figure of every round, and the plot."""
     report.publish(report.document(description, how, results), options, "http")
-    figures, picture = options.output / FIGURES.name, options.output / PICTURE.name
+    figures, picture = options.output / FIGURES, options.output / PICTURE.name
     data = {"machine": description, "how": how, "results": [result.to_json() for result in results]}
     figures.write_text(json.dumps(data, indent=1) + "\n")
     plot.draw(results, picture)
     if options.document:
-        shutil.copy(figures, FIGURES)
         shutil.copy(picture, PICTURE)
     print(f"bench: {options.output}/http.md, {figures.name}, {picture.name}", file=sys.stderr)
 

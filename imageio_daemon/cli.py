@@ -14,23 +14,31 @@ from pathlib import Path
 from . import __version__, daemon
 from .checks import run
 from .checks.finding import Verdict
+from .commands import completion, standard_streams
+from .commands.standard_streams import Streams
 from .config import config, files
 from .config.config import Config
 from .errors import ConfigError, InvalidRequest
 from .image import zstd
 from .net import tls_socket
-from .service import logs
+from .runtime import descriptors, logs
 
 log = logging.getLogger(__name__)
 
 #: Exit status for an invalid configuration or ticket; argparse uses the same for arguments.
 BAD_CONFIGURATION = 2
+#: For what it was to print and could not.
+FAILED = 1
 #: Largest file with tickets, in bytes; the same as for the body of a request to the control service.
 MAX_TICKET_FILE = 64 * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0; 1 if operations did not end in time; 2 for bad input."""
+    return standard_streams.run("imageio-daemon", partial(_main, arguments), lost=FAILED)
+
+
+def _main(arguments: Sequence[str] | None, _: Streams) -> int:
     options = parser().parse_args(arguments)
     try:
         return _run(options)
@@ -54,6 +62,7 @@ def _run(options: argparse.Namespace) -> int:
     with logs.setup(loaded.config.log.level, loaded.config.log.format):
         for warning in loaded.warnings:
             log.warning("%s", warning)
+        descriptors.raise_limit()
         return daemon.run(loaded.config, tickets, partial(_load, options.conf_dir))
 
 
@@ -96,6 +105,7 @@ def parser() -> argparse.ArgumentParser:
         help="check configuration and host, as the service's user: 0 good, 2 bad",
     )
     only.add_argument("--version", action="version", version=f"%(prog)s {__version__} ({_libraries()})")
+    completion.add_option(command)
     return command
 
 

@@ -4,50 +4,48 @@
 import asyncio
 import logging
 import signal
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
 
 import uvloop
 
-from . import memory
 from .config.config import Config
+from .frontends.http.resources.local import LocalService
 from .frontends.http.resources.page import Page
 from .frontends.http.server import control_server, images_server, metrics_server
-from .frontends.nbd.server import nbd_servers
+from .frontends.nbd.server import nbd_servers, upgraded_servers
 from .lanes.shared import Lanes
+from .lifecycle import features, memory_shares
+from .lifecycle.reloading import Reloading, changeable
+from .lifecycle.supervision import Supervision
+from .lifecycle.user import become, state_path
+from .lifecycle.watching import watch_degraded, watch_expired, watch_host, watch_transfers
 from .monitoring.exposition import Exposition
 from .monitoring.health import Health
 from .monitoring.liveness import Liveness
-from .monitoring.metrics import Metrics
-from .monitoring.watched import Watched
+from .monitoring.metrics import Metrics, Watched
 from .net import tls_contexts
-from .net.accepting import Endpoint, Listener, listen
-from .net.connection_limit import ConnectionLimit
-from .net.loops import Server, ServingLoop, default_count, serving_loops
+from .net.accepting import Acceptor, Listener
+from .net.connection_limits import ConnectionLimits
 from .net.service_sockets import ServiceSockets
-from .opening import Opener
+from .net.serving import Server, Serving
 from .operations.finalize import Finalizer
 from .operations.hashing import Hashing, default_threads
-from .reloading import Reloading
-from .service import logs
-from .service.events import Events
-from .service.log_level import LogLevel
-from .service.notifying import Notifier
-from .service.served import Served
+from .operations.opener import Opener
+from .runtime import descriptors, logs
+from .runtime.audit_log import AuditLog
+from .runtime.degraded import Degraded
+from .runtime.log_level import LogLevel
+from .runtime.served import Served
+from .runtime.state_watch import StateWatch
 from .storage.buffers import BufferPool
-from .storage.file.engine import Engine
+from .storage.file.engine import Engine, async_io_error
 from .storage.lending import Buffers
-from .storage.qemu.process import remove_leftovers
-from .supervision import Supervision
-from .transfers.durable import DurableRecords
-from .transfers.limits import Limits
-from .transfers.notices import Notices
+from .storage.qemu import leftovers
+from .transfers.durable_records import DurableRecords
+from .transfers.rate_limits import RateLimits
 from .transfers.store import TransferStore
 from .transfers.ticket import Ticket
-from .user import become, state_path
-from .watching import watch_expired, watch_host, watch_transfers
 
 log = logging.getLogger(__name__)
 
@@ -80,54 +78,55 @@ class Daemon:
 
     def __init__(self, config: Config, tickets: Sequence[Ticket], load: Callable[[], Config]) -> None:
         self._config = config
-        self._limit = ConnectionLimit(config.daemon.max_total_connections)
-        self._nbd_limit = ConnectionLimit(config.nbd.max_connections)
+        self._connections = ConnectionLimits(config, descriptors.limit())
         self._log_level = LogLevel(config.log.level)
-        self._limits = Limits(config.limits.rate, config.limits.tenant_rate)
-        self._supervision = Supervision(wanted=config.daemon.systemd_enable)
-        self._reloading = Reloading(config, load, self._reloaded(), self._supervision.reloading)
+        self._limits = RateLimits(config.limits.rate, config.limits.tenant_rate, dict(config.limits.tenants))
+        self._degraded = Degraded()
+        self._supervision = Supervision(self._degraded, wanted=config.daemon.systemd_enable)
+        self._load = load
         self._tickets = tickets
         self._tls = tls_contexts.ServerTls(config.tls) if config.tls.enable else None
         self._opener = Opener(config)
-        self._page = Page() if config.ui.enable else None
+        self._page = Page(config.ui.operator) if config.ui.enable else None
         self._sockets = ServiceSockets(config)
-        remove_leftovers(config.daemon.run_dir)  # this process has its sockets, so no other daemon uses the directory
-        self._state = become(config, self._sockets)
+        # This process has its sockets, so no other daemon uses the directory.
+        leftovers.remove_directories(config.daemon.run_dir)
+        self._state, self._why_no_state = become(config, self._sockets)
 
     async def main(self) -> int:
         """Serve until SIGTERM or SIGINT; return the exit status."""
         await self._prepare()
-        async with serving_loops(self._config.daemon.loops or default_count()) as loops:
-            listening = await self._start(loops)
-            for ticket in self._tickets:
-                self._store.add(ticket)
-            if self._config.daemon.systemd_enable:
-                self._sockets.store()
-            self._liveness.watch(loops)
-            self._health.serves([(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
-            self._supervision.ready(self._sockets.describe())
-            log.info("ready", extra=logs.fields(loops=len(loops)))
-            watches = [asyncio.create_task(watch) for watch in self._watches()]
-            telling = asyncio.create_task(self._lanes.records.run()) if self._lanes is not None else None
-            await self._ends.wait()
-            for watch in watches:
-                watch.cancel()
-            log.info("stopping")
-            try:
-                return await self._stop(listening, loops)
-            finally:
-                if telling is not None:
-                    telling.cancel()
+        listening = await self._start()
+        for ticket in self._tickets:
+            self._store.add(ticket)
+        if self._config.daemon.systemd_enable:
+            self._sockets.store()
+        self._health.serves([(s.service, one) for s, one in zip(self._sockets, listening, strict=True)])
+        self._degraded.look()
+        self._supervision.ready(self._sockets.describe())
+        if error := async_io_error():
+            log.warning("the kernel refuses asynchronous I/O, threads read and write", extra=logs.fields(error=error))
+        log.info("ready")
+        watches = [asyncio.create_task(watch) for watch in self._watches()]
+        telling = asyncio.create_task(self._lanes.records.run())
+        await self._ends.wait()
+        for watch in watches:
+            watch.cancel()
+        log.info("stopping")
+        try:
+            return await self._stop(listening)
+        finally:
+            telling.cancel()
 
     async def _prepare(self) -> None:
-        """Make what all loops share, with the tickets that were kept."""
+        """Make what all services share, with the tickets that were kept."""
         self._ends = asyncio.Event()
+        self._serving = Serving()
         self._engine = Engine(self._config.backend_file.io_threads)
         self._hashing = Hashing(self._config.daemon.hash_threads or default_threads())
         self._served = Served()
-        self._events = await asyncio.to_thread(Events, self._state)
-        self._notifier = Notifier(self._config.control.notify)
-        self._notices = Notices(self._notifier.tell, time.monotonic, wanted=self._notifier.wanted)
+        self._events = await asyncio.to_thread(AuditLog, self._state)
+        self._state_watch = await asyncio.to_thread(StateWatch, self._state, self._why_no_state)
         self._records = await asyncio.to_thread(DurableRecords, self._state, wanted=bool(state_path(self._config)))
         self._store = TransferStore(
             partial(self._opener.open, self._engine),
@@ -139,58 +138,63 @@ class Daemon:
             records=self._records,
             limits=self._limits,
             events=self._events,
-            notices=self._notices,
         )
         self._store.at_work.most = self._config.limits.transfers
-        lane_memory = memory.of_lanes(self._config)
-        self._lanes = Lanes(self._engine, lane_memory, self._served) if lane_memory else None
-        self._liveness = Liveness(self._lanes)
-        self._health = Health(self._store, self._liveness, self._tls)
+        changes = changeable(self._log_level, self._limits, self._store, self._connections)
+        self._reloading = Reloading(self._config, self._load, changes, self._supervision.reloading)
+        self._lanes = Lanes(self._engine, memory_shares.of_lanes(self._config), self._served)
+        self._liveness = Liveness(self._lanes.look)
+        self._health = Health(self._store, self._liveness, self._degraded)
+        features.watch_state(self._degraded, self._state_watch, self._store, self._events, self._records)
+        features.watch_service(
+            self._degraded, self._sockets, self._tls, self._opener, self._supervision, self._reloading
+        )
         self._handle_signals()
         await asyncio.to_thread(self._store.restore)
 
-    async def _start(self, loops: Sequence[ServingLoop]) -> list[Listener]:
-        """Serve on all loops. The control service is on the first, which accepts, so no other loop delays it."""
-        endpoints: dict[str, list[Endpoint]] = {}
-        for loop, servers in zip(loops, self._make_servers(len(loops)), strict=True):
-            await loop.start(set(servers.values()))
-            for service, server in servers.items():
-                endpoints.setdefault(service, []).append(Endpoint(loop, server))
-        listening = []
+    async def _start(self) -> list[Listener]:
+        """Serve on all sockets."""
+        servers = self._make_servers()
+        await self._serving.start(set(servers.values()))
+        listening: list[Listener] = []
         for listened in self._sockets:
             # NBD starts TLS in its negotiation, by STARTTLS.
             secure = self._tls if listened.service == "remote" else None
-            listening.append(await listen(listened.socket, endpoints[listened.service], secure))
+            most = self._connections
+            server = servers[listened.service]
+            listening.append(Acceptor(listened.socket, self._serving, server, secure, most.relieve, most.burst))
             log.info("listening", extra=logs.fields(service=listened.service, **listened.address))
         return listening
 
-    def _make_servers(self, loops: int) -> list[dict[str, Server]]:
-        """Return the servers of each loop, by service."""
+    def _make_servers(self) -> dict[str, Server]:
+        """Return the servers, by service."""
         config, secure = self._config, self._tls
-        pool = BufferPool(memory.of_buffers(config))
-        buffers = Buffers(pool, config.backend_file.buffer_size)
-        local = self._sockets.local_address
+        pool = BufferPool(memory_shares.of_buffers(config))
+        buffers = Buffers(pool)
+        local = LocalService(self._sockets.local_address, self._sockets.local_place)
         context = None if secure is None else lambda: secure.context
-        finalizer = Finalizer(self._store, buffers, self._hashing)
-        made: list[dict[str, Server]] = []
-        for _ in range(loops):
-            images = images_server(
-                config,
-                self._store,
-                buffers,
-                self._hashing,
-                finalizer,
-                self._limit,
-                self._served,
-                unix_socket=local,
-                lanes=self._lanes,
-                page=self._page,
+        handshakes, limit = self._serving.handshakes, self._connections.http
+        upgraded = upgraded_servers(config, self._store, limit, self._lanes, handshakes)
+        images = images_server(
+            config,
+            self._store,
+            buffers,
+            self._hashing,
+            Finalizer(self._store, buffers, self._hashing),
+            limit,
+            self._served,
+            local=local,
+            peer_tls=self._opener.peer_tls,
+            lanes=self._lanes,
+            page=self._page,
+            nbd=upgraded,
+        )
+        made: dict[str, Server] = {"remote": images, "local": images, **self._make_observers(pool)}
+        made |= {f"{service} nbd": server for service, server in upgraded.items()}
+        if config.nbd.enable:
+            made["nbd"], made["nbd-local"] = nbd_servers(
+                config, self._store, self._connections.nbd, context, self._lanes, handshakes
             )
-            made.append({"remote": images, "local": images})
-            if config.nbd.enable and self._lanes is not None:
-                nbd, nbd_local = nbd_servers(config, self._store, self._nbd_limit, context, self._lanes)
-                made[-1] |= {"nbd": nbd, "nbd-local": nbd_local}
-        made[0] |= self._make_observers(pool)
         return made
 
     def _make_observers(self, pool: BufferPool) -> dict[str, Server]:
@@ -203,14 +207,13 @@ class Daemon:
             engine=self._engine,
             pool=pool,
             lanes=self._lanes,
-            limits={"http": self._limit} | ({"nbd": self._nbd_limit} if config.nbd.enable else {}),
+            limits={"http": self._connections.http} | ({"nbd": self._connections.nbd} if config.nbd.enable else {}),
             tls=self._tls,
-            notifier=self._notifier,
+            degraded=self._degraded,
         )
         exposition = Exposition(Metrics(watched))
-        control = control_server(
-            config, self._store, self._served, exposition, self._health, self._events, self._log_level, self._remote()
-        )
+        seen = self._served, exposition, self._health, self._events, self._log_level, self._remote()
+        control = control_server(config, self._store, self._connections.control, *seen)
         if not config.metrics.enable:
             return {"control": control}
         return {"control": control, "metrics": metrics_server(config, self._served, exposition, self._health)}
@@ -219,19 +222,6 @@ class Daemon:
         """Return what the host's administrator has to know to make links to the remote service."""
         address = next(listened.address for listened in self._sockets if listened.service == "remote")
         return {"port": address["port"], "tls": self._tls is not None, "ui": self._page is not None}
-
-    def _reloaded(self) -> dict[tuple[str, str], Callable[[Any], None]]:
-        """Return what changes the options of a running daemon."""
-        return {
-            ("log", "level"): self._log_level.configure,
-            ("daemon", "max_tickets"): lambda most: setattr(self._store, "most_tickets", most),
-            ("daemon", "max_total_connections"): lambda most: setattr(self._limit, "most", most),
-            ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
-            ("limits", "transfers"): lambda most: setattr(self._store.at_work, "most", most),
-            ("limits", "rate"): self._limits.set_rate,
-            ("limits", "tenant_rate"): self._limits.set_tenant_rate,
-            ("nbd", "max_connections"): lambda most: setattr(self._nbd_limit, "most", most),
-        }
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -248,11 +238,12 @@ class Daemon:
 
     def _watches(self) -> Sequence[Coroutine[None, None, None]]:
         """Return what goes on until the end."""
-        transfers = watch_transfers(self._store, self._records, self._notices, self._still_draining)
+        transfers = watch_transfers(self._store, self._records, self._still_draining)
         status = self._supervision.watch_status(self._store, self._served)
         life = self._supervision.watch_life(self._liveness)
         expired = watch_expired(self._store, self._config.daemon.purge_expired)
-        return watch_host(self._tls, self._engine), transfers, expired, self._reloading.run(), status, life
+        host, degraded = watch_host(self._tls, self._engine), watch_degraded(self._degraded)
+        return host, degraded, transfers, expired, self._reloading.run(), status, life
 
     def _still_draining(self, left: int) -> None:
         """Tell the service manager how many transfers are left, and end after the last one."""
@@ -260,9 +251,9 @@ class Daemon:
         if not left:
             self._ends.set()
 
-    async def _stop(self, listening: Sequence[Listener], loops: Sequence[ServingLoop]) -> int:
+    async def _stop(self, listening: Sequence[Listener]) -> int:
         timeout = self._reloading.config.daemon.shutdown_timeout
-        self._supervision.stopping(timeout + ENDING_TIMEOUT + 3 * STATE_TIMEOUT)
+        self._supervision.stopping(timeout + ENDING_TIMEOUT + 4 * STATE_TIMEOUT)
         deadline = asyncio.get_running_loop().time() + timeout + ENDING_TIMEOUT
         self._sockets.remove()
         for listener in listening:
@@ -270,25 +261,24 @@ class Daemon:
         ended = False
         try:
             async with asyncio.timeout_at(deadline):
-                await asyncio.gather(*(loop.finish(timeout) for loop in loops))
+                await self._serving.finish(timeout)
                 self._store.interrupt()
-                await asyncio.gather(*(loop.stop(CUT_TIMEOUT) for loop in loops))
+                await self._serving.stop(CUT_TIMEOUT)
                 await asyncio.to_thread(self._hashing.stop)
                 await self._store.close()
-                await asyncio.gather(*(loop.run(self._engine.release_loop()) for loop in loops))
+                await self._engine.release()
                 ended = True
         except TimeoutError:
             log.error("requests did not end within %d s", timeout + ENDING_TIMEOUT)
-            self._store.keeping.renew(at_end=True)  # as interrupt() does, which may not have had its turn
+            self._store.kept_tickets.renew(at_end=True)  # as interrupt() does, which may not have had its turn
         left = deadline - asyncio.get_running_loop().time()
         hung = self._engine.stop(max(0.0, left))
-        if self._lanes is not None:
-            self._lanes.records.tell()
-            if self._lanes.alive:  # storage hangs
-                log.warning("%d connections are left", len(self._lanes.alive))
-        kept = self._store.keeping.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
+        self._lanes.records.tell()
+        if self._lanes.alive:  # storage hangs
+            log.warning("%d connections are left", len(self._lanes.alive))
+        kept = self._store.kept_tickets.close(max(STATE_TIMEOUT, deadline - asyncio.get_running_loop().time()))
         kept = self._events.close(STATE_TIMEOUT) and kept
-        await asyncio.to_thread(self._notifier.close, STATE_TIMEOUT)
+        kept = self._state_watch.close(STATE_TIMEOUT) and kept
         if self._state is not None and ended and kept and not self._records.working:  # otherwise a thread still uses it
             self._state.close()
         for operation in hung:

@@ -20,6 +20,11 @@ STOPPING = "The server is shutting down"
 class Error(Exception):
     """Base of all exceptions that the daemon and the client raise on purpose."""
 
+    @property
+    def told(self) -> str:
+        """Return what a peer is told where its frontend has no words of its own; see the docstring of each class."""
+        return str(self)
+
 
 class ConfigError(Error):
     """The configuration is invalid, or asks for what the host does not have. One line for the administrator."""
@@ -91,6 +96,13 @@ class ImageInUse(InUse):
         super().__init__(f"The image is in use: {reason}")
 
 
+class BitmapInUse(Error):
+    """The bitmap of the image does not tell what has changed: a program has it, or has crashed with it."""
+
+    def __init__(self) -> None:
+        super().__init__("The bitmap is in use, or was left so by a crash: it does not tell what has changed")
+
+
 class TooManyConnections(Error):
     """A limit on connections is reached. The peer may try again later."""
 
@@ -122,7 +134,8 @@ class Fault(enum.Enum):
 
     FULL = "no room: the storage or a quota is full, or the file may not be that large"
     PERMISSION = "the daemon or the storage does not permit it"
-    GONE = "the file, the device or the share is not there"
+    NO_IMAGE = "there is something else than a file or a block device"
+    GONE = "the file, the device or the share is not there, or its name leads nowhere"
     IO = "anything else"
 
 
@@ -134,10 +147,15 @@ FAULTS = {
     _errno.EACCES: Fault.PERMISSION,
     _errno.EPERM: Fault.PERMISSION,
     _errno.EROFS: Fault.PERMISSION,
+    _errno.ENOTBLK: Fault.NO_IMAGE,
     _errno.ENODEV: Fault.GONE,
     _errno.ENXIO: Fault.GONE,
     _errno.ESTALE: Fault.GONE,
     _errno.ENOENT: Fault.GONE,
+    _errno.ENOTDIR: Fault.GONE,
+    _errno.ELOOP: Fault.GONE,
+    _errno.ENAMETOOLONG: Fault.GONE,
+    _errno.ENOMEDIUM: Fault.GONE,
 }
 
 
@@ -155,9 +173,29 @@ class StorageError(Error):
         self.errno = errno
         self.fault = FAULTS.get(errno, Fault.IO)
 
+    @property
+    def told(self) -> str:
+        """Return what every peer may know."""
+        return "The storage of the image failed"
 
-class Unanswered(StorageError):
-    """A server that has the image did not answer a request. If that was a change, it may still happen at any time."""
+
+class Unusable(StorageError):
+    """The image cannot be served as the ticket names it, until somebody mends one of the two: no retry helps.
+
+    told: a sentence for the peer, without names of the host or of other servers. The rest is for the log, as in
+    StorageError.
+    """
+
+    def __init__(self, told: str, operation: str, syscall: str, detail: str = "") -> None:
+        super().__init__(_errno.EINVAL, operation, syscall, detail)
+        where = f" {detail}" if detail else ""
+        self.args = (f"{operation}{where}: {syscall}: {told}",)  # no call has failed: the number says nothing
+        self._told = told
+
+    @property
+    def told(self) -> str:
+        """Return the sentence for the peer."""
+        return self._told
 
 
 class ServerGone(StorageError):
@@ -170,6 +208,37 @@ class ServerGone(StorageError):
         super().__init__(_errno.ENOTCONN, f"NBD server {server}", reason)
 
 
+class ServerRefuses(ServerGone):
+    """The server that has the image is there, and refuses it. told: as in Unusable. `reason`: for the log."""
+
+    def __init__(self, server: str, reason: str, told: str) -> None:
+        super().__init__(server, reason)
+        self.reason = reason
+        self._told = told
+
+    @property
+    def told(self) -> str:
+        """Return the sentence for the peer."""
+        return self._told
+
+
+class WayGone(StorageError):
+    """The other server of the images API, to which the request is passed on, is gone or violated the protocol.
+
+    A change that it was asked for may or may not have happened. The client's connection ends, so that it knows.
+    """
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(_errno.ENOTCONN, server, reason)
+
+
+class WaySilent(StorageError):
+    """The other server, to which the request is passed on, did not answer in time. Otherwise as WayGone."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(_errno.ETIMEDOUT, server, reason)
+
+
 class CannotFlush(StorageError):
     """The server that has the image does not offer to flush."""
 
@@ -179,6 +248,13 @@ class CannotFlush(StorageError):
 
 class Unavailable(Error):
     """The server is shutting down, or has no memory for the request now."""
+
+
+class TooManyDecoders(Unavailable):
+    """There is no memory to decode the body, or others need it while the peer lets it wait. Without coding it goes."""
+
+    def __init__(self) -> None:
+        super().__init__("There is no memory to decode the body now: send it without Content-Encoding")
 
 
 class TooManyTransfers(Unavailable):

@@ -14,7 +14,19 @@ HEADERS = sorted(str(path.relative_to(HERE.parent)) for path in HERE.glob("*/*.h
 # What Python sees, each behind those that it includes.
 INTERFACE = [
     f"api/{name}.h"
-    for name in ("ioutil", "hash", "durable", "external", "tls", "bucket", "zstd", "lane", "head", "nbd")
+    for name in (
+        "ioutil",
+        "qcow2",
+        "hash",
+        "durable",
+        "tls",
+        "nbd_client",
+        "bucket",
+        "zstd",
+        "head",
+        "lane",
+        "nbd",
+    )
 ]
 
 # The code that cffi generates has parameters that it does not use.
@@ -30,12 +42,12 @@ PREAMBLE = """
 HARDENING = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-fstack-clash-protection"]
 LINK_HARDENING = ["-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"]
 
-# From the environment: warnings are errors (development); OpenSSL and zstd are linked into the extension (wheels:
+# From the environment: warnings are errors (development); OpenSSL, zstd and zlib are linked into the extension (wheels:
 # docs/adr/0027).
 WERROR = os.environ.get("IMAGEIO_WERROR") == "1"
 STATIC = os.environ.get("IMAGEIO_STATIC") == "1"
 # None of their symbols is seen by others, so that Python's ssl and the extension do not meet.
-STATIC_LINK = ["-l:libssl.a", "-l:libcrypto.a", "-l:libzstd.a", "-Wl,--exclude-libs,ALL"]
+STATIC_LINK = ["-l:libssl.a", "-l:libcrypto.a", "-l:libzstd.a", "-l:libz.a", "-Wl,--exclude-libs,ALL"]
 
 ffibuilder = FFI()
 for name in INTERFACE:
@@ -57,7 +69,7 @@ ffibuilder.set_source(
         *HARDENING,
         *(["-Werror"] if WERROR else []),
     ],
-    libraries=[] if STATIC else ["ssl", "crypto", "zstd"],
+    libraries=[] if STATIC else ["ssl", "crypto", "zstd", "z"],
     extra_link_args=["-pthread", *LINK_HARDENING, *(STATIC_LINK if STATIC else [])],
 )
 

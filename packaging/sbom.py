@@ -14,6 +14,7 @@ _EXTENSION = "ioutil_ext/_ioutil.abi3.so"
 #: What is linked into it: the text that has the version, the licence, and how vulnerability databases name it.
 _LIBRARIES = {
     "openssl": (re.compile(rb"OpenSSL (3\.\d+\.\d+) \d+ \w+ \d{4}\0"), "Apache-2.0", "openssl:openssl"),
+    "zlib": (re.compile(rb" inflate (1\.\d+[.\d]*) Copyright"), "Zlib", "zlib:zlib"),
     "zstd": (re.compile(rb"zstd (1\.\d+\.\d+)\0"), "BSD-3-Clause", "facebook:zstandard"),
 }
 

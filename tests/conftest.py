@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the tests that look at a running daemon from outside."""
 
-import functools
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import alone, ways
-from tests.support.daemon import PROGRAM, Certificates, Daemon, MakeDaemon, Section
+from tests.support import shared
+from tests.support.daemon import PROGRAM, STATE, Certificates, Daemon, MakeDaemon, Section
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
 from tests.support.manager import Manager
@@ -19,7 +18,7 @@ from tests.support.places import Place, Setting
 from tests.support.polling import eventually
 from tests.support.services import Connect, Service
 
-pytest_plugins = ["tests.support.answered", "tests.support.realstorage"]
+pytest_plugins = ["tests.support.alone", "tests.support.answered", "tests.support.realstorage"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--first-cases", action="store_true", help="run the first case of each test in each way only")
+    parser.addoption("--first-cases", action="store_true", help="run the first case of each test only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,9 +44,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _test_and_way(item: pytest.Item) -> tuple[object, ...]:
-    """Return what cases have in common that differ in data only, and not in who serves or what has the image."""
+    """Return what cases have in common that differ in data only, and not in what has the image."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return (item.nodeid.partition("[")[0], *(params.get(name) for name in ("shared_daemon", "make_world", "backend")))
+    return (item.nodeid.partition("[")[0], *(params.get(name) for name in ("make_world", "file_world", "backend")))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,13 +62,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let no other test run beside one that measures time. First: its time limit begins when it runs."""
-    with alone.running(alone=item.get_closest_marker("alone") is not None):
-        return (yield)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Make what was captured encodable: a lone surrogate in a log line ends pytest-xdist."""
@@ -79,27 +71,16 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 @pytest.fixture(scope="session")
-def daemons(certificates: Certificates) -> Iterator[Callable[[str], Daemon]]:
-    """Return the daemon that serves in a way: one for all tests that do not need their own."""
-    with ExitStack() as cleanup:
-
-        @functools.cache
-        def daemon_of(way: str) -> Daemon:
-            return cleanup.enter_context(ways.start(way, certificates))
-
-        yield daemon_of
-
-
-@pytest.fixture(scope="session", params=ways.WAYS)
-def shared_daemon(request: pytest.FixtureRequest, daemons: Callable[[str], Daemon]) -> Daemon:
-    """Run the test with each way to serve requests."""
-    return daemons(request.param)
+def shared_daemon(certificates: Certificates) -> Iterator[Daemon]:
+    """Return the daemon for all tests that do not need their own."""
+    with shared.start(certificates) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session")
 def other_daemon(certificates: Certificates) -> Iterator[Daemon]:
     """The daemon that has the images behind tickets of https urls."""
-    with Daemon(certificates) as daemon:
+    with Daemon(certificates, {"daemon": {"state_dir": STATE}}) as daemon:
         yield daemon
 
 

@@ -20,27 +20,32 @@ import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
-import aiohttp
 import pytest
 
 import imageio_daemon
 from imageio_daemon.client.errors import ServerFailed, Usage
+from imageio_daemon.client.local import layers, marks
 from imageio_daemon.client.local.compressed import zstd
+from imageio_daemon.client.server import failures as client_failures
+from imageio_daemon.client.server import web
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
 from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.local_socket import LocalSocket
 from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
 from imageio_daemon.client.server.proxy import HttpProxy
+from imageio_daemon.commands.printable import quoted
 from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
+from imageio_daemon.frontends.http.disposition import content_disposition
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
 from imageio_daemon.frontends.http.headers import (
     MAX_FINALIZE,
@@ -54,12 +59,14 @@ from imageio_daemon.frontends.http.headers import (
     parse_target,
 )
 from imageio_daemon.frontends.http.incoming import Incoming
+from imageio_daemon.frontends.http.proxy.answers import parse_answered_range
+from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.image import journal
+from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
-from imageio_daemon.image.zstd import Decoder
 from imageio_daemon.nbdproto import constants, messages, options
 from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused
 from imageio_daemon.nbdproto.client.negotiation import Violation as ServerViolation
@@ -67,21 +74,22 @@ from imageio_daemon.nbdproto.client.replies import ClientReplies
 from imageio_daemon.nbdproto.client.request import ClientRequest
 from imageio_daemon.nbdproto.constants import Command, Option
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
-from imageio_daemon.service import logs
-from imageio_daemon.storage.http import client as http_client
-from imageio_daemon.storage.nbd.extents import extents as nbd_extents
-from imageio_daemon.storage.qemu import chain
+from imageio_daemon.runtime import logs
+from imageio_daemon.storage.qemu import chain, failures
 from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
-from imageio_daemon.transfers.kept_record import MAX_RECORD, Clocks, Record
-from imageio_daemon.transfers.keys import MAX_URL
+from imageio_daemon.transfers.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
+from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_URL
 from imageio_daemon.transfers.ticket import Ticket
-from imageio_daemon.units import KiB
+from imageio_daemon.units import KiB, MiB
 from imageio_daemon.urls import hosts
 from imageio_daemon.urls import http as http_url
 from imageio_daemon.urls import nbd as nbd_url
 from imageio_daemon.urls import rbd as rbd_url
 from ioutil_ext import ffi, lib
+from tests.support.decoder import Decoder
 from tests.support.fakeceph import diff
+from tests.support.nbd_replies import Replies, Request
+from tests.support.nbd_replies import Violation as RepliesViolation
 
 pytestmark = pytest.mark.alone  # processors have caches and frequencies that other processes change
 
@@ -94,6 +102,23 @@ TRIES = 5
 ROUNDS = 4
 #: Processor seconds of reference() on the machine that the bounds are of, when it does nothing else: 1.00 to 1.06 ms.
 REFERENCE_SECONDS = 0.001
+
+#: Parameters of mallopt(3), with what they are at the start.
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+USUAL, NEVER = 128 * KiB, 32 * MiB  # no more is allowed
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_stays() -> Iterator[None]:
+    """Have free memory stay with the process. To map it anew takes as long as to parse what is in it, or not at all."""
+    libc = ctypes.CDLL(None)
+    assert all(libc.mallopt(each, NEVER) for each in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+    # Python's own arenas of 1 MiB, for what is small, stay as long as anything in them does.
+    arenas = [bytes(400) for _ in range(32 * MiB // 400)]
+    arenas[:] = arenas[::1000]
+    yield
+    assert all(libc.mallopt(each, USUAL) for each in (MMAP_THRESHOLD, TRIM_THRESHOLD))
+
 
 Make = Callable[[int], bytes]
 
@@ -185,6 +210,8 @@ _HEADS = {
     **{f"Connection of {name}": make for name, make in each(_GET + b"Connection: ", b"\r\n\r\n").items()},
     **{f"Content-Length of {name}": make for name, make in each(_GET + b"Content-Length: ", b"\r\n\r\n").items()},
     **{f"Range of {name}": make for name, make in each(_GET + b"Range: bytes=", b"\r\n\r\n").items()},
+    "Range to a long number": cut(b"9", _GET + b"Range: bytes=0-", b"\r\n\r\n"),
+    "Content-Range of a long number": cut(b"9", _GET + b"Content-Range: bytes 0-", b"/*\r\n\r\n"),
     **{f"If-Match of {name}": make for name, make in each(_GET + b"If-Match: ", b"\r\n\r\n").items()},
     **{f"Content-Range of {name}": make for name, make in each(_GET + b"Content-Range: bytes ", b"\r\n\r\n").items()},
     **{f"a field's name of {name}": make for name, make in each(_GET, b": x\r\n\r\n").items()},
@@ -345,7 +372,7 @@ def read_json(data: bytes) -> None:
 
 
 _NOW = Clocks.read()
-_KEPT = Record(Ticket("id", "file:///a", 1, (), 1, 1), 1.0, {}).encode(_NOW).partition(b"\n")[2]
+_KEPT = KeptTicket(Ticket("id", "file:///a", 1, (), 1, 1), 1.0, {}).encode(_NOW).partition(b"\n")[2]
 _KEPT_TICKETS = {
     **COMMON,
     **each(b'{"ticket": ', b"}"),
@@ -354,10 +381,10 @@ _KEPT_TICKETS = {
 }
 
 
-@row("the file of a kept ticket", _KEPT_TICKETS, MAX_RECORD)
+@row("the file of a kept ticket", _KEPT_TICKETS, MAX_TICKET_FILE)
 def read_kept(data: bytes) -> None:
     with refusing(Error):
-        Record.decode(hashlib.sha256(data).hexdigest().encode() + b"\n" + data, _NOW)
+        KeptTicket.decode(hashlib.sha256(data).hexdigest().encode() + b"\n" + data, _NOW)
 
 
 _DIGEST = b'"' + b"0" * 64 + b'",'
@@ -420,6 +447,11 @@ def parse_diff(data: bytes) -> None:
                 pass
 
 
+@row("the name of an image", COMMON, MAX_FILENAME)
+def tell_name(data: bytes) -> None:
+    content_disposition(data.decode(errors="replace"))
+
+
 @row("an https url", {**each(b"https://", b"/images/a"), **each(b"https://a/images/")}, MAX_URL)
 def parse_https_url(data: bytes) -> None:
     with refusing(Error):
@@ -429,6 +461,17 @@ def parse_https_url(data: bytes) -> None:
 @row("the name of a host", COMMON)
 def is_host(data: bytes) -> None:
     hosts.is_host(data.decode("latin-1"))
+
+
+@row("a question to the local service", COMMON)
+def question_of_a_client(data: bytes) -> None:
+    local.QUESTION.fullmatch(data.decode("latin-1"))
+
+
+@row("what a server tells of its socket", COMMON)
+def told_socket(data: bytes) -> None:
+    text = data.decode("latin-1")
+    LocalSocket.told(text, {"place": text, "question": text, "answer": text})
 
 
 @row("a url of the client", {**each(b"https://", b"/images/a"), **each(b"https://a/images/"), **each(b"https://a:")})
@@ -448,7 +491,7 @@ _QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 3, 0, 0, 21, 0, 0).ljust(72, b"\0
     ">QQQII", 0, 0, 0, 4, 104
 )
 _NAMED_QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 2, 80, 1023, 21, 0, 0).ljust(80, b"\0")
-_VMDK = struct.pack("<4s8xQ8xQQ", vmdk.MAGIC, 1, 1, 20).ljust(512, b"\0")
+_VMDK = struct.pack("<4s8xQ8xQQ", vmdk.MAGIC, 1, 1, vmdk.MAX_DESCRIPTOR).ljust(512, b"\0")
 _TABLE = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
 _METADATA = struct.pack("<8s2xH20x", b"metadata", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
 _REGION = struct.pack("<16sQII", vhdx._METADATA_REGION, 512 * 1024, 0, 0)
@@ -513,11 +556,34 @@ def read_extents(data: bytes) -> None:
         reader.end()
 
 
+BLOCK_HEAD = b'{"algorithm": "sha256", "block_size": 1048576, "offset": 0}\n'
+BLOCK_LINE = b'{"start": 0, "length": 1048576, "zero": true}\n'
+
+
+@row("a list of digests", {**COMMON, "heads": cut(BLOCK_HEAD), **each(BLOCK_LINE)})
+def parse_digests(data: bytes) -> None:
+    reader = ListReader(ValueError("malformed"), 2**40)
+    with refusing(ValueError):
+        for start in range(0, len(data), 1000):
+            for _ in reader.feed(data[start : start + 1000]):
+                pass
+        reader.end()
+
+
+QEMU_NAMED = b'"read-only": false}\': '
+
+
+@row(
+    "the messages of qemu-nbd",
+    {**COMMON, **each(b"Bitmap '"), **each(QEMU_NAMED), **each(b"not in "), "names of images": cut(QEMU_NAMED)},
+)
+def read_messages(data: bytes) -> None:
+    failures.not_opened(data.decode("latin-1"), "/image", "bitmap")
+
+
 @row("a Content-Range of another server", {**COMMON, **each(b"bytes 0-0/"), **each(b"bytes ", b"-0/1")})
 def read_total(data: bytes) -> None:
-    response = SimpleNamespace(headers={"Content-Range": data.decode("latin-1")})
-    with refusing(Error):
-        http_client.total_size(cast(aiohttp.ClientResponse, response), "GET")
+    parse_answered_range(data.decode("latin-1"))
 
 
 class Sent:
@@ -583,6 +649,24 @@ def read_error_code(data: bytes) -> None:
     error_code(SimpleNamespace(headers={"X-Error-Code": data.decode("latin-1")}, status=500))  # type: ignore[arg-type]
 
 
+@row("an alert of a server, as the client finds it", each(b"tlsv1 alert "))
+def find_alert(data: bytes) -> None:
+    client_failures._ALERT.search(data.decode("latin-1"))
+
+
+@row("the url of a file on a web server", each(b"https://") | each(b"https://a/"))
+def read_web_url(data: bytes) -> None:
+    with refusing(Usage):
+        web._Place.parse(data.decode("latin-1"))
+
+
+@row("the range that a web server sends", each(b"bytes ") | each(b"bytes 0-"))
+def read_web_range(data: bytes) -> None:
+    fields = {"ETag": "", "Last-Modified": "", "Content-Range": data.decode("latin-1")}
+    with refusing(ServerFailed):
+        web._version_of(SimpleNamespace(status=206, headers=fields), 0)  # type: ignore[arg-type]
+
+
 @row("a reason, as the client shows it", COMMON, KiB)
 def show_reason(data: bytes) -> None:
     connection = object.__new__(ClientConnection)
@@ -590,9 +674,32 @@ def show_reason(data: bytes) -> None:
     connection._printable(data.decode("latin-1"))
 
 
+# Images of the client
+
+_DESCRIPTORS = {
+    "comments": cut(b"#\n"),
+    "one comment": cut(b"#"),
+    "empty lines": cut(b" \n"),
+    "extents": cut(b'RW 1 FLAT "a" 0\n'),
+    "extents without an end": cut(b'RW 1 FLAT "'),
+    "an extent with a long name": cut(b"a", b'RW 1 FLAT "'),
+    "begun extents": cut(b"RW 1\n"),
+}
+
+
+@row("the head of an image", COMMON | _DESCRIPTORS, marks.HEAD)
+def look_at_head(data: bytes) -> None:
+    with contextlib.suppress(Usage):
+        marks.check_raw("disk", marks.FILE, data, data)
+
+
+row("a descriptor of a vmdk", COMMON | _DESCRIPTORS, layers.MAX_DESCRIPTOR)(layers._FLAT.findall)
+row("the name of a layer", COMMON, qcow2.MAX_NAME)(lambda data: layers._PROTOCOL.match(data.decode("latin-1")))
+
+
 # The log
 
-row("a field of a log line", COMMON, 4 * KiB)(lambda data: logs._text_value(data.decode("latin-1")))
+row("a field of a log line", COMMON, 4 * KiB)(lambda data: quoted(data.decode("latin-1")))
 row("a log line", COMMON, 4 * KiB)(
     lambda data: logs.TextFormatter().format(
         logging.LogRecord("a", logging.INFO, "", 0, data.decode("latin-1"), None, None)
@@ -693,7 +800,7 @@ _CHUNKS: dict[str, Make] = {
 
 # A chunk takes 3 us whatever is in it, as a request does. Only a server that a ticket names can send chunks of a byte.
 @row("replies of NBD", _CHUNKS, most=3 * MOST_SECONDS)
-def take_replies(data: bytes) -> None:
+def take_replies_in_python(data: bytes) -> None:
     replies = ClientReplies(Agreed(2**40, 1, structured=True), lambda _: None)
     replies.begin(ClientRequest(Command.READ, 0, len(data), view=memoryview(bytearray(len(data)))))
     with refusing(ServerViolation):
@@ -705,27 +812,42 @@ def take_replies(data: bytes) -> None:
             replies.received(count)
 
 
-@row(
-    "extents of NBD",
-    {
-        "of a block": cut(struct.pack(">II", 512, 0) + struct.pack(">II", 512, 3), struct.pack(">I", 1)),
-        "that end at once": cut(struct.pack(">II", 0, 0), struct.pack(">I", 1)),
-    },
-)
-def read_statuses(data: bytes) -> None:
-    read_in_contexts(data[: 4 + (len(data) - 4) // 8 * 8])
+@row("replies of NBD, in C", _CHUNKS)
+def take_replies(data: bytes) -> None:
+    replies = Replies(structured=True, extended=False)
+    replies.begin(Request(Command.READ, 0, len(data), memory=bytearray(len(data))))
+    with refusing(RepliesViolation):
+        replies.feed(data)
 
 
-@row("extents of NBD in two contexts", {"of a block": cut(struct.pack(">IIII", 512, 0, 512, 3), struct.pack(">I", 1))})
-def read_two_statuses(data: bytes) -> None:
-    half = data[: 4 + len(data) // 16 * 8]
-    read_in_contexts(half, struct.pack(">III", 2, 100, 0) + half[4:])
+def take_statuses(data: bytes, contexts: int) -> None:
+    replies, size = Replies(structured=True, extended=False, contexts=contexts), 0
+    request = Request(Command.BLOCK_STATUS, 0, 2**31)
+    replies.begin(request, most=2**17)
+    size = len(data) // contexts // 8 * 8
+    with refusing(RepliesViolation):
+        for number in range(1, contexts + 1):
+            payload = struct.pack(">I", number) + data[:size]
+            header = struct.pack(">IHHQI", constants.CHUNK, number == contexts, 5, 1, len(payload))
+            replies.feed(header + payload)
+        with refusing(ValueError):
+            replies.extents(request, 0, 2**31, 2**17)
 
 
-def read_in_contexts(*payloads: bytes) -> None:
-    contexts = dict(enumerate((constants.BASE_ALLOCATION, constants.ALLOCATION_DEPTH)[: len(payloads)]))
-    with refusing(ValueError):
-        nbd_extents(dict(enumerate(payloads)), contexts, 0, 2**62, extended=False)
+_STATUSES = {
+    "of a block": cut(struct.pack(">II", 512, 0) + struct.pack(">II", 512, 3)),
+    "that end at once": cut(struct.pack(">II", 0, 0)),
+}
+
+
+@row("extents of NBD, in C", _STATUSES)
+def take_one_status(data: bytes) -> None:
+    take_statuses(data, 1)
+
+
+@row("extents of NBD in many contexts, in C", _STATUSES)
+def take_many_statuses(data: bytes) -> None:
+    take_statuses(data, 64)
 
 
 # Bodies that are frames of zstd
@@ -757,9 +879,11 @@ def decode_body(data: bytes) -> None:
     decoder, view = Decoder(4 * len(data)), memoryview(data)
     room = memoryview(bytearray(64 * KiB))
     taken, _ = decoder.head(view)
+    assert decoder.admit(0)
     with refusing(InvalidRequest):
         while taken < len(view):
             taken += decoder.decode(view[taken : taken + 64 * KiB], room)[0]
+    decoder.close()
 
 
 # Journals of what is durable
@@ -813,12 +937,17 @@ def seconds(*works: tuple[Callable[[bytes], object], bytes]) -> list[float]:
     best = [float("inf")] * len(works)
     for _ in range(TRIES):
         for number, (parse, data) in enumerate(works):
-            started = time.thread_time()
-            parse(data)
-            best[number] = min(best[number], time.thread_time() - started)
+            best[number] = min(best[number], once(parse, data))
         if max(best) > 1:
             break
     return best
+
+
+def once(parse: Callable[[bytes], object], data: bytes) -> float:
+    """Return the processor seconds of one try."""
+    started = time.thread_time()
+    parse(data)
+    return time.thread_time() - started
 
 
 @pytest.mark.parametrize("parser", [pytest.param(row, id=row.name) for row in ROWS])
@@ -827,6 +956,9 @@ def test_time_grows_with_the_input_and_no_faster(parser: Row) -> None:
     slow = {}
     for name, make in parser.inputs.items():
         inputs = make(largest // 2), make(largest)
+        # What half of it and the reference take can only allow more. Most inputs are done then.
+        if once(parser.parse, inputs[1]) <= min(parser.most, MOST_GROWTH * NOTHING):
+            continue
         # Again, if need be: on a busy machine, memory and caches are slower for a while. What is slow is so each time.
         for _ in range(ROUNDS):
             half, whole, unit = seconds((parser.parse, inputs[0]), (parser.parse, inputs[1]), (reference, b""))
@@ -843,9 +975,22 @@ def test_time_grows_with_the_input_and_no_faster(parser: Row) -> None:
 _USER = "of the user or the administrator, who may wait"
 #: Where each regular expression of the project gets its worst input, by file and name.
 PATTERNS = {
+    "client/local/in_use.py:_unescaped": _USER,
+    "client/local/layers.py:_FLAT": "a descriptor of a vmdk",
+    "client/local/layers.py:_PROTOCOL": "the name of a layer",
+    "client/local/marks.py:_DESCRIPTOR": "the head of an image",
+    "client/local/marks.py:_MARKUP": "the head of an image",
+    "client/local/marks.py:_is_tar": "the head of an image",
     "client/server/address.py:parse": "a url of the client",
-    "client/arguments.py:_format": _USER,
-    "amounts.py:parse_seconds": _USER,
+    "client/argument_groups.py:_URL": _USER,
+    "client/copying.py:copy": _USER,
+    "client/argument_groups.py:_format": _USER,
+    "client/server/failures.py:_ALERT": "an alert of a server, as the client finds it",
+    "client/server/web.py:parse": "the url of a file on a web server",
+    "client/server/web.py:_version_of": "the range that a web server sends",
+    "commands/amounts.py:parse_seconds": _USER,
+    "client/server/local_socket.py:_TOLD": "what a server tells of its socket",
+    "frontends/http/resources/local.py:QUESTION": "a question to the local service",
     "client/server/failures.py:error_code": "an error code, as the client reads it",
     "client/server/failures.py:retry_after": "a time to try again, as the client reads it",
     "control/certificate.py:_LABEL": _USER,
@@ -854,6 +999,8 @@ PATTERNS = {
     "client/server/proxy.py:is_exempt": _USER,
     "client/server/trust.py:_PIN": _USER,
     "client/server/image.py:size": "a size, as the client reads it",
+    "frontends/http/disposition.py:_NOT_PLAIN": "the name of an image",
+    "frontends/http/disposition.py:_TOKEN": "the name of an image",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
     "frontends/http/headers.py:_DIGITS": "a number",
     "frontends/http/headers.py:_RANGE": "the head of a request",
@@ -862,15 +1009,16 @@ PATTERNS = {
     "image/journal.py:_COUNT": "a journal of what is durable",
     "image/journal.py:_LINE": "a journal of what is durable",
     "urls/http.py:_URL": "an https url",
-    "service/logs.py:_BARE_VALUE": "a field of a log line",
+    "commands/printable.py:_BARE_VALUE": "a field of a log line",
     "urls/nbd.py:_OLD": "an NBD url",
     "urls/rbd.py:_WHOLE_NAME": "an rbd url",
     "urls/rbd.py:_ADDRESS": "an rbd url",
     "config/options.py": _USER,
     "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
-    "storage/http/client.py:_TOTAL": "a Content-Range of another server",
+    "frontends/http/proxy/answers.py:_RANGE": "a Content-Range of another server",
+    "image/formats/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
+    "storage/qemu/failures.py": "the messages of qemu-nbd",
     "transfers/keys.py:_CONTROL": "the JSON of a ticket or a PATCH",
-    "transfers/keys.py:_SURROGATE": "the JSON of a ticket or a PATCH",
 }
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Verdict(StrEnum):
-    """OK; a WARNING, with which the service starts; FAILED: it does not start, or nobody can use it."""
+    """OK; a WARNING, with which the service is ready; FAILED: it does not start, is not ready, or nobody can use it."""
 
     OK = "ok"
     WARNING = "warning"

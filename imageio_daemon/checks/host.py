@@ -6,7 +6,6 @@ They change nothing: no socket listens afterwards, no file is made.
 
 import os
 import pwd
-import shlex
 import shutil
 import socket
 import stat
@@ -16,10 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from ..config.config import Config
-from ..config.sections import Daemon as DaemonSection
+from ..config.sections import DaemonSection
 from ..errors import ConfigError
-from ..net import listening, tls_contexts
-from ..service import notifying
+from ..lifecycle import memory_shares
+from ..lifecycle.user import state_path
+from ..net import connection_limits, listening, tls_contexts
+from ..runtime import state
+from ..storage.file.engine import async_io_error
+from ..units import MiB
 from ..urls.rbd import is_rbd
 from . import ceph
 from .finding import Finding, failed, ok, warning
@@ -31,21 +34,23 @@ DAY = 24 * 3600
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - nothing is made there
 
 
-def of_user(config: Config, paths: Sequence[str], *, prepared: bool) -> Iterator[Finding]:
+def of_user(config: Config, paths: Sequence[str], *, prepared: bool, unit_state: str = "") -> Iterator[Finding]:
     """Check what the service's user needs. paths: images, and directories of images, that it should read and write.
 
-    prepared: run_dir and the directories of sockets are prepared by root before the daemon is this user.
+    prepared: run_dir and the directories of sockets are prepared by root before the daemon is this user. unit_state:
+    the StateDirectory= of the unit.
     """
     yield ok("user", f"checked as {_user_name()}")
     yield certificate(config)
     yield authorities(config)
     yield run_dir(config, prepared=prepared)
     yield from sockets(config, prepared=prepared)
-    if config.daemon.state_dir:
-        yield state_dir(config.daemon.state_dir, prepared=prepared)
-    if config.control.notify:
-        yield receiver(config.control.notify)
+    if path := state_path(config):
+        yield state_dir(path, prepared=prepared)
+    elif unit_state:
+        yield unit_state_dir(unit_state)
     yield formats(config)
+    yield lanes(config)
     yield from ceph.cluster(config, [path for path in paths if is_rbd(path)])
     for path in paths:
         if not is_rbd(path):
@@ -77,6 +82,12 @@ def authorities(config: Config) -> Finding:
     return ok("authorities", ca_file or "those of the system")
 
 
+def open_files(config: Config, limit: int) -> Finding:
+    """Check that the limit on open files is enough for the connections that the configuration allows."""
+    text = connection_limits.shortage(config, limit)
+    return warning("open_files", text) if text else ok("open_files", f"{limit}")
+
+
 def run_dir(config: Config, *, prepared: bool) -> Finding:
     """Check that the run directory can be made or written. systemd prepares the default one (RuntimeDirectory=)."""
     path = config.daemon.run_dir
@@ -87,11 +98,19 @@ def run_dir(config: Config, *, prepared: bool) -> Finding:
 
 
 def state_dir(path: str, *, prepared: bool) -> Finding:
-    """Check that the state directory can be made, or is the user's alone. Without it, the daemon keeps nothing."""
-    reason = _why_not_private(path) if os.path.lexists(path) else ""
-    if not os.path.lexists(path) and not prepared:
-        reason = _why_unusable(os.path.dirname(os.path.abspath(path)))
-    return warning("state_dir", f"{path}: {reason}: nothing is kept") if reason else ok("state_dir", path)
+    """Check that the state directory can be made or used. Without it, the daemon keeps nothing, and is not ready."""
+    if os.path.lexists(path):
+        return _state_dir(path, state.why_unusable(path))
+    return _state_dir(path, "" if prepared else _why_unusable(os.path.dirname(os.path.abspath(path))))
+
+
+def unit_state_dir(path: str) -> Finding:
+    """Check a directory that systemd makes at the start, and whose owner and mode it sets (systemd.exec(5))."""
+    return _state_dir(path, state.why_unusable(path, private=False) if os.path.lexists(path) else "")
+
+
+def _state_dir(path: str, reason: str) -> Finding:
+    return failed("state_dir", f"{path}: {reason}: nothing is kept") if reason else ok("state_dir", path)
 
 
 def sockets(config: Config, *, prepared: bool) -> Iterator[Finding]:
@@ -140,28 +159,24 @@ def _listens(service: str, place: str, attempt: "partial[None]", *, running: boo
     return ok(service, place)
 
 
-def receiver(target: str) -> Finding:
-    """Check that the command of [control] notify can be run, or that somebody listens on its socket."""
-    if not target.startswith(notifying.SOCKET):
-        program = shlex.split(target)[0]
-        is_program = os.path.isfile(program) and os.access(program, os.X_OK)
-        return ok("notify", target) if is_program else failed("notify", f"{_user_name()} cannot run {program}")
-    address = target.removeprefix(notifying.SOCKET)
-    if answers(address):
-        return ok("notify", target)
-    return warning(
-        "notify", f"{_user_name()} cannot connect to {address}: notifications are lost until somebody listens"
-    )
-
-
 def formats(config: Config) -> Finding:
     """Check what tickets with a format need."""
     if shutil.which("qemu-nbd") is None:
-        return ok("formats", "raw only: qemu-nbd is not installed (qemu-utils)")
+        verdict = failed if config.backend_nbd.allowed_paths else ok
+        return verdict("formats", "raw only: qemu-nbd is not installed (qemu-utils)")
     wrong = [path for path in config.backend_nbd.allowed_paths if not os.access(path, os.R_OK | os.X_OK)]
     if wrong:
         return warning("formats", f"[backend_nbd] allowed_paths: {_user_name()} cannot read {', '.join(wrong)}")
     return ok("formats", "raw, and those of qemu-nbd")
+
+
+def lanes(config: Config) -> Finding:
+    """Check that C can move bytes as it should."""
+    if memory_shares.is_raised(config):
+        return warning("lanes", f"[daemon] buffer_memory is too small: {memory_shares.LEAST // MiB}M counts")
+    if error := async_io_error():
+        return warning("lanes", f"the kernel refuses asynchronous I/O ({error}, fs.aio-max-nr): threads read and write")
+    return ok("lanes", "there is memory, and asynchronous I/O")
 
 
 def image(path: str) -> Finding:
@@ -207,18 +222,6 @@ def _why_unusable(directory: str) -> str:
     if not os.path.isdir(directory):
         return f"{directory} is no directory"
     return "" if os.access(directory, os.W_OK | os.X_OK) else f"{_user_name()} cannot write to {directory}"
-
-
-def _why_not_private(directory: str) -> str:
-    """Return why a directory is not this user's alone; "" if it is."""
-    try:
-        status = os.stat(directory)
-    except OSError as e:
-        return e.strerror or str(e)
-    if status.st_uid != os.geteuid():
-        return f"its owner is user {status.st_uid}, not {_user_name()}"
-    mode = stat.S_IMODE(status.st_mode)
-    return f"its mode is {mode:04o}, and must be 0700" if mode & 0o077 else ""
 
 
 def _is_inside(path: str, directory: str) -> bool:

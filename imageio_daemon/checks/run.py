@@ -3,6 +3,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +11,16 @@ from pathlib import Path
 
 from ..config import files
 from ..errors import ConfigError
-from ..service import privileges
+from ..lifecycle.user import state_path
+from ..runtime import privileges
 from . import host
 from .finding import Finding, Verdict, failed, ok, warning
 
 #: There is systemd (sd_booted(3)). Then the service is started as its user.
 _SYSTEMD = Path("/run/systemd/system")
 UNIT = "imageio-daemon"
+#: Where StateDirectory= is (systemd.exec(5)).
+_STATE_DIRECTORIES = "/var/lib"
 #: Seconds for systemctl.
 SYSTEMCTL_TIMEOUT = 10.0
 
@@ -36,15 +40,18 @@ def check(conf_dir: Path, paths: Sequence[str] = ()) -> Iterator[Finding]:
     for text in loaded.warnings:
         yield warning("configuration", text)
     config = loaded.config
+    unit_state = "" if state_path(config) else next(iter(_unit("StateDirectory")), "")
+    unit_state = unit_state and os.path.join(_STATE_DIRECTORIES, unit_state)
     is_root = os.geteuid() == 0 and config.daemon.drop_privileges
     prepared = is_root and not _SYSTEMD.is_dir()
     running = host.answers(host.control_socket(config))
+    yield host.open_files(config, _most_files())
     if prepared:
         yield from host.ports(config, running=running)
 
     def as_user() -> list[Finding]:
         found = [] if prepared else [*_readable(conf_dir), *host.ports(config, running=running)]
-        return [*found, *host.of_user(config, paths, prepared=prepared)]
+        return [*found, *host.of_user(config, paths, prepared=prepared, unit_state=unit_state)]
 
     if not is_root:
         yield from as_user()
@@ -79,7 +86,7 @@ def _renewable(certificate: Finding) -> Finding:
 
 def _in_child(identity: privileges.Identity, checks: Callable[[], list[Finding]]) -> Iterator[Finding]:
     """Run the checks in a child process that has become the user, with the groups that the unit adds."""
-    groups = _unit_groups()
+    groups = _unit("SupplementaryGroups")
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,11 +108,17 @@ def _in_child(identity: privileges.Identity, checks: Callable[[], list[Finding]]
         yield Finding(name, Verdict(verdict), found)
 
 
-def _unit_groups() -> Sequence[str]:
-    """Return SupplementaryGroups= of the unit; none without systemd."""
+def _most_files() -> int:
+    """Return LimitNOFILE= of the unit, as systemd knows it, or the hard limit of this process."""
+    told = next(iter(_unit("LimitNOFILE")), "")
+    return int(told) if told.isdecimal() else resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+def _unit(setting: str) -> Sequence[str]:
+    """Return the words of a setting of the unit; none without systemd."""
     if not _SYSTEMD.is_dir() or shutil.which("systemctl") is None:
         return ()
-    command = ["systemctl", "show", "--property=SupplementaryGroups", "--value", UNIT]
+    command = ["systemctl", "show", f"--property={setting}", "--value", UNIT]
     done = subprocess.run(  # noqa: S603 - no shell
         command, check=False, capture_output=True, text=True, timeout=SYSTEMCTL_TIMEOUT
     )

@@ -5,8 +5,8 @@
 
     upload("disk.qcow2", "https://host:54322/images/TICKET", settings=Settings(cafile="ca.pem"))
 
-Functions are synchronous; a coroutine calls them with asyncio.to_thread(), and opens images with open_async(). Offsets
-and sizes are in bytes. Errors are raised as ClientError, whose text is one line for the user.
+Functions are synchronous; a coroutine calls them with asyncio.to_thread(). Offsets and sizes are in bytes. Errors are
+raised as ClientError, whose text is one line for the user.
 """
 
 from typing import TYPE_CHECKING
@@ -44,14 +44,23 @@ from .transfer.options import Uploaded
 from .transfer.progress import Progress
 
 if TYPE_CHECKING:
-    from .handle.asynchronous import AsyncImage, open_async
+    from .copying import copy
+    from .manifests import verify
+    from .previews import preview_download, preview_upload
+    from .transfer.preview import Preview
 else:
     __getattr__ = imported_at_use(
-        __name__, {"AsyncImage": ".handle.asynchronous", "open_async": ".handle.asynchronous"}
+        __name__,
+        {
+            "Preview": ".transfer.preview",
+            "copy": ".copying",
+            "preview_download": ".previews",
+            "preview_upload": ".previews",
+            "verify": ".manifests",
+        },
     )
 
 __all__ = [
-    "AsyncImage",
     "ChecksumMismatch",
     "ClientError",
     "Downloaded",
@@ -61,6 +70,7 @@ __all__ = [
     "Info",
     "LocalError",
     "NoRoom",
+    "Preview",
     "Progress",
     "Refused",
     "ServerFailed",
@@ -72,11 +82,14 @@ __all__ = [
     "Usage",
     "WritesLost",
     "checksum",
+    "copy",
     "disks",
     "download",
     "extents",
     "info",
     "open",
-    "open_async",
+    "preview_download",
+    "preview_upload",
     "upload",
+    "verify",
 ]

@@ -9,35 +9,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from ..image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, MAX_BLOCK, MIN_BLOCK, new_hash
+from ..image.blockhash import (
+    BLOCK_ALIGNMENT,
+    DEFAULT_ALGORITHM,
+    DEFAULT_BLOCK,
+    MAX_BLOCK,
+    MIN_BLOCK,
+    algorithms,
+    new_hash,
+)
 from ..image.extents import Extent
 from .errors import Usage
 from .handle.image import Image
-from .local.choosing import open_target
+from .local.choosing import Making, choose_target
 from .local.in_use import locked
-from .local.opening import How, disk_names, open_source
+from .local.opening import How, disk_names, open_source, require_content
 from .local.source import Source
 from .server.address import is_url
 from .server.image import RemoteImage
-from .server.session import DEFAULTS, ClientSession, Settings
-from .stopping import Stop
+from .server.session import DEFAULTS, ClientSession, Settings, securing
+from .server.web import fetched
 from .transfer import workers
-from .transfer.confirmed import CHECKPOINT
+from .transfer.checkpoints import CHECKPOINT
 from .transfer.digest import Digest
 from .transfer.download import Download, Downloaded
-from .transfer.hashing import hash_unit
-from .transfer.memory import new_buffer
-from .transfer.options import Options, Uploaded
-from .transfer.plan import Queue, units
-from .transfer.progress import Report
-from .transfer.state import default_directory
+from .transfer.hashing import hash_all
+from .transfer.options import DownloadOptions, Options, Uploaded
+from .transfer.progress import Counter, Opening, Report
+from .transfer.record import state_directory
 from .transfer.upload import Upload
 from .transfer.wire_compression import Compression
 
 _T = TypeVar("_T")
-
-#: Threads that hash a local image. 2 are as fast as most disks.
-HASHING = 2
 
 
 @dataclass(frozen=True)
@@ -65,8 +68,10 @@ def upload(
     decompress: str | None = None,
     member: str | None = None,
     size: int | None = None,
+    expect: str | None = None,
     restart: bool = False,
     compare_all: bool = False,
+    update: bool = False,
     state: bool | str | os.PathLike[str] = True,
     checkpoint: float = CHECKPOINT,
     verify: bool = False,
@@ -77,15 +82,18 @@ def upload(
 ) -> Uploaded:
     """Make the image at url read as source, on stable storage. A longer target is not changed beyond source's end.
 
-    source: a file or block device, an image on Ceph (rbd:POOL/IMAGE), or a binary stream. format: `raw`, or any that
-    qemu knows; None: what the suffix of the name says, or else raw after a check that it does not look like anything
-    else. decompress: `gz`, `xz`, `zstd` or `bz2`; None: what the suffix of the name says, if there is no format.
-    member: the member of a tar archive, such as an OVA, to upload. size: bytes of a stream, or of what is decompressed;
-    None: what compressed data tells, or a file that is read twice.
+    source: a file or block device, an image on Ceph (rbd:POOL/IMAGE), an export of an NBD server (nbd://HOST/NAME and
+    the other URIs of NBD), a file of any web server (https://…), which is read in order, or a binary stream. format:
+    `raw`, or any that qemu knows; None: what the suffix of the name says, or else raw after a check that it does not
+    look like anything else. decompress: `gz`, `xz`, `zstd` or `bz2`; None: what the suffix of the name says, if there
+    is no format. member: the member of a tar archive, such as an OVA, to upload. size: bytes of a stream, or of what is
+    decompressed; None: what compressed data tells, or a file that is read twice. expect: `sha256:HEX` or the like, the
+    digest of the file as it was published, which is compared before the image is verified.
 
     What an interrupted upload has left on stable storage is not sent again: the server tells it, or, for another ticket
     of the same image and where the server cannot, files of this user, or in the directory `state`; False: nobody. What
     they tell is compared with the target. restart: send all.
+    update: send only what differs from what the target has, by the digests of both sides, whatever it is, and verify.
     compare_all: compare all that is not sent with the source, and not a sample. checkpoint: seconds between two
     flushes. verify: compare the checksum of what was read with the server's. room_check: end before the first byte if
     the storage of the target is too small. wire_compression: send data compressed to servers that take it, never over
@@ -94,26 +102,36 @@ def upload(
 
     Raises ClientError.
     """
-    if isinstance(source, str | os.PathLike) and is_url(os.fspath(source)):
+    if isinstance(source, str) and is_url(source) and not is_url(url):
         raise Usage("the image comes first, then the URL")
     if wire_compression not in set(Compression):
         raise Usage("wire_compression is auto, always or never")
+    if update and (restart or compare_all):
+        raise Usage("an update compares all, and sends what differs")
+    how, counter = How(format, decompress, member, size, shared, securing(settings), expect), Counter()
     with (
         locked(source, writes=False, shared=shared),
-        contextlib.closing(open_source(source, How(format, decompress, member, size, shared))) as opened,
-        ClientSession(url, settings) as session,
+        ClientSession(url, settings) as session,  # first: an address that is none is told before much is read
+        fetched(source, settings) as given,
+        contextlib.closing(open_source(given, how, Opening(counter, progress))) as opened,
     ):
-        kept, wire = _state_directory(state), Compression(wire_compression)
-        options = Options(verify, restart, compare_all, kept, checkpoint, room_check, wire)
-        return Upload(opened, session, options, progress).run()
+        require_content(opened, source, member)
+        kept, wire = state_directory(state), Compression(wire_compression)
+        if update and opened.is_stream:
+            raise Usage("an update reads the image twice: decompress or copy it to a file first")
+        options = Options(verify or update, restart, compare_all, kept, checkpoint, room_check, wire, update)
+        return Upload(opened, session, options, progress, counter).run()
 
 
-def disks(archive: str | os.PathLike[str], *, decompress: str | None = None) -> list[str]:
+def disks(
+    archive: str | os.PathLike[str], *, decompress: str | None = None, progress: Report | None = None
+) -> list[str]:
     """Return the names of the members of a tar archive, such as an OVA, that are disks, in their order.
 
-    decompress: as for upload(). A compressed archive is read to its end. Raises ClientError.
+    decompress: as for upload(). A compressed archive is read to its end. progress: called every 0.1 s meanwhile.
+    Raises ClientError.
     """
-    return disk_names(Path(archive), How(decompress=decompress))
+    return disk_names(Path(archive), How(decompress=decompress), Opening(Counter(), progress))
 
 
 def download(
@@ -124,33 +142,43 @@ def download(
     format: str | None = None,  # noqa: A002
     compress: bool = False,
     dirty: bool = False,
+    update: bool = False,
+    restart: bool = False,
+    state: bool | str | os.PathLike[str] = True,
+    checkpoint: float = CHECKPOINT,
     verify: bool = False,
+    manifest: str | os.PathLike[str] | None = None,
     shared: bool = False,
     progress: Report | None = None,
 ) -> Downloaded:
     """Make target read as the image at url, on stable storage.
 
     target: a file, which is replaced when the download is complete; a block device; an existing image on Ceph
-    (rbd:POOL/IMAGE); or a binary stream. format: of a new file: raw, or any that qemu can create; None: what the suffix
-    of its name says, also whether it is compressed, or else raw. compress: the clusters of a qcow2 image. dirty:
-    download only the extents that have changed since the server's checkpoint, into a file or device with an older copy,
-    or into a new qcow2 image to be rebased on such a copy. verify: compare the checksum of what was received with the
-    server's. shared: other programs may use a target that exists meanwhile; otherwise it is locked, and refused if one
-    does. progress: called every 0.1 s.
+    (rbd:POOL/IMAGE) or export of an NBD server; or a binary stream. format: of a new file: raw, or any that qemu can
+    create; None: what the suffix of its name says, also whether it is compressed, or else raw. compress: the clusters
+    of a qcow2 image. dirty: download only the extents that have changed since the server's checkpoint, into a file or
+    device with an older copy, or into a new qcow2 image to be rebased on such a copy. update: write only what differs
+    from a raw or qcow2 file or a device that exists, by the digests of both sides, and verify. verify: compare the
+    checksum of what was received with the server's. manifest: the file that gets the digests of all blocks, after such
+    a comparison. shared: other programs may use a target that exists meanwhile; otherwise it is locked, and refused if
+    one does. progress: called every 0.1 s.
+
+    An interrupted download of a new raw or qcow2 file leaves NAME.part, and a file of this user, or in the directory
+    `state`, that tells what of it is on stable storage; False: it leaves nothing. The next one compares that with the
+    image, and receives what differs or is not there. restart: receive all. checkpoint: seconds between two flushes.
 
     Raises ClientError.
     """
-    if dirty and verify:
+    if dirty and (verify or manifest):
         raise Usage("what is downloaded with dirty is a part, and the server's checksum is that of the whole image")
-    with locked(target, writes=True, shared=shared), ClientSession(url, settings) as session:
-        if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)):
-            raise Usage("the URL comes first, then the image")
-        opened = open_target(target, format, compress=compress, dirty=dirty)
-        try:
-            return Download(session, opened, dirty=dirty, verify=verify, report=progress).run()
-        except BaseException:
-            opened.abandon()
-            raise
+    if isinstance(target, str | os.PathLike) and is_url(os.fspath(target)) and is_url(url):
+        raise Usage("the URL comes first, then the image")
+    kept = None if dirty or update else state_directory(state)
+    listed = None if manifest is None else Path(manifest)
+    options = DownloadOptions(dirty, bool(verify or listed or update), restart, kept, checkpoint, listed, update)
+    chosen = choose_target(target, Making(format, compress, dirty, kept is not None, update, securing(settings)))
+    with locked(target, writes=True, shared=shared or chosen.locks), ClientSession(url, settings) as session:
+        return Download(session, chosen.make(), options, progress).run()
 
 
 def open(url: str, *, settings: Settings = DEFAULTS) -> Image:  # noqa: A001 - as that of files
@@ -180,7 +208,7 @@ def info(
     """Return information on the image at a URL, or on a local file or device. Raises ClientError."""
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, _remote_info)
-    with contextlib.closing(open_source(image, How(format, shared=True))) as source:
+    with contextlib.closing(open_source(image, How(format, shared=True, secure=securing(settings)))) as source:
         return _with_extents(Info(source.size), source.extents())
 
 
@@ -199,20 +227,15 @@ def checksum(
     """
     if not MIN_BLOCK <= block_size <= MAX_BLOCK or block_size % BLOCK_ALIGNMENT:
         raise Usage(f"a block has {MIN_BLOCK} to {MAX_BLOCK} bytes, a multiple of {BLOCK_ALIGNMENT}")
+    if not algorithm.isascii():
+        raise Usage(f"{algorithm} is no name of an algorithm")
     if is_url(os.fspath(image)):
         return _ask(os.fspath(image), settings, lambda image, _: str(image.checksum(algorithm, block_size)["checksum"]))
     with (
         locked(image, writes=False, shared=shared),
-        contextlib.closing(open_source(image, How(format, shared=shared))) as source,
+        contextlib.closing(open_source(image, How(format, shared=shared, secure=securing(settings)))) as source,
     ):
         return _hash(source, algorithm, block_size)
-
-
-def _state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the directory in which upload() keeps its state; None if it keeps none."""
-    if isinstance(state, str | os.PathLike):
-        return Path(state)
-    return default_directory() if state else None
 
 
 def _ask(url: str, settings: Settings, question: Callable[[RemoteImage, ClientSession], _T]) -> _T:
@@ -244,15 +267,6 @@ def _hash(source: Source, algorithm: str, block_size: int) -> str:
         digest = Digest(algorithm, block_size)
         new_hash(algorithm)
     except ValueError as e:
-        raise Usage(f"{algorithm} is not an algorithm of this host: {e}") from e
-    stop = Stop()
-    queue = Queue(units(source.extents(), block_size=block_size), source.portion, stop)
-
-    def work() -> None:
-        buffer = new_buffer(block_size)
-        for unit in queue.take():
-            stop.check()
-            hash_unit(source, unit, buffer, digest, unit.start // block_size)
-
-    workers.run([queue.fill, *[work] * HASHING], stop)
+        raise Usage(f"{algorithm} is not an algorithm of this host, which has {', '.join(algorithms())}") from e
+    hash_all(source, digest)
     return digest.hexdigest()

@@ -2,95 +2,89 @@
 """The command line of imageio-client. docs/imageio-client.1 describes the same; a test compares them."""
 
 import argparse
-import re
-from typing import TypeAlias
 
 from .. import __version__
-from ..amounts import parse_seconds, parse_size
+from ..commands import completion
+from ..commands.amounts import parse_size
 from ..image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK
+from .argument_groups import (
+    Commands,
+    Parser,
+    add_command,
+    add_connections,
+    add_dry_run,
+    add_format,
+    add_server,
+    add_shared,
+    add_state,
+)
 from .local.formats import COMPRESSIONS
-from .server.session import RETRY_FOR
-
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 IMAGE_URL = "https://HOST:PORT/images/TICKET"
-MAX_CONNECTIONS = 64
+#: What people do most, as lines to begin with.
+EXAMPLES = """\
+examples:
+  imageio-client upload --cafile ca.pem disk.qcow2 https://host:54322/images/TICKET
+  imageio-client download --cafile ca.pem https://host:54322/images/TICKET copy.qcow2
+  imageio-client info --cafile ca.pem https://host:54322/images/TICKET
+  imageio-client upload --help"""
+OF_UPLOAD = """\
+examples:
+  imageio-client upload --cafile ca.pem disk.qcow2 https://host:54322/images/TICKET
+  imageio-client upload --dry-run appliance.ova https://host:54322/images/TICKET
+  imageio-client upload --verify --rate 20M /dev/vg/disk https://host:54322/images/TICKET
+  zcat disk.raw.gz | imageio-client upload --size 10G - https://host:54322/images/TICKET
+
+The same command continues an upload that was interrupted."""
+OF_DOWNLOAD = """\
+examples:
+  imageio-client download --cafile ca.pem https://host:54322/images/TICKET copy.qcow2
+  imageio-client download https://host:54322/images/TICKET copy.raw.zst
+  imageio-client download https://host:54322/images/TICKET - | sha256sum
+
+The same command continues a download that was interrupted, of a raw or a qcow2 file."""
+OF_COPY = """\
+examples:
+  imageio-client copy https://one:54322/images/TICKET https://other:54322/images/TICKET
+
+The same command continues a copy that was interrupted."""
+
+OF_NBD = """\
+examples:
+  imageio-client nbd --cafile ca.pem https://host:54322/images/TICKET image.sock &
+  nbdcopy "nbd+unix:///?socket=image.sock" copy.raw
+  qemu-img convert -O qcow2 "nbd+unix:///?socket=image.sock" copy.qcow2
+
+It ends at Ctrl-C, and removes the socket."""
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command. Its result has `command`."""
-    main = argparse.ArgumentParser(prog="imageio-client", description="Move disk images to and from a server.")
+    text = "Move disk images to and from a server."
+    main = Parser(
+        prog="imageio-client",
+        description=text,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    completion.add_option(main)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_upload(commands)
     _add_download(commands)
+    _add_copy(commands)
     _add_questions(commands)
+    _add_nbd(commands)
     return main
 
 
-def _command(commands: _Commands, name: str, text: str) -> argparse.ArgumentParser:
-    command = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=text)
-    output = command.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="write one JSON object per line to standard output")
-    amount = output.add_mutually_exclusive_group()
-    amount.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
-    amount.add_argument("-v", "--verbose", action="store_true", help="tell what happens, repeated requests too")
-    return command
-
-
-def _add_server(command: argparse.ArgumentParser) -> None:
-    server = command.add_argument_group("server")
-    server.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
-    server.add_argument(
-        "--pin",
-        action="append",
-        default=[],
-        metavar="sha256//BASE64",
-        help="trust a server with this public key, as curl's --pinnedpubkey; may be given several times",
-    )
-    server.add_argument("--insecure", action="store_true", help="do not verify the server's certificate")
-    way = server.add_mutually_exclusive_group()
-    way.add_argument(
-        "--unix-socket", metavar="PATH", help="connect to the local service of this host; @NAME is an abstract socket"
-    )
-    way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
-    server.add_argument(
-        "--retry-for",
-        type=parse_seconds,
-        default=RETRY_FOR,
-        metavar="TIME",
-        help="go on for so long while the server or the network is away: 90, 30m, 2h (default: 2m)",
-    )
-
-
-def _add_connections(command: argparse.ArgumentParser) -> None:
+def _add_upload(commands: Commands) -> None:
+    command = add_command(commands, "upload", "Make the image at a URL read as a local one.", OF_UPLOAD)
     command.add_argument(
-        "--connections",
-        type=_number(1, MAX_CONNECTIONS),
-        metavar="N",
-        help="use up to N connections (default: what seems useful)",
+        "image", metavar="IMAGE", help="a file, block device, https:…, nbd:… or rbd:…; - is standard input"
     )
-    command.add_argument("--verify", action="store_true", help="compare the checksums of both sides at the end")
-
-
-def _add_format(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--format",
-        type=_format,
-        metavar="NAME",
-        help="format of IMAGE: raw, qcow2, vmdk, what qemu knows (default: by its suffix, or else raw)",
-    )
-
-
-def _add_shared(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--shared", action="store_true", help="even if another program uses the local image")
-
-
-def _add_upload(commands: _Commands) -> None:
-    command = _command(commands, "upload", "Make the image at a URL read as a local one.")
-    command.add_argument("image", metavar="IMAGE", help="a file, block device or rbd:POOL/IMAGE; - is standard input")
     command.add_argument("url", metavar="URL", nargs="+", help=f"{IMAGE_URL}; with --all one for each disk")
-    _add_format(command)
+    add_format(command)
     members = command.add_mutually_exclusive_group()
     members.add_argument(
         "--member",
@@ -109,18 +103,17 @@ def _add_upload(commands: _Commands) -> None:
         metavar="BYTES",
         help="size of standard input, or of what is decompressed; K, M, G, T may follow",
     )
-    again = command.add_mutually_exclusive_group()
-    again.add_argument("--restart", action="store_true", help="send all, also what an earlier upload has sent")
+    command.add_argument(
+        "--expect", metavar="sha256:HEX", help="the digest of the file IMAGE as it was published, to be compared"
+    )
+    command.add_argument(
+        "--source-cafile", metavar="FILE", help="trust the authorities in this file for the web server of IMAGE"
+    )
+    again = add_state(command, "send all, also what an earlier upload has sent")
+    again.add_argument("--update", action="store_true", help="send only what differs from what the target has; verify")
     again.add_argument(
         "--compare-all", action="store_true", help="compare all that an earlier upload has sent, not a sample"
     )
-    state = command.add_mutually_exclusive_group()
-    state.add_argument(
-        "--state-dir",
-        metavar="DIR",
-        help="where to keep what is done, for the next ticket (default: ~/.local/state/imageio-client)",
-    )
-    state.add_argument("--no-state", action="store_true", help="keep it nowhere")
     command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
     command.add_argument(
         "--wire-compression",
@@ -128,61 +121,82 @@ def _add_upload(commands: _Commands) -> None:
         default="auto",
         help="send data compressed, but over a unix socket: where it is faster, each piece, or none (default: auto)",
     )
-    _add_shared(command)
-    _add_connections(command)
-    _add_server(command)
+    add_shared(command)
+    add_connections(command)
+    add_dry_run(command)
+    add_server(command)
 
 
-def _add_download(commands: _Commands) -> None:
-    command = _command(commands, "download", "Make a local image read as the one at a URL.")
+def _add_download(commands: Commands) -> None:
+    command = add_command(commands, "download", "Make a local image read as the one at a URL.", OF_DOWNLOAD)
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     command.add_argument(
-        "image", metavar="IMAGE", help="a file to make, a block device or rbd:POOL/IMAGE; - is standard output"
+        "image",
+        metavar="IMAGE",
+        help="a file to make, a block device, rbd:… or nbd:…; - is standard output",
     )
-    _add_format(command)
+    add_format(command)
     command.add_argument("--compress", action="store_true", help="compress the clusters of a qcow2 image")
     command.add_argument(
         "--dirty", action="store_true", help="only what has changed, into a copy that exists or a new qcow2"
     )
-    _add_shared(command)
-    _add_connections(command)
-    _add_server(command)
+    command.add_argument(
+        "--update", action="store_true", help="write only what differs, into a file or device that exists; verify"
+    )
+    command.add_argument(
+        "--manifest", metavar="FILE", help="write the digest of each block to FILE, for the command verify"
+    )
+    add_state(command, "receive all, also what an earlier download has left")
+    add_shared(command)
+    add_connections(command)
+    add_dry_run(command)
+    add_server(command)
 
 
-def _add_questions(commands: _Commands) -> None:
-    command = _command(commands, "info", "Tell about an image.")
+def _add_copy(commands: Commands) -> None:
+    command = add_command(commands, "copy", "Make the image at a URL read as the one at another URL.", OF_COPY)
+    command.add_argument("url", metavar="URL", nargs=2, help=f"{IMAGE_URL}, first of the source, then of the target")
+    again = add_state(command, "send all, also what an earlier copy has sent")
+    again.add_argument("--update", action="store_true", help="send only what differs from what the target has; verify")
+    command.add_argument(
+        "--base",
+        metavar="CHECKSUM",
+        help="with --update, of the source when its bitmap began: a target that has it is not compared but a sample",
+    )
+    command.add_argument("--no-room-check", action="store_true", help="begin even if the target seems to have no room")
+    add_connections(command)
+    add_server(command)
+
+
+def _add_nbd(commands: Commands) -> None:
+    command = add_command(commands, "nbd", "Serve the image at a URL on a unix socket, to programs of NBD.", OF_NBD)
+    command.add_argument("url", metavar="URL", help=IMAGE_URL)
+    command.add_argument("socket", metavar="SOCKET", nargs="?", help="the socket to make (default: in a new directory)")
+    add_server(command)
+
+
+def _add_questions(commands: Commands) -> None:
+    command = add_command(commands, "info", "Tell about an image.")
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
-    _add_format(command)
-    _add_server(command)
-    command = _command(commands, "extents", "List what is data and what is zero.")
+    add_format(command)
+    add_server(command)
+    command = add_command(commands, "extents", "List what is data and what is zero.")
     command.add_argument("url", metavar="URL", help=IMAGE_URL)
     command.add_argument("--dirty", action="store_true", help="list what has changed since a checkpoint")
-    _add_server(command)
-    command = _command(commands, "checksum", "Print the checksum of an image.")
+    add_server(command)
+    command = add_command(commands, "checksum", "Print the checksum of an image.")
     command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
-    _add_format(command)
-    _add_shared(command)
+    add_format(command)
+    add_shared(command)
     command.add_argument("--algorithm", default=DEFAULT_ALGORITHM, metavar="NAME", help="default: %(default)s")
     command.add_argument(
         "--block-size", type=parse_size, default=DEFAULT_BLOCK, metavar="BYTES", help="default: %(default)s"
     )
-    _add_server(command)
+    add_server(command)
 
-
-def _format(text: str) -> str:
-    if not re.fullmatch("[a-z0-9]+", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a format")
-    return text
-
-
-class _number:  # noqa: N801 - used as a function
-    """Parse a number between two limits, both included."""
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least = least
-        self._most = most
-
-    def __call__(self, text: str) -> int:
-        if not text.isdecimal() or not self._least <= int(text) <= self._most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {self._least} to {self._most}")
-        return int(text)
+    command = add_command(commands, "verify", "Compare an image with a manifest.")
+    command.add_argument("manifest", metavar="MANIFEST", help="what download --manifest has written")
+    command.add_argument("image", metavar="URL|IMAGE", help=f"{IMAGE_URL}, or a local image")
+    add_format(command)
+    add_shared(command)
+    add_server(command)

@@ -2,7 +2,6 @@
 """The command imageio-client."""
 
 import argparse
-import dataclasses
 import gc
 import json
 import logging
@@ -10,20 +9,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from types import FrameType
-from typing import BinaryIO
 
-from ..amounts import human
-from . import api
+from ..commands import standard_streams
+from ..commands.printable import printable
+from ..commands.standard_streams import Streams
 from .arguments import parser
-from .display import CLEAR_LINE, Display, display, draws
-from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
-from .local.archive import shown
-from .local.formats import named, on_ceph
-from .local.target import is_existing_device
-from .server.session import Settings
-from .transfer.progress import Progress
+from .commands import Transfer, copy, download, settings_of, upload
+from .display import CLEAR_LINE, draws
+from .errors import ClientError, LocalError, Usage
+from .server.address import is_url
+from .tickets import STANDARD_INPUT, complete
 
 #: Exit status after a signal: this plus its number, as in shells.
 SIGNALLED = 128
@@ -34,25 +31,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # What was imported stays. Without a look at it, the end of the interpreter takes 7 ms less.
     gc.freeze()
     given = list(sys.argv[1:] if arguments is None else arguments)
+    return standard_streams.run("imageio-client", partial(_run, given), lost=LocalError.status)
+
+
+def _run(given: Sequence[str], streams: Streams) -> int:
     if given[:1] == ["ticket"]:
         return _refuse_former(given[1:2])
     options = parser().parse_args(given)
-    logging.basicConfig(format=f"{CLEAR_LINE if draws(sys.stderr) else ''}imageio-client: %(message)s")
+    is_transfer = options.command in ("upload", "download", "copy") and not getattr(options, "dry_run", False)
+    # The status of a transfer tells of the transfer, whether anybody can read the rest or not, and waits for nobody.
+    streams.output.is_result = not is_transfer
+    streams.wait(waits=not is_transfer)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Line(f"{CLEAR_LINE if draws(sys.stderr) else ''}imageio-client: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     level = logging.INFO if options.verbose else logging.ERROR if options.quiet else logging.WARNING
     logging.getLogger(__package__).setLevel(level)
-    transfer = _Transfer(options)
+    transfer = Transfer(options, streams)
     received = _signals()
     try:
+        _add_tickets(options)
         _COMMANDS[options.command](options, transfer)
     except ClientError as e:
         return _fail(options, f"{e}{transfer.remains(e)}", e.status, e.code)
     except KeyboardInterrupt:
         return _fail(options, f"interrupted{transfer.remains()}", SIGNALLED + (received or [signal.SIGINT])[0])
-    except BrokenPipeError:
-        # The reader of standard output has closed it. A flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
+
+
+def _add_tickets(options: argparse.Namespace) -> None:
+    """Complete the URLs of the command with their tickets. Raises Usage, LocalError."""
+    file, name = options.ticket_file, "url" if hasattr(options, "url") else "image"
+    if file == STANDARD_INPUT and options.command == "upload" and options.image == STANDARD_INPUT:
+        raise Usage("standard input can't have the ticket and the image")
+    given = getattr(options, name)
+    if isinstance(given, list):
+        options.url = complete(given, file, os.environ)
+    elif is_url(given):
+        setattr(options, name, complete([given], file, os.environ)[0])
+    elif file is not None:
+        raise Usage("a ticket is for a URL")
 
 
 def _refuse_former(action: Sequence[str]) -> int:
@@ -78,42 +96,16 @@ def _signals() -> list[int]:
     return received
 
 
-class _Transfer:
-    """The display of a transfer, and the message about what a failed one leaves behind."""
+class _Line(logging.Formatter):
+    """A message as one line, whatever the names in it are."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.display: Display = display(as_json=options.json, quiet=options.quiet)
-        self.incomplete: str | None = None  # what a failed transfer leaves incomplete, if it has transferred bytes
-        self.new: str | None = None  # what only a complete transfer creates
-        self._progress = Progress()
-        self._shown = False
-
-    def report(self, progress: Progress) -> None:
-        """Show the progress."""
-        self._shown = True
-        self._progress = progress
-        self.display.update(progress)
-
-    def finish(self, verb: str, progress: Progress, **details: object) -> None:
-        """Show the result."""
-        self._shown = False
-        self.display.finish(verb, progress, **details)
-
-    def remains(self, error: ClientError | None = None) -> str:
-        """Return the part of an error message that says what is incomplete; "" if nothing is."""
-        if self._shown:
-            self.display.abandon()
-        if self._progress.durable and not isinstance(error, StateMismatch | ChecksumMismatch):
-            durable, total = human(self._progress.durable), human(self._progress.total or 0)
-            return f"; {durable} of {total} are on stable storage, the same command continues"
-        if self._progress.done and self.new:
-            return f"; {self.new} was not made: start anew"
-        if self._progress.done and self.incomplete:
-            return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done): start anew"
-        return ""
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as logging calls it
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
 
 def _fail(options: argparse.Namespace, message: str, status: int, code: str | None = None) -> int:
+    message = printable(message)
     if options.json:
         told = {"event": "error", "message": message, "status": status}
         print(json.dumps(told | ({"code": code} if code else {})), flush=True)
@@ -121,128 +113,33 @@ def _fail(options: argparse.Namespace, message: str, status: int, code: str | No
     return status
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    return Settings(
-        cafile=options.cafile,
-        pins=options.pin,
-        insecure=options.insecure,
-        unix_socket=options.unix_socket,
-        local=not options.no_local,
-        connections=getattr(options, "connections", None),
-        retry_for=options.retry_for,
-    )
+def _question(name: str) -> Callable[[argparse.Namespace, Transfer], None]:
+    def ask(options: argparse.Namespace, _: Transfer) -> None:
+        from . import questions  # noqa: PLC0415 - transfers start earlier without it
+
+        getattr(questions, name)(options, settings_of(options))
+
+    return ask
 
 
-def _standard_input() -> BinaryIO:
-    """Return standard input unbuffered, so that it can be polled and Ctrl-C ends the wait. Raises LocalError."""
-    try:
-        return open(0, "rb", buffering=0, closefd=False)
-    except OSError as e:
-        raise LocalError(f"can't read standard input: {e.strerror}") from e
+def _nbd(options: argparse.Namespace, _: Transfer) -> None:
+    from . import nbd_socket  # noqa: PLC0415 - as above
 
-
-def _upload(options: argparse.Namespace, transfer: _Transfer) -> None:
-    if options.all:
-        names = api.disks(options.image, decompress=options.decompress)
-        if len(names) != len(options.url):
-            raise Usage(f"there are {len(options.url)} URLs for the {len(names)} disks {', '.join(map(shown, names))}")
-        for name, url in zip(names, options.url, strict=True):
-            _upload_one(options, transfer, url, name)
-    elif len(options.url) > 1:
-        raise Usage("an image has one URL; --all uploads the disks of an archive to several")
-    else:
-        _upload_one(options, transfer, options.url[0], options.member)
-
-
-def _upload_one(options: argparse.Namespace, transfer: _Transfer, url: str, member: str | None) -> None:
-    source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
-    transfer.incomplete = "the target"
-    done = api.upload(
-        source,
-        url,
-        settings=_settings(options),
-        format=options.format,
-        decompress=options.decompress,
-        member=member,
-        size=options.size,
-        restart=options.restart,
-        compare_all=options.compare_all,
-        state=not options.no_state if options.state_dir is None else options.state_dir,
-        verify=options.verify,
-        room_check=not options.no_room_check,
-        wire_compression=options.wire_compression,
-        shared=options.shared,
-        progress=transfer.report,
-    )
-    disk = shown(member) if options.all and member else None
-    transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified, disk=disk)
-
-
-def _download(options: argparse.Namespace, transfer: _Transfer) -> None:
-    to_stdout = options.image == "-"
-    if to_stdout and options.json:
-        raise Usage("standard output can't take the image and JSON")
-    target: str | BinaryIO = sys.stdout.buffer if to_stdout else options.image
-    is_raw = (options.format or named(options.image).format or "raw") == "raw"
-    if to_stdout:
-        transfer.incomplete = "the output"
-    elif on_ceph(options.image) or (options.dirty and is_raw) or is_existing_device(Path(options.image)):
-        transfer.incomplete = options.image
-    else:
-        transfer.new = options.image
-    done = api.download(
-        options.url,
-        target,
-        settings=_settings(options),
-        format=options.format,
-        compress=options.compress,
-        dirty=options.dirty,
-        verify=options.verify,
-        shared=options.shared,
-        progress=transfer.report,
-    )
-    transfer.finish("downloaded", done.progress, checksum=done.checksum)
-
-
-def _info(options: argparse.Namespace, _: _Transfer) -> None:
-    told = dataclasses.asdict(api.info(options.image, settings=_settings(options), format=options.format))
-    told = {name: value for name, value in told.items() if value not in (None, ())}
-    if options.json:
-        print(json.dumps(told))
-    else:
-        for name, value in told.items():
-            print(f"{name.replace('_', ' ')}: {', '.join(value) if isinstance(value, tuple) else value}")
-
-
-def _extents(options: argparse.Namespace, _: _Transfer) -> None:
-    context = "dirty" if options.dirty else "zero"
-    for extent in api.extents(options.url, settings=_settings(options), context=context):
-        kinds = [name for name in ("zero", "hole", "dirty") if getattr(extent, name)]
+    def listening(uri: str, path: str) -> None:
         if options.json:
-            print(json.dumps(extent._asdict()))
-        else:
-            print(f"{extent.start:>16} {extent.length:>16} {' '.join(kinds) or 'data'}")
+            print(json.dumps({"event": "listening", "uri": uri, "socket": path}), flush=True)
+        elif not options.quiet:
+            print(uri, flush=True)
+
+    nbd_socket.serve(options.url, options.socket, settings_of(options), listening)
 
 
-def _checksum(options: argparse.Namespace, _: _Transfer) -> None:
-    digest = api.checksum(
-        options.image,
-        settings=_settings(options),
-        format=options.format,
-        algorithm=options.algorithm,
-        block_size=options.block_size,
-        shared=options.shared,
-    )
-    told = {"algorithm": options.algorithm, "block_size": options.block_size, "checksum": digest}
-    print(json.dumps(told) if options.json else digest)
-
-
-_COMMANDS: dict[str, Callable[[argparse.Namespace, _Transfer], None]] = {
-    "upload": _upload,
-    "download": _download,
-    "info": _info,
-    "extents": _extents,
-    "checksum": _checksum,
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Transfer], None]] = {
+    "upload": upload,
+    "download": download,
+    "copy": copy,
+    "nbd": _nbd,
+    **{name: _question(name) for name in ("info", "extents", "checksum", "verify")},
 }
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TextIO
 
-from ..amounts import duration, human
+from ..commands.amounts import duration, human
 from .transfer.progress import Phase, Progress
 
 #: Characters of the longest bar, and of the shortest that is worth its place.
@@ -25,6 +25,8 @@ LINE_INTERVAL = 10.0
 JSON_INTERVAL = 1.0
 #: Seconds in which nothing has moved, until the bar shows why.
 IDLE = 1.0
+#: Why bytes were neither transferred nor zeroed, by the command.
+SKIPPED = {"upload": "already zero", "copy": "already zero", "download": "unchanged"}
 
 
 class Display:
@@ -41,25 +43,35 @@ class Display:
 
 
 class Text(Display):
-    """A bar if the stream is a terminal, otherwise a line every LINE_INTERVAL; and a summary."""
+    """A bar if the stream is a terminal, otherwise a line every LINE_INTERVAL; and a summary.
 
-    def __init__(self, stream: TextIO) -> None:
+    skipped: why bytes were neither transferred nor zeroed.
+    """
+
+    def __init__(self, stream: TextIO, skipped: str = SKIPPED["upload"]) -> None:
         self._stream = stream
+        self._skipped = skipped
         self._terminal = draws(stream)
         self._next = time.monotonic() + LINE_INTERVAL
 
     def update(self, progress: Progress) -> None:
-        """Draw the bar, or write a line if LINE_INTERVAL has passed."""
+        """Draw the bar, or write a line if LINE_INTERVAL has passed.
+
+        Of a transfer that ends early nothing is shown any more: what its requests take back is no step backwards.
+        """
+        if progress.ending:
+            return
         if self._terminal:
-            self._draw(share(progress), *texts(progress))
+            self._draw(share(progress), *texts(progress, self._skipped))
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_INTERVAL
-            print(f"imageio-client: {share(progress):.0%} {texts(progress)[0]}", file=self._stream, flush=True)
+            text = texts(progress, self._skipped)[0]
+            print(f"imageio-client: {share(progress):.0%} {text}", file=self._stream, flush=True)
 
     def _draw(self, done: float, *texts: str) -> None:
         """Draw the first of the texts that fits beside a bar. A line that is wrapped could not be drawn over."""
         # Each time: windows change. Terminals that do not know their width say 0.
-        columns = (os.get_terminal_size(self._stream.fileno()).columns or DEFAULT_COLUMNS) - FREE
+        columns = _columns(self._stream) - FREE
         percent = f"{done:4.0%} "
         fitting = (text for text in texts if len(percent) + len(text) + len("[] ") + LEAST_WIDTH <= columns)
         line = percent + next(fitting, texts[-1])
@@ -73,13 +85,16 @@ class Text(Display):
         """Replace the bar by a summary."""
         if self._terminal:
             self._stream.write(CLEAR_LINE)
-        print(
-            f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s: "
-            f"{human(progress.data)} of data at {human(progress.average)}/s, {human(progress.zero)} of zeros"
-            + (f", {human(progress.skipped)} skipped" if progress.skipped else "")
-            + (f", {human(progress.resumed)} were there from before" if progress.resumed else ""),
-            file=self._stream,
-        )
+        rate = f" at {human(progress.average)}/s"
+        amounts = [
+            (progress.data, f" of data{rate}"),
+            (progress.zero, " of zeros"),
+            (progress.skipped, f" {self._skipped}"),
+            (progress.resumed, " were there from before"),
+        ]
+        told = ", ".join(f"{human(amount)}{what}" for amount, what in amounts if amount)
+        summary = f"{verb} {human(progress.total or 0)} in {progress.elapsed:.2f} s"
+        print(f"{summary}: {told}" if told else summary, file=self._stream)
         for name, value in details.items():
             if value is not None:
                 print(f"{name.replace('_', ' ')}: {value}", file=self._stream)
@@ -127,11 +142,11 @@ class Json(Display):
         print(json.dumps({"event": event, **numbers, **details}), file=self._stream, flush=True)
 
 
-def display(*, as_json: bool, quiet: bool) -> Display:
+def display(command: str, *, as_json: bool, quiet: bool) -> Display:
     """Return the display for the options of a command."""
     if as_json:
         return Json(sys.stdout)
-    return Display() if quiet else Text(sys.stderr)
+    return Display() if quiet else Text(sys.stderr, SKIPPED.get(command, ""))
 
 
 def draws(stream: TextIO) -> bool:
@@ -139,26 +154,42 @@ def draws(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def _columns(terminal: TextIO) -> int:
+    try:
+        return os.get_terminal_size(terminal.fileno()).columns or DEFAULT_COLUMNS
+    except OSError:  # it has gone
+        return DEFAULT_COLUMNS
+
+
 def share(progress: Progress) -> float:
     """Return how much of the phase is done, from 0 to 1."""
     done, of = progress.done, progress.total
     if progress.phase is not Phase.TRANSFERRING:
         done, of = progress.checked, progress.to_check
-    return done / of if of else 1.0
+    return done / of if of else float(progress.phase is not Phase.READING)
 
 
-def texts(progress: Progress) -> list[str]:
-    """Return what is to be told of the progress, in shorter and shorter words."""
+def texts(progress: Progress, skipped: str) -> list[str]:
+    """Return what is to be told of the progress, in shorter and shorter words. skipped: as Text has it."""
     if progress.reason and progress.idle >= IDLE:
         return [f"waiting, {progress.reason}", f"waiting, {progress.retries} retries", "waiting"]
     if progress.phase is not Phase.TRANSFERRING:
-        return [f"{progress.phase} {human(progress.checked)}" if progress.to_check else progress.phase]
+        is_counted = progress.to_check or progress.phase is Phase.READING
+        return [f"{progress.phase} {human(progress.checked)}" if is_counted else progress.phase]
+    amounts = parts(progress, skipped)
+    if amounts and not progress.rate and progress.idle < IDLE:
+        return [amounts]  # zeros, or what is read again: data has no rate, and it does not stand still
     rate = f"{human(progress.rate)}/s"
     left = f", {duration(progress.left)} left" if progress.left is not None else ""
-    return [f"{rate}: {parts(progress)}{left}", f"{rate}{left}", rate]
+    return [f"{rate}: {amounts}{left}" if amounts else f"{rate}{left}", f"{rate}{left}", rate]
 
 
-def parts(progress: Progress) -> str:
-    """Return the bytes of data, zeros, skipped ranges and those from before as text."""
-    text = f"{human(progress.data)} data, {human(progress.zero)} zero, {human(progress.skipped)} skipped"
-    return f"{text}, {human(progress.resumed)} from before" if progress.resumed else text
+def parts(progress: Progress, skipped: str) -> str:
+    """Return the bytes of data, zeros, skipped ranges and those from before as text, without what is none."""
+    amounts = [
+        (progress.data, "data"),
+        (progress.zero, "zeros"),
+        (progress.skipped, skipped),
+        (progress.resumed, "from before"),
+    ]
+    return ", ".join(f"{human(amount)} {what}" for amount, what in amounts if amount)

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors of the client, a class for each exit status. A message is one line: what failed, and what to do."""
 
-from typing import ClassVar
-
+from ..commands.printable import printable
 from ..errors import Error
 
 
 class ClientError(Error):
     """Base of the client's errors. `status`: the exit status of the command.
 
-    `code`: the server's code of the error (docs/images-api.md, errors), if it has told one.
+    The text can be printed wherever a line is expected, whatever the names in it are. `code`: the
+    server's code of the error (docs/images-api.md, errors), if it has told one.
     """
 
-    status: ClassVar[int] = 1
+    status: int = 1
     code: str | None = None
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class Usage(ClientError):
@@ -30,12 +33,6 @@ class Refused(ClientError):
     def __init__(self, message: str, http_status: int) -> None:
         super().__init__(message)
         self.http_status = http_status
-
-
-class NoRoom(ClientError):
-    """The storage of the target has no room for the data."""
-
-    status = 3
 
 
 class ServerFailed(ClientError):
@@ -56,12 +53,29 @@ class Temporary(ServerFailed):
         self.retry_after = retry_after
 
 
+class NothingListens(Temporary):
+    """Nothing listens at the server's address: the address is wrong, or the server does not run, and may be started."""
+
+
+class NoDecoder(Temporary):
+    """The server has no memory to decode a body now: it is sent again without its coding, at once."""
+
+
 class StorageFailed(ServerFailed):
     """The server's storage cannot do what it was asked for, and a retry would fail, too, until somebody mends it."""
 
 
+class NoRoom(StorageFailed):
+    """The storage of the target has no room for the data, as the server told before the first byte or later."""
+
+    status = 3
+
+
 class FlushFailed(StorageFailed):
-    """The server's storage failed to flush: what was written since the last flush may be lost."""
+    """The server's storage failed to flush: what was written since the last flush may be lost.
+
+    `status`: 3 if it had no room for it.
+    """
 
 
 class WritesLost(ServerFailed):

@@ -3,24 +3,15 @@
 
 from dataclasses import dataclass
 
-from ..units import KiB, MiB
-from .options import directories, flag, number, pools, size, text
+from .options import choice, directories, flag, number, pools, text
 
 
 @dataclass(frozen=True)
 class BackendFile:
     """Images in files and block devices."""
 
-    buffer_size: int = size(
-        4 * MiB,
-        "Bytes that one read or write moves. With direct I/O, writes of 1M take up to twice the processor time of "
-        "writes of 4M; larger ones gain little.",
-        4 * KiB,
-        64 * MiB,
-        4 * KiB,
-    )
     io_threads: int = number(
-        32,
+        1024,
         "Most storage calls that run at the same time. The daemon starts threads when it needs them. At most a quarter "
         "of them work for one file system or device, so that one that hangs does not stop the others.",
         "threads",
@@ -32,6 +23,12 @@ class BackendFile:
         "Lock images that a ticket may write, as qemu does, and open block devices exclusively. The daemon answers 409 "
         "if another program uses the image. A ticket with `shared` takes no lock. Set it to false if images are shared "
         "and the program that gives out tickets cannot say so.",
+    )
+    qcow2: str = choice(
+        "qemu-nbd",
+        ("native", "qemu-nbd"),
+        "Who opens images of tickets with the format qcow2: the daemon itself, or a qemu-nbd for each ticket. What the "
+        "daemon does not do itself, qemu-nbd does in both cases; the log says why.",
     )
 
 

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..units import MiB
 from .backends import BackendFile, BackendHttp, BackendNbd, BackendRbd
 from .options import describe
-from .sections import Control, Daemon, Limits, Log
-from .services import Local, Metrics, Nbd, Remote, Tls, Ui
+from .sections import ControlSection, DaemonSection, LimitsSection, LogSection
+from .services import LocalSection, MetricsSection, NbdSection, RemoteSection, TlsSection, UiSection
 
-#: Least buffer_memory with NBD, in bytes. The lanes' share of less is below their minimum.
-NBD_MEMORY = 28 * MiB
 #: Values of [nbd] host on which only clients of this host can connect.
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -22,20 +19,20 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class Config:
     """All sections."""
 
-    daemon: Daemon = field(default_factory=Daemon)
-    tls: Tls = field(default_factory=Tls)
-    remote: Remote = field(default_factory=Remote)
-    local: Local = field(default_factory=Local)
-    nbd: Nbd = field(default_factory=Nbd)
-    ui: Ui = field(default_factory=Ui)
-    control: Control = field(default_factory=Control)
-    metrics: Metrics = field(default_factory=Metrics)
-    limits: Limits = field(default_factory=Limits)
+    daemon: DaemonSection = field(default_factory=DaemonSection)
+    tls: TlsSection = field(default_factory=TlsSection)
+    remote: RemoteSection = field(default_factory=RemoteSection)
+    local: LocalSection = field(default_factory=LocalSection)
+    nbd: NbdSection = field(default_factory=NbdSection)
+    ui: UiSection = field(default_factory=UiSection)
+    control: ControlSection = field(default_factory=ControlSection)
+    metrics: MetricsSection = field(default_factory=MetricsSection)
+    limits: LimitsSection = field(default_factory=LimitsSection)
     backend_file: BackendFile = field(default_factory=BackendFile)
     backend_nbd: BackendNbd = field(default_factory=BackendNbd)
     backend_http: BackendHttp = field(default_factory=BackendHttp)
     backend_rbd: BackendRbd = field(default_factory=BackendRbd)
-    log: Log = field(default_factory=Log)
+    log: LogSection = field(default_factory=LogSection)
 
 
 #: The class of each section, by its name in files.
@@ -64,17 +61,12 @@ def conflicts(config: Config) -> Iterator[Conflict]:
     if control.enable and control.transport == "tcp" and control.port < 0:
         yield Conflict("control", "port", "0 to 65535, for [control] transport is tcp")
     yield from _nbd_conflicts(config)
-    # The size of buffers is rounded up to a power of two, which is less than twice buffer_size.
-    if config.daemon.buffer_memory < 2 * config.backend_file.buffer_size:
-        yield Conflict("daemon", "buffer_memory", "at least twice [backend_file] buffer_size")
 
 
 def _nbd_conflicts(config: Config) -> Iterator[Conflict]:
     nbd = config.nbd
     if not nbd.enable:
         return
-    if config.daemon.buffer_memory < NBD_MEMORY:
-        yield Conflict("daemon", "buffer_memory", f"at least {NBD_MEMORY // MiB}M, for [nbd] enable is true")
     if nbd.port < 0 and not nbd.socket:
         yield Conflict("nbd", "socket", "an address, for [nbd] port is -1")
     if nbd.port >= 0 and nbd.tls != "off" and not config.tls.enable:

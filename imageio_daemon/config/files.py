@@ -22,23 +22,26 @@ from .options import describe
 
 DEFAULT_CONF_DIR = Path("/etc/imageio-daemon")
 
+_PIECES = "C chooses how much one read or write moves"
 #: Options of ovirt-imageio and of earlier versions that are accepted without effect, with the reason.
 IGNORED_OPTIONS = {
-    "daemon": {"poll_interval": "nothing is polled"},
+    "daemon": {"poll_interval": "nothing is polled", "loops": "there is one event loop"},
     "tls": {"enable_tls1_1": "TLS 1.2 is the least"},
+    "remote": dict.fromkeys(("c_lane", "fast_lane"), "C moves all bytes of images"),
     "nbd": dict.fromkeys(("c_lane", "fast_lane"), "C serves all connections"),
-    "control": {"prefer_ipv4": "over TCP the control service is on localhost"},
-    "backend_http": {"buffer_size": "buffer_size of [backend_file] counts for all"},
-    "backend_nbd": {"buffer_size": "buffer_size of [backend_file] counts for all"},
+    "control": {
+        "prefer_ipv4": "over TCP the control service is on localhost",
+        "notify": "the daemon runs no command and calls nobody; read GET /events, the metrics or `imageioctl top`",
+    },
+    "backend_file": {"buffer_size": _PIECES},
+    "backend_http": {"buffer_size": _PIECES},
+    "backend_nbd": {"buffer_size": _PIECES},
 }
 #: The same for whole sections. A name that ends with "_" is a prefix.
 IGNORED_SECTIONS = {
     "profile": "there is no profiler",
     **dict.fromkeys(("loggers", "handlers", "formatters", "logger_", "handler_", "formatter_"), "see [log]"),
 }
-
-#: Former names of options, and their present ones.
-FORMER_NAMES = {"remote": {"fast_lane": "c_lane"}}
 
 SAMPLE_HEAD = """\
 # SPDX-License-Identifier: Apache-2.0
@@ -55,7 +58,7 @@ SAMPLE_HEAD = """\
 class Loaded:
     """A configuration that was read from files.
 
-    warnings: a line for each option that has no effect or a former name. places: FILE:LINE, by section and option.
+    warnings: a line for each option that has no effect. places: FILE:LINE, by section and option.
     """
 
     config: Config
@@ -109,21 +112,17 @@ class _Reader:
                 self._set(name, entry)
 
     def _set(self, section: str, entry: ini.Entry) -> None:
-        option = FORMER_NAMES.get(section, {}).get(entry.name, entry.name)
-        if option != entry.name:
-            warning = f"{entry.place}: [{section}] {entry.name} is called {option} now"
-            self.warnings.setdefault((section, entry.name), warning)
-        self.values[section][option] = _parse(section, option, entry)
-        self.places[section, option] = entry.place
+        self.values[section][entry.name] = _parse(section, entry)
+        self.places[section, entry.name] = entry.place
 
 
-def _parse(section: str, name: str, entry: ini.Entry) -> object:
+def _parse(section: str, entry: ini.Entry) -> object:
     """Return the value of an option, of its type and within its limits. Raises ConfigError."""
     known = _options(section)
-    if name not in known:
+    if entry.name not in known:
         choices = _choices([*known, *IGNORED_OPTIONS.get(section, ())])
         raise ConfigError(f"{entry.place}: [{section}] {entry.name} is not known: expected {choices}")
-    option = describe(known[name])
+    option = describe(known[entry.name])
     try:
         return option.parse(entry.value)
     except ValueError:

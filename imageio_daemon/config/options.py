@@ -6,11 +6,10 @@ Each function returns a dataclass field of one kind; :func:`describe` returns th
 
 import dataclasses
 import re
-import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from ..units import MAX_RATE, MIN_RATE, GiB, KiB, MiB
+from ..units import MAX_RATE, MAX_TENANT, MAX_TENANTS, MIN_RATE, GiB, KiB, MiB
 
 _T = TypeVar("_T")
 
@@ -57,28 +56,37 @@ def number(default: int, reason: str, unit: str, least: int, most: int) -> int:
     return _field(default, Option(parse, f"{unit}, {least} to {most}", reason))
 
 
-def size(default: int, reason: str, least: int, most: int, multiple: int = 1) -> int:
+def size(default: int, reason: str, least: int, most: int) -> int:
     """Make an option that is a size in bytes; K, M and G are binary."""
-
-    def parse(text: str) -> int:
-        value = _size(text, least, most)
-        if value % multiple:
-            raise ValueError(text)
-        return value
-
-    multiples = f", a multiple of {_write_size(multiple)}" if multiple > 1 else ""
-    expected = f"bytes or with K, M, G, {_write_size(least)} to {_write_size(most)}{multiples}"
-    return _field(default, Option(parse, expected, reason, _write_size))
+    expected = f"bytes or with K, M, G, {_write_size(least)} to {_write_size(most)}"
+    return _field(default, Option(lambda text: _size(text, least, most), expected, reason, _write_size))
 
 
 def byte_rate(default: int, reason: str) -> int:
     """Make an option that is a limit in bytes per second; 0: none."""
 
-    def parse(text: str) -> int:
-        return 0 if text == "0" else _size(text, MIN_RATE, MAX_RATE)
-
     expected = f"bytes per second or with K, M, G, {_write_size(MIN_RATE)} to {_write_size(MAX_RATE)}; 0: no limit"
-    return _field(default, Option(parse, expected, reason, _write_rate))
+    return _field(default, Option(_rate, expected, reason, _write_rate))
+
+
+def rates(default: tuple[tuple[str, int], ...], reason: str) -> tuple[tuple[str, int], ...]:
+    """Make an option that is a list of NAME:RATE, with commas between them; a rate as that of byte_rate()."""
+
+    def parse(text: str) -> tuple[tuple[str, int], ...]:
+        found = {}
+        for part in filter(None, map(str.strip, text.split(","))):
+            name, colon, value = (word.strip() for word in part.rpartition(":"))
+            if not text.isprintable() or not colon or not name or len(name.encode()) > MAX_TENANT or name in found:
+                raise ValueError(text)
+            found[name] = _rate(value)
+        if len(found) > MAX_TENANTS:
+            raise ValueError(text)
+        return tuple(found.items())
+
+    def write(value: tuple[tuple[str, int], ...]) -> str:
+        return ",".join(f"{name}:{_write_rate(rate)}" for name, rate in value)
+
+    return _field(default, Option(parse, "NAME:RATE with commas between them, or nothing", reason, write, dict))
 
 
 def mode(default: int, reason: str) -> int:
@@ -150,19 +158,6 @@ def unix_address(default: str, reason: str) -> str:
     return _field(default, Option(parse, "a path, @NAME for an abstract name, or nothing", reason))
 
 
-def receiver(default: str, reason: str) -> str:
-    """Make an option that is a command with its arguments, quoted as in a shell, or the address of a unix socket."""
-
-    def parse(text: str) -> str:
-        is_socket = text.startswith("unix:")
-        words = [text.removeprefix("unix:")] if is_socket else shlex.split(text)
-        if not text.isprintable() or (text and not words[0].startswith(("/", "@") if is_socket else "/")):
-            raise ValueError(text)
-        return text
-
-    return _field(default, Option(parse, "an absolute path with arguments, unix:/path, unix:@NAME, or nothing", reason))
-
-
 def _field(default: _T, option: Option) -> _T:
     return dataclasses.field(default=default, metadata={"option": option})
 
@@ -179,6 +174,10 @@ def _size(text: str, least: int, most: int) -> int:
     if unit.isdigit():
         unit = ""
     return _within(_digits(text[: len(text) - len(unit)]) * _lookup(_SIZE_UNITS, unit), least, most)
+
+
+def _rate(text: str) -> int:
+    return 0 if text == "0" else _size(text, MIN_RATE, MAX_RATE)
 
 
 def _within(value: int, least: int, most: int) -> int:

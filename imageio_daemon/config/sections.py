@@ -4,13 +4,13 @@
 from dataclasses import dataclass
 
 from ..units import MAX_TRANSFERS, GiB, MiB
-from .options import byte_rate, choice, flag, number, receiver, size, text
+from .options import byte_rate, choice, flag, number, rates, size, text
 
 _DAY = 24 * 3600  # seconds
 
 
 @dataclass(frozen=True)
-class Daemon:
+class DaemonSection:
     """Options of the process and of all services."""
 
     max_connections: int = number(
@@ -40,15 +40,6 @@ class Daemon:
         1,
         1000000,
     )
-    loops: int = number(
-        0,
-        "Event loops, each in its own thread. The daemon spreads connections over them. 0 makes one loop for each two "
-        "processors, at least 1 and at most 4. More loops gain little: they run in parallel only while they move or "
-        "encrypt bytes.",
-        "loops",
-        0,
-        16,
-    )
     hash_threads: int = number(
         0,
         "Threads that compute checksums, for all images together. 0 makes one for each processor, at most 4. Checksums "
@@ -75,8 +66,8 @@ class Daemon:
     buffer_memory: int = size(
         256 * MiB,
         "Memory for data between network and storage, for all connections together. A request that finds no free "
-        "memory waits for it. Five eighths are for connections that C serves, a quarter is for those that Python "
-        "serves, and an eighth is reserved for TLS.",
+        "memory waits for it. Five eighths are for uploads, downloads and NBD, a quarter is for checksums, and an "
+        "eighth is reserved for TLS. Less than 28M counts as 28M.",
         1 * MiB,
         64 * GiB,
     )
@@ -126,7 +117,7 @@ class Daemon:
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlSection:
     """Tickets, for the program that manages the host. Clients of this service need no ticket, so protect its socket."""
 
     enable: bool = flag(True, "Serve tickets. Without this service, only the tickets of the command line exist.")
@@ -157,16 +148,10 @@ class Control:
         0,
         3600,
     )
-    notify: str = receiver(
-        "",
-        "Who is told when a transfer stalls, is idle, is finalized or ends, when its ticket expires or its storage "
-        "fails: a command that is run for each, as the daemon's user, and finds a line of JSON on standard input, or "
-        "a unix socket that gets the line over a connection of its own.",
-    )
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitsSection:
     """Limits on what transfers take from the network and from storage."""
 
     transfers: int = number(
@@ -186,10 +171,14 @@ class Limits:
     tenant_rate: int = byte_rate(
         0, "Most bytes that all tickets of one tenant move in a second. Tickets without a tenant have no such limit."
     )
+    tenants: tuple[tuple[str, int], ...] = rates(
+        (),
+        "Rates of single tenants, by the name that their tickets tell, in place of tenant_rate. A rate of 0: no limit.",
+    )
 
 
 @dataclass(frozen=True)
-class Log:
+class LogSection:
     """The log, which goes to standard error."""
 
     level: str = choice(

@@ -7,7 +7,7 @@ from .options import choice, flag, mode, number, text, unix_address
 
 
 @dataclass(frozen=True)
-class Tls:
+class TlsSection:
     """TLS 1.2 and later, for the remote service and for NBD over TCP."""
 
     enable: bool = flag(
@@ -34,7 +34,7 @@ class Tls:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteSection:
     """Images for clients on the network."""
 
     host: str = text(
@@ -49,15 +49,10 @@ class Remote:
         0,
         65535,
     )
-    c_lane: bool = flag(
-        True,
-        "Serve plain uploads and downloads of the remote and local services in C, with most of buffer_memory. If this "
-        "is off, Python gives the same answers, but takes longer. Turn it off to find the cause of a fault.",
-    )
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalSection:
     """Images for clients on this host, over a unix socket: faster than the remote service, and without TLS."""
 
     enable: bool = flag(
@@ -73,10 +68,10 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Nbd:
+class NbdSection:
     """Images for NBD clients. Each ticket is an export, and its id is the name of the export."""
 
-    enable: bool = flag(False, "Serve NBD in addition to HTTP. This needs a buffer_memory of at least 28M.")
+    enable: bool = flag(False, "Serve NBD in addition to HTTP.")
     host: str = text(
         "::",
         "an address or host name",
@@ -123,7 +118,7 @@ class Nbd:
 
 
 @dataclass(frozen=True)
-class Ui:
+class UiSection:
     """The page on which people upload and download an image with a browser, as part of the remote service."""
 
     enable: bool = flag(
@@ -131,10 +126,16 @@ class Ui:
         "Serve the page at /ui/. It is for everybody, has no secrets, and needs a ticket to do anything; "
         "`imageioctl share` prints links with one.",
     )
+    operator: str = text(
+        "",
+        "a name for people",
+        "Who runs this server. The page shows it beside the name of the host, which is that of the link, so that "
+        "people know whom they give a disk.",
+    )
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsSection:
     """Metrics for Prometheus and health checks, over plain HTTP. The control service has them, too."""
 
     enable: bool = flag(

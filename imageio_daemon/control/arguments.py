@@ -3,16 +3,18 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .. import __version__
-from ..amounts import parse_seconds, parse_size
-from . import certificate, check, events, limits, log_level, share, tickets, top, transfers
+from ..commands import completion
+from ..commands.amounts import parse_seconds, parse_size
+from ..image.formats import FORMATS
+from . import certificate, check, events, settings, share, tickets, top, transfers
 from .service import DEFAULT_SOCKET, ControlService
 
 #: A command of the program: it does what the options say, prints the result, and raises ControlError.
 Command: TypeAlias = Callable[[argparse.Namespace, ControlService], None]
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+_Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 DEFAULT_CONF_DIR = "/etc/imageio-daemon"
 SERVICE_GROUP = "imageio"
@@ -20,13 +22,42 @@ SERVICE_GROUP = "imageio"
 MAX_DAYS = 825
 LEVELS = ("debug", "info", "warning", "error")
 RATE = "per second, 0: no limit; K, M, G may follow"
-FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
+EXAMPLES = """\
+examples:
+  imageioctl check
+  imageioctl ticket add --write --sparse /images/disk.raw
+  imageioctl share --read --timeout 1d /images/disk.raw
+  imageioctl transfers --watch
+  imageioctl ticket add --help"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser of commands whose names and options come in any order, as those of other programs do."""
+
+    _in_any_order = False
+
+    def parse_known_args(self, args: Any, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse as argparse does, which refuses names behind an option if there are some before it."""
+        # Behind -- names may begin with a dash, which only the usual way takes.
+        if self._in_any_order or any(action.nargs == argparse.PARSER for action in self._actions) or "--" in args:
+            return super().parse_known_args(args, namespace)
+        self._in_any_order = True  # argparse calls this method again
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._in_any_order = False
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command. Its result has `run`, a Command."""
-    main = argparse.ArgumentParser(prog="imageioctl", description="Manage the imageio-daemon of this host.")
+    main = _Parser(
+        prog="imageioctl",
+        description="Manage the imageio-daemon of this host.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     main.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    completion.add_option(main)
     commands = main.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_ticket(commands)
     _add_share(commands)
@@ -40,9 +71,12 @@ def parser() -> argparse.ArgumentParser:
     return main
 
 
-def _command(commands: _Commands, name: str, run: Command, text: str) -> argparse.ArgumentParser:
+def _command(
+    commands: _Commands, name: str, run: Command, text: str, *, changes: bool = False
+) -> argparse.ArgumentParser:
+    """Add a command. changes: it goes on, and has its status, though what it prints cannot be written."""
     command = commands.add_parser(name, help=text[0].lower() + text[1:-1], description=text)
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, changes=changes)
     common = command.add_argument_group("common")
     common.add_argument(
         "--socket", default=DEFAULT_SOCKET, metavar="PATH", help="the control socket (default: %(default)s)"
@@ -62,15 +96,17 @@ def _add_ticket(commands: _Commands) -> None:
     command = _command(actions, "show", tickets.show, "Print all that is known of tickets.")
     _add_show_ids(command)
     _add_selection(command)
-    command = _command(actions, "extend", tickets.extend, "Let tickets expire later.")
+    command = _command(actions, "extend", tickets.extend, "Let tickets expire later.", changes=True)
     command.add_argument(
         "--timeout", type=parse_seconds, default=300, metavar="TIME", help="from now, 0: now (default: 5m)"
     )
     _add_selection(command)
-    command = _command(actions, "limit", tickets.limit, "Limit tickets to a rate, also while they are used.")
+    text = "Limit tickets to a rate, also while they are used."
+    command = _command(actions, "limit", tickets.limit, text, changes=True)
     command.add_argument("--rate", type=parse_size, metavar="BYTES", required=True, help=RATE)
     _add_selection(command)
-    command = _command(actions, "remove", tickets.remove, "Remove tickets, and wait until their transfers have ended.")
+    text = "Remove tickets, and wait until their transfers have ended."
+    command = _command(actions, "remove", tickets.remove, text, changes=True)
     command.add_argument("--all", action="store_true", help="all tickets")
     command.add_argument("--yes", action="store_true", help="do not ask on a terminal")
     _add_selection(command)
@@ -89,7 +125,9 @@ def _add_ticket_add(command: argparse.ArgumentParser) -> None:
     allowed = command.add_mutually_exclusive_group()
     allowed.set_defaults(ops="both")
     allowed.add_argument("--read-only", dest="ops", action="store_const", const="read", help="for a download")
-    allowed.add_argument("--write-only", dest="ops", action="store_const", const="write", help="for an upload")
+    # Whoever may write may read (docs/images-api.md), so the second name is a wrong one, which scripts have.
+    text = "for an upload, and it may read, too"
+    allowed.add_argument("--write", "--write-only", dest="ops", action="store_const", const="write", help=text)
     _add_image(command, timeout="5m")
 
 
@@ -158,7 +196,11 @@ def _add_check(commands: _Commands) -> None:
 def _add_certificate(commands: _Commands) -> None:
     command = _command(commands, "certificate", certificate.make, "Make a certificate and its key, for a first try.")
     command.add_argument(
-        "--self-signed", required=True, metavar="NAME", help="of this host, as clients know it; no authority is needed"
+        "--self-signed",
+        required=True,
+        nargs="?",
+        metavar="NAME",
+        help="of this host, as clients know it; no authority is needed",
     )
     command.add_argument("names", nargs="*", metavar="NAME", help="further names and addresses of this host")
     command.add_argument("--days", type=_days, default=30, metavar="COUNT", help="default: %(default)s")
@@ -177,7 +219,7 @@ def _days(text: str) -> int:
 
 
 def _add_log_level(commands: _Commands) -> None:
-    command = _command(commands, "log-level", log_level.show, "Print or change the level of the daemon's log.")
+    command = _command(commands, "log-level", settings.log_level, "Print or change the level of the daemon's log.")
     command.add_argument("level", nargs="?", choices=LEVELS, help="change to this level")
     command.add_argument(
         "--for", dest="seconds", type=parse_seconds, metavar="TIME", help="then to the configured one again"
@@ -189,10 +231,19 @@ def _add_limits(commands: _Commands) -> None:
     actions = commands.add_parser("limits", help=text[0].lower() + text[1:-1], description=text).add_subparsers(
         dest="action", required=True, metavar="ACTION"
     )
-    _command(actions, "show", limits.show, "Print the limits in force.")
-    command = _command(actions, "set", limits.change, "Change limits, also for transfers that run.")
+    _command(actions, "show", settings.show_limits, "Print the limits in force.")
+    command = _command(actions, "set", settings.change_limits, "Change limits, also for transfers that run.")
     command.add_argument("--rate", type=parse_size, metavar="BYTES", help=f"of each ticket that tells none, {RATE}")
     command.add_argument(
         "--tenant-rate", type=parse_size, metavar="BYTES", help=f"of all tickets of a tenant together, {RATE}"
     )
     command.add_argument("--transfers", type=int, metavar="COUNT", help="most at work at a time, 0: no limit")
+    command = _command(
+        actions, "tenant", settings.limit_tenants, "Change the limits of single tenants, also for what runs."
+    )
+    command.add_argument("tenants", nargs="+", metavar="TENANT", help="the name that tickets tell")
+    wanted = command.add_mutually_exclusive_group(required=True)
+    wanted.add_argument(
+        "--rate", type=parse_size, metavar="BYTES", help=f"of all tickets of the tenant together, {RATE}"
+    )
+    wanted.add_argument("--common", action="store_true", help="that of --tenant-rate again, as for other tenants")

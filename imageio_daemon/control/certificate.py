@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import os
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +30,9 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 def make(options: argparse.Namespace, _: ControlService) -> None:
     """Write key and certificate, and print what clients need. Raises Usage, and ControlError if a file is there."""
-    names = [options.self_signed, *options.names]
+    names = [*([options.self_signed] if options.self_signed is not None else []), *options.names]
+    if not names:
+        raise Usage("which name? --self-signed NAME, as clients know this host")
     extension = _alternative_names(names)
     directory = Path(options.directory)
     files = directory / CERT_FILE, directory / KEY_FILE
@@ -41,7 +44,7 @@ def make(options: argparse.Namespace, _: ControlService) -> None:
             pin = _pin(Path(made))
             _install(Path(made), files, options.group)
     except OSError as e:
-        raise ControlError(f"{directory}: {e.strerror}") from e
+        raise ControlError(f"{directory}: {e.strerror}{_advice(e, directory)}") from e
     expires = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=options.days)
     told = {"cert_file": str(files[0]), "key_file": str(files[1]), "names": names, "expires": f"{expires:%Y-%m-%d}"}
     told["pin"] = pin
@@ -49,6 +52,15 @@ def make(options: argparse.Namespace, _: ControlService) -> None:
         output.json_line(told)
     else:
         output.pairs(told)
+
+
+def _advice(error: OSError, directory: Path) -> str:
+    """Return what to do about a directory in which no files can be made; "" if that is not known."""
+    if not directory.is_dir():
+        return f": make it (mkdir -p {shlex.quote(str(directory))}), or name another one (--directory DIR)"
+    if isinstance(error, PermissionError):
+        return ": root may write there, or name another one (--directory DIR)"
+    return ""
 
 
 def _alternative_names(names: Sequence[str]) -> str:

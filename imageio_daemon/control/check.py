@@ -20,7 +20,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
             output.json_line(finding)
     else:
         rows = [(finding["verdict"], finding["check"], finding["text"]) for finding in findings]
-        print("\n".join(output.table(("VERDICT", "CHECK", ""), rows, left=3)))
+        print("\n".join(output.table(("VERDICT", "CHECK", ""), rows, left=("CHECK", ""))))
     if wrong := [finding["check"] for finding in findings if finding["verdict"] == "failed"]:
         raise ControlError(f"failed: {', '.join(wrong)}")
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command imageioctl."""
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 
+from ..commands import standard_streams
+from ..commands.standard_streams import Streams
 from .arguments import parser
 from .errors import ControlError
 from .output import json_line
@@ -17,11 +19,15 @@ SIGNALLED = 128
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status: 0, or that of the error; see docs/imageioctl.1."""
+    return standard_streams.run("imageioctl", partial(_run, arguments), lost=ControlError.status)
+
+
+def _run(arguments: Sequence[str] | None, streams: Streams) -> int:
     options = parser().parse_args(arguments)
+    streams.output.is_result = not options.changes
     try:
         with ControlService(options.socket) as service:
             options.run(options, service)
-        sys.stdout.flush()
     except ControlError as e:
         if options.json:
             json_line({"error": str(e), "status": e.status})
@@ -29,10 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return e.status
     except KeyboardInterrupt:
         return SIGNALLED + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of standard output has closed it. A flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     return 0
 
 

@@ -34,7 +34,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
 
 def text(event: Mapping[str, Any]) -> str:
     """Return the line of an event for people."""
-    details = " ".join(f"{name}={value}" for name, value in event.items() if name not in _PLACED)
+    details = " ".join(f"{name}={output.quoted(value)}" for name, value in event.items() if name not in _PLACED)
     return f"{event['time']} {_who(event)}: {event['event']} {details}".rstrip()
 
 

@@ -2,7 +2,17 @@
 """What the command prints: tables and texts for people, JSON lines for programs."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from unicodedata import combining, east_asian_width
+
+from ..commands.printable import printable as printable  # noqa: PLC0414 - what is printed passes here
+from ..commands.printable import quoted as quoted  # noqa: PLC0414
+
+#: Between two columns of a table; where a name was cut; columns that a name has at least.
+GAP, CUT = "  ", "\N{HORIZONTAL ELLIPSIS}"
+LEAST_NAME = 8
 
 
 def json_line(document: Mapping[str, object]) -> None:
@@ -16,17 +26,59 @@ def pairs(document: Mapping[str, object]) -> None:
         print(printable(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1) -> list[str]:
-    """Return the lines of a table. The first `left` columns are aligned to the left, the others to the right."""
+def terminal_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None: it is none, and lines may be of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    left: Collection[str] = (),
+    width: int | None = None,
+    spare: Sequence[str] = (),
+) -> list[str]:
+    """Return the lines of a table. The first column and those that `left` names are aligned to the left, others right.
+
+    width: columns of the terminal; None: any. If it is too narrow, the columns of `spare` are left out, first ones
+    first, and then the texts of the first column are cut in the middle.
+    """
     cells = [list(head), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    aligned = [
-        (cell.ljust(width) if number < left else cell.rjust(width) for number, (cell, width) in enumerate(row_widths))
-        for row_widths in (list(zip(row, widths, strict=True)) for row in cells)
-    ]
-    return ["  ".join(row).rstrip() for row in aligned]
+    columns = dict(enumerate(zip(*cells, strict=True)))
+    for name in spare:
+        if width is None or _total(columns.values()) <= width:
+            break
+        del columns[head.index(name)]
+    if width is not None:
+        most = max(LEAST_NAME, width - _total([column for number, column in columns.items() if number]) - len(GAP))
+        columns[0] = tuple(shortened(cell, most) for cell in columns[0])
+    aligned = [_aligned(column, left=not number or head[number] in left) for number, column in columns.items()]
+    return [GAP.join(row).rstrip() for row in zip(*aligned, strict=True)]
 
 
-def printable(text: str) -> str:
-    """Escape what could change the terminal: names are chosen by other programs."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+def _total(columns: Iterable[Sequence[str]]) -> int:
+    """Return the width of columns with gaps between them."""
+    widths = [max(map(_width, column)) for column in columns]
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _aligned(column: Sequence[str], *, left: bool) -> list[str]:
+    width = max(map(_width, column))
+    padding = [" " * (width - _width(cell)) for cell in column]
+    return [cell + pad if left else pad + cell for cell, pad in zip(column, padding, strict=True)]
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of at most so many columns: its beginning and its end, where names differ."""
+    if _width(text) <= most:
+        return text
+    kept = list(text)
+    while _width("".join(kept)) > most - 1:
+        del kept[len(kept) // 2]
+    return "".join([*kept[: (len(kept) + 1) // 2], CUT, *kept[(len(kept) + 1) // 2 :]])
+
+
+def _width(text: str) -> int:
+    """Return the columns of a text on a terminal (Unicode Standard Annex 11; combining characters have none)."""
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)

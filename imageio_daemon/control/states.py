@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..amounts import duration, human
+from ..commands.amounts import duration, human
 
 State = Mapping[str, Any]
 

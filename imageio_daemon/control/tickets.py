@@ -3,12 +3,12 @@
 
 import argparse
 import os
-import struct
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
+from ..image.formats import qcow2
 from . import output
 from .errors import ControlError, NoSuchTicket, Usage
 from .service import ControlService
@@ -16,9 +16,6 @@ from .states import columns, shown
 
 #: In the place of a name or an id: ids come on standard input, a line each.
 STANDARD_INPUT = "-"
-#: Where a qcow2 has the size of its disk (qemu's docs/interop/qcow2.rst), and how it begins.
-_QCOW2_MAGIC = b"QFI\xfb"
-_QCOW2_SIZE = struct.Struct(">24xQ")
 
 _OPS = {"read": ["read"], "write": ["write"], "both": ["read", "write"]}
 
@@ -73,7 +70,7 @@ def list_all(options: argparse.Namespace, service: ControlService) -> None:
             output.json_line(shown(state, ids=options.show_ids))
         return
     head, rows = columns(states, ids=options.show_ids)
-    print("\n".join(output.table(head, rows, left=2)))
+    print("\n".join(output.table(head, rows, left=("OPS",))))
 
 
 def extend(options: argparse.Namespace, service: ControlService) -> None:
@@ -138,7 +135,10 @@ def _given_ids(given: str) -> list[str]:
 
 
 def _read_ids() -> list[str]:
-    return [line.strip() for line in sys.stdin if line.strip()]
+    try:
+        return [line.strip() for line in sys.stdin if line.strip()]
+    except OSError as e:
+        raise ControlError(f"can't read standard input: {e.strerror}") from e
 
 
 def _size(image: str, format_name: str, *, is_path: bool) -> int:
@@ -150,17 +150,11 @@ def _size(image: str, format_name: str, *, is_path: bool) -> int:
     try:
         fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.lseek(fd, 0, os.SEEK_END) if format_name == "raw" else _qcow2_size(fd)
+            if format_name == "raw":
+                return os.lseek(fd, 0, os.SEEK_END)
+            return qcow2.disk_size(lambda offset, length: os.pread(fd, length, offset))
         finally:
             os.close(fd)
     except (OSError, ValueError) as e:
         reason = e.strerror if isinstance(e, OSError) else e
         raise Usage(f"--size is needed: can't tell that of {output.printable(image)}: {reason}") from None
-
-
-def _qcow2_size(fd: int) -> int:
-    head = os.pread(fd, _QCOW2_SIZE.size, 0)
-    if len(head) != _QCOW2_SIZE.size or not head.startswith(_QCOW2_MAGIC):
-        raise ValueError("it is no qcow2")
-    (size,) = _QCOW2_SIZE.unpack(head)
-    return int(size)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..amounts import human
+from ..commands.amounts import human
 from . import output, transfers
 from .errors import Usage
 from .service import ControlService
@@ -79,7 +79,7 @@ def screen(states: Sequence[State], rates: Mapping[str, int], width: int, height
         f"{time.strftime('%H:%M:%S')}  {len(used)} transfers in use, {connections} connections, "
         f"{human(sum(state['bytes_per_second'] for state in used))}/s, longest wait for storage {wait} s"
     )
-    table = output.table(HEAD, (_row(state) for state in used), left=3)
+    table = output.table(HEAD, (_row(state) for state in used), left=transfers.LEFT, width=width, spare=transfers.SPARE)
     return [line[:width] for line in [summary, "", *table]][: max(height, 1)]
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from ..amounts import human
+from ..commands.amounts import human
 from . import output
 from .service import ControlService
 from .states import State, done, rate, shown
@@ -17,6 +17,9 @@ INTERVAL = 1.0
 #: Control characters that clear the terminal (ECMA-48 CUP, ED).
 CLEAR = "\033[H\033[2J"
 HEAD = ("TRANSFER", "OPS", "SIZE", "DONE", "", "RATE", "CONN", "STORAGE", "WAIT", "FOR", "ZEROED", "BY")
+#: Columns of texts; those that a narrow terminal does without, first ones first.
+LEFT = ("OPS", "CLIENT", "STORAGE", "FOR", "BY")
+SPARE = ("BY", "ZEROED", "OPS", "CONN", "STORAGE", "SIZE", "WAIT", "FOR")
 
 
 def show(options: argparse.Namespace, service: ControlService) -> None:
@@ -28,7 +31,7 @@ def show(options: argparse.Namespace, service: ControlService) -> None:
                 output.json_line(shown(state, ids=False))
         else:
             clear = CLEAR if options.watch and sys.stdout.isatty() else ""
-            lines = output.table(HEAD, map(row, states), left=2)
+            lines = output.table(HEAD, map(row, states), left=LEFT, width=output.terminal_width(), spare=SPARE)
             print(clear + "\n".join(lines), flush=True)
         if not options.watch:
             return

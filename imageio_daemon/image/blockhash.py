@@ -6,9 +6,10 @@ Blocks can be hashed in any order and in parallel, and a block of zeros, however
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from ..units import KiB, MiB
+from .blake2 import Blake2b
 from .extents import Extent
 
 DEFAULT_ALGORITHM = "blake2b"
@@ -27,7 +28,7 @@ ZERO_BATCH = 32 * 1024
 
 
 class Hash(Protocol):
-    """A hash object of hashlib or blake3."""
+    """A hash object of hashlib, or Blake2b."""
 
     def update(self, data: bytes | memoryview, /) -> object:
         """Add bytes."""
@@ -39,39 +40,38 @@ class Hash(Protocol):
         """Return the digest in hexadecimal."""
 
 
-def _find_blake3() -> Callable[[], Hash] | None:
-    """Return what makes a hash object of BLAKE3; None: the package, an extra of this one, is not installed."""
-    try:
-        from blake3 import blake3  # noqa: PLC0415 - it may be missing
-    except ImportError:
-        return None
-    return blake3
-
-
-_BLAKE3 = _find_blake3()
+#: Not hashlib.blake2b and the like: a Python that was built without them does not have these names.
+_NEW: Callable[..., Any] = hashlib.new
 
 
 def new_hash(algorithm: str) -> Hash:
-    """Return a hash object. Raises ValueError for an algorithm that is unknown, or not allowed on this host."""
-    if algorithm in ("blake2b", "blake2s"):
-        kind = hashlib.blake2b if algorithm == "blake2b" else hashlib.blake2s
-        return kind(digest_size=BLAKE2_SIZE, usedforsecurity=False)
-    if algorithm == "blake3" and _BLAKE3 is not None:
-        return _BLAKE3()
-    return hashlib.new(algorithm, usedforsecurity=False)
+    """Return a hash object. Raises ValueError for an algorithm that is not one of algorithms().
+
+    A host in FIPS mode has fewer of them. BLAKE2b is always there: it is the default of both sides of a comparison.
+    """
+    size = {"digest_size": BLAKE2_SIZE} if algorithm in ("blake2b", "blake2s") else {}
+    try:
+        state = _NEW(algorithm, usedforsecurity=False, **size)
+    except ValueError:
+        if algorithm != "blake2b":
+            raise
+        return Blake2b(BLAKE2_SIZE)
+    if not state.digest_size:
+        raise ValueError(f"digests of {algorithm} have any length")
+    return cast(Hash, state)
 
 
 def algorithms() -> list[str]:
     """Return the names of the algorithms that work here and need no length, sorted."""
-    names = {name for name in hashlib.algorithms_available if _usable(name)}
-    return sorted(names if _BLAKE3 is None else names | {"blake3"})
+    return sorted(name for name in hashlib.algorithms_available | {DEFAULT_ALGORITHM} if _usable(name))
 
 
 def _usable(name: str) -> bool:
     try:
-        return bool(hashlib.new(name, usedforsecurity=False).digest_size)
+        new_hash(name)
     except ValueError:
-        return False  # listed by OpenSSL, and not in any provider that is loaded
+        return False  # FIPS mode forbids it; or OpenSSL lists it, and has it in no provider that is loaded
+    return True
 
 
 class Total:
@@ -83,6 +83,11 @@ class Total:
     def add(self, digest: bytes, count: int = 1) -> None:
         """Add the digest of a block, or of at most ZERO_BATCH equal ones."""
         self._state.update(digest * count)
+
+    def add_all(self, digest: bytes, count: int) -> None:
+        """Add the digest of any number of equal blocks."""
+        for done in range(0, count, ZERO_BATCH):
+            self.add(digest, min(ZERO_BATCH, count - done))
 
     def hexdigest(self) -> str:
         """Return the digest of the image in hexadecimal."""

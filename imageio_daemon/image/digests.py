@@ -43,7 +43,7 @@ class _Blake2b:
 
     def __init__(self) -> None:
         self._state = ffi.new("iou_blake2b *")
-        lib.iou_blake2b_begin(self._state)
+        lib.iou_blake2b_begin(self._state, lib.IOU_HASH_DIGEST)
 
     def add(self, pieces: Sequence[Piece], length: int, *, last: bool) -> None:
         held = [ffi.NULL if piece is None else ffi.from_buffer("char[]", piece) for piece in pieces]

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lanes of HTTP: C serves the plain requests of a connection for one image, until a request is not plain."""
+"""Lanes of HTTP: C serves the plain requests of a connection for one image, or carries out one instruction."""
 
 import errno
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Error, StorageError, Truncated, Unavailable
+from ..errors import Error, InvalidRequest, OutOfRange, StorageError, TooManyDecoders, Truncated, Unavailable
 from ..image import zstd
 from ..storage.completions import describe, kind_name, no_fault, syscall_name
 from .lane import Lane
-from .terms import Terms
+from .terms import Terms, bits
 
 #: Characters of a template that C replaces with a value.
 FIRST, LAST, LENGTH, DATE, ORIGIN = map(
@@ -23,13 +25,51 @@ _METHODS = {lib.IOU_READ: "GET", lib.IOU_WRITE: "PUT", lib.IOU_ZERO: "PATCH", li
 
 
 @dataclass(frozen=True)
+class Instruction:
+    """A request that was decided: C moves its bytes, and answers.
+
+    writes: it is a PUT; otherwise a GET. offset: of the first byte in the image. length: bytes of the image; None: as
+    many as come in chunks. body: bytes of a PUT's body as it is sent; None: it comes in chunks. encoded: the body is a
+    frame of zstd. flush: the bytes are on stable storage before the answer. expects: the client waits for 100 Continue.
+    status, answer: of the answer, or of its head, which has DATE once.
+    """
+
+    writes: bool
+    offset: int
+    length: int | None
+    status: int
+    answer: bytes
+    body: int | None = 0
+    encoded: bool = False
+    flush: bool = False
+    expects: bool = False
+
+    def fill(self, place: Any) -> object:
+        """Fill an iou_instruction. Returns what must be kept alive until C has copied it."""
+        text = ffi.from_buffer(self.answer)
+        place.kind = lib.IOU_WRITE if self.writes else lib.IOU_READ
+        place.flags = bits(
+            {
+                lib.IOU_INSTRUCTION_FLUSH: self.flush,
+                lib.IOU_INSTRUCTION_EXPECTS: self.expects,
+                lib.IOU_INSTRUCTION_CHUNKED: self.body is None,
+                lib.IOU_INSTRUCTION_ENCODED: self.encoded,
+                lib.IOU_INSTRUCTION_UNBOUNDED: self.length is None,
+            }
+        )
+        place.offset, place.length, place.body = self.offset, self.length or 0, self.body or 0
+        place.status, place.answer, place.answer_length = self.status, text, len(self.answer)
+        return text
+
+
+@dataclass(frozen=True)
 class HttpTerms(Terms):
     """The path of the image, and templates of the answers to requests that succeed.
 
     target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the image,
     with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, with LENGTH and
     DATE. generation: the one that `whole` is for; 0: any. origin: the lines that replace ORIGIN in each template if the
-    request has an Origin field.
+    request has an Origin field. instruction: all that the lane does; None: it serves plain requests.
     """
 
     target: bytes
@@ -38,6 +78,7 @@ class HttpTerms(Terms):
     whole: bytes
     generation: int
     origin: bytes
+    instruction: Instruction | None = None
 
     def start(self, lanes: Any, handle: Any, common: Any, result: Any) -> int:
         """Start the lane; return 0 or a negative errno."""
@@ -51,7 +92,9 @@ class HttpTerms(Terms):
             "whole": self.whole,
             "origin": self.origin,
         }
-        kept = []  # keeps the memory alive until C has copied it
+        kept: list[object] = []  # keeps the memory alive until C has copied it
+        if self.instruction is not None:
+            kept.append(self.instruction.fill(options.instruction))
         for name, text in texts.items():
             kept.append(ffi.from_buffer(text))
             setattr(options, name, kept[-1])
@@ -78,18 +121,56 @@ class Asks(NamedTuple):
         return cls(said.asks & lib.IOU_ASKS_ORIGIN != 0, said.asks & lib.IOU_ASKS_JSON != 0)
 
 
+_CHUNK_REFUSALS: dict[int, str] = {
+    lib.IOU_CHUNKS_LINE: "a line is too long",
+    lib.IOU_CHUNKS_LINE_END: "a line does not end with CRLF",
+    lib.IOU_CHUNKS_SIZE: "its size is not a number",
+    lib.IOU_CHUNKS_END: "it does not end where its size says",
+    lib.IOU_CHUNKS_TRAILER: "its trailer is too long",
+    lib.IOU_CHUNKS_FIELD: "its trailer has a line that is no field",
+}
+
+
+def refused_chunk(refusal: int) -> InvalidRequest:
+    """Return the error of a body in chunks whose framing is refused. refusal: an iou_chunks_refusal."""
+    return InvalidRequest(f"Invalid chunk: {_CHUNK_REFUSALS[refusal]}")
+
+
+#: What a lane has no memory for, by the errno.
+_NO_MEMORY: dict[int, Callable[[], Error]] = {
+    errno.ENOMEM: partial(Unavailable, "There is no memory for the request now"),
+    errno.ENOBUFS: TooManyDecoders,
+}
+
+
+def _outside(end: Any) -> Error:
+    wanted = f"{end.offset}..{end.offset + end.length}"
+    return OutOfRange(f"Requested range {wanted} is outside of the image's {end.size} bytes", int(end.size))
+
+
+#: The errors of requests that are their own fault, by the reason.
+_REFUSALS: dict[int, Callable[[Any], Error]] = {
+    lib.IOU_HTTP_TRUNCATED: lambda _: Truncated("The request's body is shorter than announced"),
+    lib.IOU_HTTP_ENCODING: lambda end: zstd.refused(end.refusal),
+    lib.IOU_HTTP_CHUNKS: lambda end: refused_chunk(end.refusal),
+    lib.IOU_HTTP_RANGE: _outside,
+}
+
+
 class HttpEnd(NamedTuple):
     """The reason why a lane gave its connection back.
 
     other: the next request is not for a lane. error: the error of a request that failed. asks: what it asks of its
-    answer. unread: bytes of its body that the lane did not take. cut: its answer had begun. broken: the errno of a
-    connection that broke; a request may have failed, too. rest: the bytes that the lane received and did not take.
+    answer. unread: bytes of its body that the lane did not take. chunks: an iou_chunks, the state of the reader of a
+    body in chunks that has failed. cut: its answer had begun. broken: the errno of a connection that broke; a request
+    may have failed, too. rest: the bytes that the lane received and did not take.
     """
 
     other: bool
     error: Error | None
     asks: Asks
     unread: int
+    chunks: Any
     cut: bool
     broken: int | None
     rest: bytes
@@ -131,25 +212,25 @@ class HttpLane(Lane):
         if isinstance(error, StorageError):
             self._failed[kind_name(end.kind)] += 1
         return HttpEnd(
-            other=end.reason == lib.IOU_HTTP_OTHER,
+            # The rest of an idle lane is a part of a head, which may never become complete: Python waits for the rest.
+            other=end.reason == lib.IOU_HTTP_OTHER or (end.reason == lib.IOU_HTTP_IDLE and length > 0),
             error=error,
             asks=Asks.of(end),
             unread=end.unread,
+            chunks=ffi.new("iou_chunks *", end.chunks),
             cut=end.reason == lib.IOU_HTTP_CUT,
             broken=int(self.stats.error) if broken else None,
             rest=bytes(ffi.buffer(rest, length)),
         )
 
     def _error(self, end: Any) -> Error | None:
-        if end.reason == lib.IOU_HTTP_TRUNCATED:
-            return Truncated("The request's body is shorter than announced")
-        if end.reason == lib.IOU_HTTP_ENCODING:
-            return zstd.refused(end.refusal)
+        if end.reason in _REFUSALS:
+            return _REFUSALS[end.reason](end)
         if not end.error or (end.reason == lib.IOU_HTTP_BROKEN and end.error == errno.ECANCELED):
             return None
-        if end.error == errno.ENOMEM and end.syscall == lib.IOU_SYS_NONE:
-            return Unavailable("There is no memory for the request now")
-        error = self._reports.take_failure() or no_fault(end, end.flags)
+        if end.error in _NO_MEMORY and end.syscall == lib.IOU_SYS_NONE:
+            return _NO_MEMORY[end.error]()
+        error = self._reports.explain(end) or no_fault(end, end.flags)
         if error is not None:
             return error
         what = describe(end.kind, self._reports.name, end.offset, end.length)

@@ -9,7 +9,7 @@ from ..errors import Error
 
 @runtime_checkable
 class LaneImage(Protocol):
-    """A backend with a C handle: C does the operations of lanes itself, or passes them to the backend as errands."""
+    """A backend with a C handle: C does the operations of lanes itself."""
 
     @property
     def name(self) -> str:
@@ -20,6 +20,9 @@ class LaneImage(Protocol):
         """Keep C's handle of the image open for the block. Raises Canceled if the image was closed."""
         ...
 
-    def take_failure(self, control: Any) -> Error | None:
-        """Return and forget the error of an operation of the lane with this control; None: C has the error."""
+    def explain(self, end: Any) -> Error | None:
+        """Return what an operation has failed with, where C's numbers do not say it all; None: they do.
+
+        end: what C tells, with error, syscall and size.
+        """
         ...

@@ -16,8 +16,8 @@ from ioutil_ext import ffi, lib
 
 from ..errors import StorageError
 from ..net.tls_socket import TlsSocket
-from ..service.served import By, Count
-from ..service.work import Doing
+from ..runtime.request_activity import Doing
+from ..runtime.served import By, Count
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
@@ -32,7 +32,7 @@ from .terms import Terms
 
 
 class Lane:
-    """A connection that C serves. Its callbacks run on one loop; the other methods may be called in any thread."""
+    """A connection that C serves. Used on the event loop, but for stats, which a thread of Liveness asks for."""
 
     def __init__(self, lanes: Lanes, lease: Lease, bucket: Bucket, service: str, names: Mapping[str, object]) -> None:
         self._lanes = lanes
@@ -43,7 +43,7 @@ class Lane:
         self._number = 0  # of this lane, in records
         self._operation = Operation()  # its control is shared by all requests of the lane
         self._loop = asyncio.get_running_loop()
-        # C releases the GIL: the transfer may use the lane in another thread while the loop frees it.
+        # C releases the GIL: the thread of Liveness may look at the lane while the loop frees it.
         self._lock = threading.Lock()
         self._lane: Any = ffi.NULL
         self._refuses = False
@@ -56,8 +56,8 @@ class Lane:
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
         """Serve the socket fd. The lane owns fd once this method has returned.
 
-        backend: one that Lanes.takes(). rest: bytes that were received already. tls: of the connection; only the lane
-        uses it until its end. Raises StorageError if C cannot start the lane, Canceled if the image was closed.
+        backend: a LaneImage. rest: bytes that were received already, at most MAX_STAGED. tls: of the connection; only
+        the lane uses it until its end. Raises StorageError if C cannot start the lane, Canceled if the image is closed.
         """
         if not isinstance(backend, LaneImage):
             raise TypeError("no lane for this image")
@@ -70,7 +70,7 @@ class Lane:
         with self._lock:
             if self._refuses:  # since before the start
                 lib.iou_lane_refuse(self._lane)
-        self._reports = Reports(self._lane, backend, self._operation.control, self._failed)
+        self._reports = Reports(self._lane, backend, self._failed)
         self._tls = tls
         self._lanes.alive.add(self)
         self._lanes.served.begin((self._service, By.LANE), self)
@@ -162,7 +162,7 @@ class Lane:
         return Waiting(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
 
     def doing(self) -> Doing | None:
-        """Return the request that has run longest; None: none runs. May be called in any thread."""
+        """Return the request that has run longest; None: none runs."""
         record = ffi.new("iou_record *")
         with self._lock:
             if not self._lane or lib.iou_lane_oldest(self._lane, record) != 1:
@@ -237,7 +237,6 @@ class Lane:
             self._lane = ffi.NULL
             self._tls = None
         self._lanes.served.end(self)
-        self._reports.take_failure()  # otherwise the image would keep it
         self._on_event = self._on_end = _nothing  # break the reference cycle: they refer to this lane
         self._lanes.alive.discard(self)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lanes of NBD: C serves the transmission phase of a connection."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +22,15 @@ _COMMANDS = {command.value: command.name for command in Command}
 class NbdTerms(Terms):
     """The results of the negotiation.
 
-    context_id: of base:allocation. errors: the NBD error for each errno; EIO for all others. structured, extended: the
-    kinds of replies. allocation: base:allocation was selected. can_flush: FLUSH and FUA are offered. reply: bytes that
-    the lane sends first.
+    contexts: ids of those that were selected: 1 is base:allocation, 2 the first bitmap of the image, and so on. errors:
+    the NBD error for each errno; EIO for all others. structured, extended: the kinds of replies. can_flush: FLUSH and
+    FUA are offered. reply: bytes that the lane sends first.
     """
 
-    context_id: int
+    contexts: Sequence[int]
     errors: Mapping[int, int]
     structured: bool
     extended: bool
-    allocation: bool
     can_flush: bool
     reply: bytes
 
@@ -41,7 +40,7 @@ class NbdTerms(Terms):
         flags = {
             lib.IOU_LANE_STRUCTURED: self.structured,
             lib.IOU_LANE_EXTENDED: self.extended,
-            lib.IOU_LANE_ALLOCATION: self.allocation,
+            lib.IOU_LANE_STATUS: bool(self.contexts),
             lib.IOU_LANE_NO_FLUSH: not self.can_flush,
         }
         return super().flags | bits(flags)
@@ -53,12 +52,18 @@ class NbdTerms(Terms):
             errors[number] = error
         options = ffi.new("iou_nbd_options *")
         options.lane = common
-        options.context = self.context_id
+        contexts = ffi.new("iou_lane_context[]", [(number, _tells(number)) for number in self.contexts])
+        options.contexts, options.contexts_count = contexts, len(self.contexts)
         options.errors = errors
         options.errors_count = len(errors)
         options.reply = opening = ffi.from_buffer(self.reply)  # kept alive until C has copied it
         options.reply_length = len(opening)
         return int(lib.iou_nbd_start(lanes, handle, options, result))
+
+
+def _tells(context: int) -> int:
+    """Return what a context tells: iou_extent_flag."""
+    return int(lib.IOU_EXTENT_ZERO if context == 1 else lib.IOU_EXTENT_DIRTY << (context - 2))
 
 
 #: What other services call these operations.

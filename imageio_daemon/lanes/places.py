@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limit on the connections that lanes serve at a time, and the queue of those that wait for a place."""
 
-import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 
 
 class Waiting:
-    """A connection that waits for a place. granted: called once, in any thread, when the connection has the place."""
+    """A connection that waits for a place. granted: called once, when the connection has the place."""
 
     def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
         self.owner = owner
@@ -15,18 +14,17 @@ class Waiting:
 
 
 class Places:
-    """Give out places, never more than `most`. Thread-safe.
+    """Give out places, never more than `most`.
 
     An owner is the transfer that a connection is for. An owner without a place may take any. With another place, an
     owner may have at most twice as many as are left then, so some are always left for others. The memory of lanes has
-    the same rule. Owners that wait take turns. recall: called under the lock, with 1 when one more connection waits and
-    with 0 when the queue is empty again. It must not call a method of this object.
+    the same rule. Owners that wait take turns. recall: called with 1 when one more connection waits and with 0 when
+    the queue is empty again.
     """
 
     def __init__(self, most: int, recall: Callable[[int], object]) -> None:
         self._most = most
         self._recall = recall
-        self._lock = threading.Lock()
         self._taken = 0
         self._taken_by: Counter[Hashable] = Counter()
         self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # in the order of turns; no empty queues
@@ -44,45 +42,40 @@ class Places:
     @property
     def waiting(self) -> int:
         """Return how many connections wait for a place."""
-        with self._lock:
-            return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values()))
 
     def enter(self, owner: Hashable) -> bool:
         """Take a place if the owner may have one and no connection waits. Return whether it was taken."""
-        with self._lock:
-            free = not self._waiting and self._may_have(owner)
-            if free:
-                self._take(owner)
-            return free
+        free = not self._waiting and self._may_have(owner)
+        if free:
+            self._take(owner)
+        return free
 
     def wait(self, owner: Hashable, granted: Callable[[], object]) -> Waiting:
         """Put a connection into the queue, until its place is granted or abandon() is called."""
         waiting = Waiting(owner, granted)
-        with self._lock:
-            self._waiting.setdefault(owner, deque()).append(waiting)
-            self._recall(1)
+        self._waiting.setdefault(owner, deque()).append(waiting)
+        self._recall(1)
         self._serve()
         return waiting
 
     def abandon(self, waiting: Waiting) -> bool:
         """Remove a connection from the queue. False: its place was granted, and the caller must leave() it."""
-        with self._lock:
-            others = self._waiting.get(waiting.owner, ())
-            if waiting not in others:
-                return False
-            self._remove(waiting)
-            if not self._waiting:
-                self._recall(0)
+        others = self._waiting.get(waiting.owner, ())
+        if waiting not in others:
+            return False
+        self._remove(waiting)
+        if not self._waiting:
+            self._recall(0)
         self._serve()
         return True
 
     def leave(self, owner: Hashable) -> None:
         """Give a place back."""
-        with self._lock:
-            self._taken -= 1
-            self._taken_by[owner] -= 1
-            if not self._taken_by[owner]:
-                del self._taken_by[owner]
+        self._taken -= 1
+        self._taken_by[owner] -= 1
+        if not self._taken_by[owner]:
+            del self._taken_by[owner]
         self._serve()
 
     def _may_have(self, owner: Hashable) -> bool:
@@ -102,15 +95,14 @@ class Places:
 
     def _serve(self) -> None:
         served = []
-        with self._lock:
-            while (owner := next(filter(self._may_have, self._waiting), None)) is not None:
-                waiting = self._waiting[owner][0]
-                self._remove(waiting)
-                if owner in self._waiting:
-                    self._waiting.move_to_end(owner)
-                self._take(owner)
-                served.append(waiting)
-            if served and not self._waiting:
-                self._recall(0)
+        while (owner := next(filter(self._may_have, self._waiting), None)) is not None:
+            waiting = self._waiting[owner][0]
+            self._remove(waiting)
+            if owner in self._waiting:
+                self._waiting.move_to_end(owner)
+            self._take(owner)
+            served.append(waiting)
+        if served and not self._waiting:
+            self._recall(0)
         for waiting in served:
             waiting.granted()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..service import request_log
-from ..service.work import Wait
+from ..runtime import request_log
+from ..runtime.request_activity import Wait
 
 #: Seconds between two reads. C has room for 4,096 records, so for 200,000 requests a second.
 PERIOD = 0.02
@@ -52,7 +52,7 @@ class _Known(NamedTuple):
 
 
 class Records:
-    """Log the requests of lanes. run() and tell() are for one loop; begin() and end() may be called on any."""
+    """Log the requests of lanes."""
 
     def __init__(self, lanes: Any) -> None:
         self._lanes = lanes

@@ -15,16 +15,14 @@ log = logging.getLogger(__name__)
 
 
 class Reports:
-    """Log operations that failed, were slow or gave up a method of zeroing. Used on the loop of the lane.
+    """Log operations that failed, were slow or gave up a method of zeroing.
 
-    lane: the iou_lane of C. control: the lane's. failed: counts the operations that failed, by kind; by "" those whose
-    reports were lost.
+    lane: the iou_lane of C. failed: counts the operations that failed, by kind; by "" those whose reports were lost.
     """
 
-    def __init__(self, lane: Any, image: LaneImage, control: Any, failed: Counter[str]) -> None:
+    def __init__(self, lane: Any, image: LaneImage, failed: Counter[str]) -> None:
         self._lane = lane
         self._image = image
-        self._control = control
         self._failed = failed
         self._lost = 0  # reports that were lost, as far as their number was logged
 
@@ -46,17 +44,14 @@ class Reports:
             log.error("storage failed: %s: %d more times", self.name, lost - self._lost)
             self._lost = lost
 
-    def take_failure(self) -> Error | None:
-        """Return and forget the error of a request, if the image is external and C does not have the error."""
-        return self._image.take_failure(self._control)
+    def explain(self, end: Any) -> Error | None:
+        """Return what an operation has failed with, where C's numbers do not say it all; None: they do."""
+        return self._image.explain(end)
 
     def _tell(self, report: Any) -> None:
         what = describe(report.kind, self.name, report.offset, report.length)
         if report.error:
-            failure = self.take_failure()
-            # The failure may be that of an earlier request which C did not report: a zero that could not be fast.
-            if failure is None or (not isinstance(failure, StorageError) and report.syscall == lib.IOU_SYS_EXTERNAL):
-                failure = StorageError(report.error, what, syscall_name(report.syscall))
+            failure = self.explain(report) or StorageError(report.error, what, syscall_name(report.syscall))
             if isinstance(failure, StorageError):
                 self._failed[kind_name(report.kind)] += 1
                 log.error("storage failed: %s", failure)

@@ -8,12 +8,10 @@ from typing import Any, NamedTuple, TypeVar
 from ioutil_ext import ffi, lib
 
 from ..errors import TooManyConnections
-from ..service.served import Served
-from ..storage.backend import Backend
+from ..runtime.served import Served
 from ..storage.bucket import Bucket
 from ..storage.file.engine import Engine
 from ..storage.lease import Lease
-from .image import LaneImage
 from .places import Places
 from .records import Records
 
@@ -66,12 +64,8 @@ class Lanes:
         if self._count(kind) >= MAX_LANES:
             raise TooManyConnections(f"Too many connections, the limit is {MAX_LANES}")
 
-    def takes(self, backend: Backend, data: bytes) -> bool:
-        """Tell whether a lane can serve this image on a connection that has received these bytes already."""
-        return len(data) <= MAX_STAGED and isinstance(backend, LaneImage)
-
     def _count(self, kind: type[Any]) -> int:
-        return sum(type(lane) is kind for lane in tuple(self.alive))  # a copy: other loops change the set
+        return sum(type(lane) is kind for lane in self.alive)
 
     def memory(self) -> LaneMemory:
         """Return the memory that lanes have now."""

@@ -3,7 +3,10 @@
 
 import asyncio
 import time
+from collections.abc import Iterable
+from typing import Protocol
 
+from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -14,13 +17,31 @@ MIN_AGE = 0.5
 AGE_FACTOR = 20
 
 
+class Collecting(Protocol):
+    """What has the metrics."""
+
+    async def collect(self) -> Iterable[Metric]:
+        """Return the families of metrics. Others have their turns meanwhile."""
+        ...
+
+
+class _Collected(Collector):
+    """Families of metrics as prometheus_client wants them."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
 class Exposition:
-    """Make the text, one at a time, in a thread. Used on one loop.
+    """Make the text, one at a time.
 
     Clients that ask again and again get the same text, so that they take at most 1/AGE_FACTOR of a processor.
     """
 
-    def __init__(self, metrics: Collector) -> None:
+    def __init__(self, metrics: Collecting) -> None:
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._text = b""
@@ -31,10 +52,7 @@ class Exposition:
         async with self._turn:
             began = time.monotonic()
             if fresh or began >= self._fresh_until:
-                self._text = await asyncio.to_thread(self._make)
+                self._text = generate_latest(_Collected(await self._metrics.collect()))
                 ended = time.monotonic()
                 self._fresh_until = ended + max(MIN_AGE, AGE_FACTOR * (ended - began))
             return self._text
-
-    def _make(self) -> bytes:
-        return generate_latest(self._metrics)

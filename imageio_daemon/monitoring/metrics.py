@@ -7,30 +7,32 @@ known labels begin with 0, so that their first increase is seen (prometheus.io/d
 
 import platform
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from .. import __version__
 from ..image import zstd
+from ..lanes.shared import Lanes
 from ..net import tls_socket
-from ..service import logs
-from ..service.served import By, Count
+from ..net.connection_limit import ConnectionLimit
+from ..net.tls_contexts import ServerTls
+from ..runtime import logs
+from ..runtime.degraded import Degraded
+from ..runtime.served import By, Count, Served
 from ..storage.backend import ZeroMethod
+from ..storage.buffers import BufferPool
 from ..storage.completions import KINDS, SLOW_NS, slow_operations
+from ..storage.file.engine import Engine
+from ..storage.qcow2.backend import verdicts
 from ..storage.running import HANGING, Kind
 from ..storage.totals import Totals
+from ..transfers.store import TransferStore
 from ..transfers.ticket import STORAGE
-from ..transfers.transfer import Transfer
-from .watched import Watched
+from .ticket_counts import RECORDS, TICKETS, TicketCounts
 
-#: States of tickets, as metrics tell them. ending: cancelled, and the image is not closed yet.
-TICKETS = ("active", "idle", "expired", "ending")
-#: What became of notifications, as Notifier counts them.
-NOTIFICATIONS = ("sent", "failed", "lost")
-#: States of records of what is durable. failed: its journal cannot be kept. closed: for good, after a failed flush.
-RECORDS = ("kept", "closed", "failed")
 #: Operations of storage. Of some that fail in a lane the operation is unknown: there were too many.
 OPERATIONS = tuple(sorted({*Kind, *KINDS}))
 UNKNOWN = "unknown"
@@ -38,23 +40,46 @@ UNKNOWN = "unknown"
 NBD = ("nbd", "nbd-local")
 
 
+@dataclass(frozen=True)
+class Watched:
+    """The objects that are read at a scrape.
+
+    `services` has the names of those that listen, and `limits` the limits on connections, by name. Without TLS `tls`
+    is None.
+    """
+
+    services: Sequence[str]
+    served: Served
+    store: TransferStore
+    engine: Engine
+    pool: BufferPool
+    lanes: Lanes
+    limits: Mapping[str, ConnectionLimit]
+    tls: ServerTls | None
+    degraded: Degraded
+
+
 class Metrics:
-    """Collect all metrics. A collector of prometheus_client."""
+    """Collect all metrics."""
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._process = ProcessCollector(registry=None)
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the families of metrics. Takes a few locks for a moment each, and reads files of /proc."""
+    async def collect(self) -> list[Metric]:
+        """Return the families of metrics. Takes a few locks of C for a moment each, and reads files of /proc."""
         watched = self._watched
-        yield _build()
-        yield from _requests(watched)
-        yield from _connections(watched)
-        yield from _storage(watched)
-        yield from _transfers(watched)
-        yield from _resources(watched)
-        yield from self._process.collect()
+        tickets = await TicketCounts.look(watched.store.totals)
+        return [
+            _build(),
+            _degraded(watched),
+            *_requests(watched),
+            *_connections(watched),
+            *_storage(watched, tickets),
+            *_transfers(watched, tickets),
+            *_resources(watched),
+            *self._process.collect(),
+        ]
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
@@ -73,6 +98,13 @@ def _build() -> Metric:
     build = _gauge("build_info", "Versions that run; the value is 1.", "version", "python", "openssl")
     build.add_metric((__version__, platform.python_version(), tls_socket.OPENSSL_VERSION), 1)
     return build
+
+
+def _degraded(watched: Watched) -> Metric:
+    degraded = _gauge("degraded", "1: the feature was configured and is not in force.", "feature")
+    for feature, why in watched.degraded.reasons().items():
+        degraded.add_metric((feature,), bool(why))
+    return degraded
 
 
 def _requests(watched: Watched) -> Iterator[Metric]:
@@ -118,21 +150,19 @@ def _places(watched: Watched) -> Iterator[Metric]:
         most.add_metric((name,), limit.most)
         dropped.add_metric((name,), limit.dropped)
     yield from (places, most, dropped)
-    if watched.lanes is not None:
-        of_lanes = watched.lanes.places
-        yield _single("lane_places", "Places that lanes of HTTP have now.", of_lanes.taken)
-        yield _single("lane_places_limit", "Most places that lanes of HTTP may have.", of_lanes.most)
-        yield _single("lane_places_waiting", "Connections that wait for a lane of HTTP.", of_lanes.waiting)
+    of_lanes = watched.lanes.places
+    yield _single("lane_places", "Places that lanes of HTTP have now.", of_lanes.taken)
+    yield _single("lane_places_limit", "Most places that lanes of HTTP may have.", of_lanes.most)
+    yield _single("lane_places_waiting", "Connections that wait for a lane of HTTP.", of_lanes.waiting)
 
 
-def _storage(watched: Watched) -> Iterator[Metric]:
+def _storage(watched: Watched, tickets: TicketCounts) -> Iterator[Metric]:
     read = _counter("read_bytes", "Bytes that were read from images.", "storage")
     written = _counter("written_bytes", "Bytes that were written to images, without zeroing.", "storage")
     zeroed = _counter("zeroed_bytes", "Bytes of images that were zeroed.", "storage", "method")
     errors = _counter("storage_errors", "Operations on images that storage has failed.", "storage", "operation")
-    totals = watched.store.totals.sums()
     for storage in STORAGE:
-        done = totals.get(storage, Totals())
+        done = tickets.totals.get(storage, Totals())
         read.add_metric((storage,), done.read)
         written.add_metric((storage,), done.written)
         for method in ZeroMethod:
@@ -145,48 +175,44 @@ def _storage(watched: Watched) -> Iterator[Metric]:
     slow = _counter("storage_slow_operations", text)
     slow.add_metric((), slow_operations())
     yield slow
+    images = _counter(
+        "qcow2_images", "Images in the format qcow2 by who serves them: native, the daemon itself.", "verdict"
+    )
+    for verdict, count in verdicts().items():
+        images.add_metric((verdict,), count)
+    yield images
     load = watched.engine.load()
     yield _single("storage_threads", "Threads for operations on files and devices.", load.threads)
     yield _single("storage_threads_busy", "Threads that run an operation.", load.busy)
     yield _single("storage_queue", "Operations that wait for a thread, or for earlier ones.", load.queued)
 
 
-def _transfers(watched: Watched) -> Iterator[Metric]:
-    transfers = watched.store.totals.sources()
-    states = Counter(_state(transfer) for transfer in transfers)
+def _transfers(watched: Watched, found: TicketCounts) -> Iterator[Metric]:
     tickets = _gauge("tickets", "Tickets by state; ending: cancelled, the image is not closed yet.", "state")
     for state in TICKETS:
-        tickets.add_metric((state,), states[state])
+        tickets.add_metric((state,), found.states[state])
     yield tickets
     yield _single("tickets_limit", "Most tickets.", watched.store.most_tickets)
     limited = _counter("limited_seconds", "Time in which transfers have waited for limits on their rate.", "storage")
-    totals = watched.store.totals.sums()
     for storage in STORAGE:
-        limited.add_metric((storage,), totals.get(storage, Totals()).limited)
+        limited.add_metric((storage,), found.totals.get(storage, Totals()).limited)
     yield limited
     added = _counter("tickets_added", "Tickets that were added or restored.", "storage")
     for storage in STORAGE:
         added.add_metric((storage,), watched.store.totals.begun()[storage])
     yield added
-    yield from _waits(transfers)
-    yield from _durable(transfers)
+    yield from _waits(found.waits)
+    records = _gauge("durable_records", "Records of what is durable of open images that may be written.", "state")
+    for name in RECORDS:
+        records.add_metric((name,), found.records[name])
+    yield records
+    yield _single("durable_bytes", "Bytes of open images that are known to be on stable storage.", found.durable)
 
 
-def _state(transfer: Transfer) -> str:
-    if transfer.permission.canceled:
-        return "ending"
-    if transfer.running:
-        return "active"
-    return "expired" if transfer.permission.expired else "idle"
-
-
-def _waits(transfers: dict[Transfer, str]) -> Iterator[Metric]:
+def _waits(waits: dict[str, list[float]]) -> Iterator[Metric]:
     longest = _gauge("storage_wait_seconds", "Longest time that storage has owed an answer now.", "storage")
     waiting = _gauge("storage_waiting", "Requests and lanes that wait for storage now.", "storage")
     hanging = _gauge("storage_hanging", f"Of these, those that have waited for {HANGING:.0f} s.", "storage")
-    waits: dict[str, list[float]] = {storage: [] for storage in STORAGE}
-    for transfer, storage in transfers.items():
-        waits[storage] += transfer.storage_waits()
     for storage, seconds in waits.items():
         longest.add_metric((storage,), max(seconds, default=0))
         waiting.add_metric((storage,), len(seconds))
@@ -194,31 +220,15 @@ def _waits(transfers: dict[Transfer, str]) -> Iterator[Metric]:
     yield from (longest, waiting, hanging)
 
 
-def _durable(transfers: dict[Transfer, str]) -> Iterator[Metric]:
-    states: Counter[str] = Counter()
-    durable = 0
-    for transfer in transfers:
-        if transfer.opened is None or (record := transfer.record) is None:
-            continue
-        state = record.state()
-        states["failed" if state.error else "closed" if state.closed else "kept"] += 1
-        durable += state.bytes
-    records = _gauge("durable_records", "Records of what is durable of open images that may be written.", "state")
-    for name in RECORDS:
-        records.add_metric((name,), states[name])
-    yield records
-    yield _single("durable_bytes", "Bytes of open images that are known to be on stable storage.", durable)
-
-
 def _resources(watched: Watched) -> Iterator[Metric]:
     used = _gauge("buffer_memory_bytes", "Memory for data between network and storage that is in use.", "by")
     limit = _gauge("buffer_memory_limit_bytes", "Most memory for data between network and storage.", "by")
     waiting = _gauge("buffer_memory_waiting", "Requests (python) or tickets (lane) that wait for memory.", "by")
-    pool = watched.pool
-    found = {By.PYTHON: (pool.in_use, pool.limit, pool.waiting)}
-    if watched.lanes is not None:
-        memory = watched.lanes.memory()
-        found[By.LANE] = (memory.used, memory.limit, memory.waiting)
+    pool, memory = watched.pool, watched.lanes.memory()
+    found = {
+        By.PYTHON: (pool.in_use, pool.limit, pool.waiting),
+        By.LANE: (memory.used, memory.limit, memory.waiting),
+    }
     for by, values in found.items():
         for family, value in zip((used, limit, waiting), values, strict=True):
             family.add_metric((by,), value)
@@ -232,10 +242,6 @@ def _resources(watched: Watched) -> Iterator[Metric]:
     lost = _counter("log_lines_dropped", "Lines of the log that were dropped, because nothing read it.")
     lost.add_metric((), logs.lines_lost())
     yield lost
-    told = _counter("notifications", "Notifications of [control] notify.", "result")
-    for result in NOTIFICATIONS:
-        told.add_metric((result,), getattr(watched.notifier, result))
-    yield told
     if watched.tls is not None:
         expires = watched.tls.context.expires
         yield _single("certificate_expiry_timestamp_seconds", "When the certificate in use expires.", expires)

@@ -1,32 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listening sockets: each connection goes to the loop that has the fewest."""
+"""Listening sockets: their connections are accepted, and passed on."""
 
 import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from . import tls_contexts
 from .connection_limit import LOCAL
-from .listening import BACKLOG
-from .loops import Server, ServingLoop
+from .serving import Server, Serving
 
 log = logging.getLogger(__name__)
 
-#: Errors of accept(2) that pass, and the seconds until it is tried again.
+#: Errors of accept(2) that pass, and the seconds until it is tried again: after a connection was closed for it, and if
+#: none was. Who connects waits in the kernel's queue meanwhile.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+RELIEVED_PAUSE = 0.02
 ACCEPT_PAUSE = 1.0
+#: Seconds between two lines in the log about it.
+WARNING_INTERVAL = 60.0
 #: Connections that are accepted in one iteration of the loop, so that others are served in between: 64 take 4 ms.
 MOST_ACCEPTED = 64
-
-
-class Endpoint(NamedTuple):
-    """A loop, and the server on it of one listening socket's connections."""
-
-    loop: ServingLoop
-    server: Server
 
 
 class Listener(Protocol):
@@ -41,33 +37,32 @@ class Listener(Protocol):
         ...
 
 
-async def listen(sock: socket.socket, endpoints: Sequence[Endpoint], secure: tls_contexts.ServerTls | None) -> Listener:
-    """Accept connections of a listening socket on the running loop, which is the first one's.
-
-    With one endpoint and no TLS, uvloop accepts by itself: that takes 0.05 ms of processor time for each connection,
-    an Acceptor 0.075.
-    """
-    if len(endpoints) > 1 or secure is not None:
-        return Acceptor(sock, endpoints, secure)
-    server = endpoints[0].server
-    # create_server() calls listen(2) again, with a backlog of 100 by default.
-    return await asyncio.get_running_loop().create_server(server.connection, sock=sock, backlog=BACKLOG)
-
-
 class Acceptor:
-    """Accept connections, each for the endpoint whose loop has the fewest; of equal ones, for the first.
+    """Accept connections for a server.
 
-    secure: a connection gets the context that is current when its handshake begins; None without TLS.
+    secure: a connection gets the context that is current when its handshake begins; None without TLS. relieve: closes
+    a connection without a ticket when there are no descriptors left, and tells whether it did. uvloop's own server
+    resets new connections then. burst: connections that are accepted at once.
     """
 
     def __init__(
-        self, sock: socket.socket, endpoints: Sequence[Endpoint], secure: tls_contexts.ServerTls | None
+        self,
+        sock: socket.socket,
+        serving: Serving,
+        server: Server,
+        secure: tls_contexts.ServerTls | None,
+        relieve: Callable[[], bool] = bool,
+        burst: int = MOST_ACCEPTED,
     ) -> None:
         self._socket = sock
-        self._endpoints = endpoints
+        self._serving = serving
+        self._server = server
         self._secure = secure
+        self._relieve = relieve
+        self._burst = min(burst, MOST_ACCEPTED)
         self._loop = asyncio.get_running_loop()
         self._paused: asyncio.TimerHandle | None = None
+        self._warned = -WARNING_INTERVAL
         self._listen()
 
     def is_serving(self) -> bool:
@@ -86,7 +81,7 @@ class Acceptor:
         self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(MOST_ACCEPTED):
+        for _ in range(self._burst):
             try:
                 sock, address = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -94,10 +89,17 @@ class Acceptor:
             except OSError as e:
                 if e.errno not in _EXHAUSTED:
                     raise
-                log.error("cannot accept connections: %s", e.strerror)
-                self._loop.remove_reader(self._socket)
-                self._paused = self._loop.call_later(ACCEPT_PAUSE, self._listen)
+                self._pause(e)
                 return
             sock.setblocking(False)
-            loop, server = min(self._endpoints, key=lambda endpoint: endpoint.loop.connections)
-            loop.hand_over(sock, address[0] if isinstance(address, tuple) else LOCAL, server, self._secure)
+            client = address[0] if isinstance(address, tuple) else LOCAL
+            self._serving.connect(sock, client, self._server, self._secure)
+
+    def _pause(self, error: OSError) -> None:
+        """Accept no connections for a while: there are no descriptors."""
+        self._loop.remove_reader(self._socket)
+        self._paused = self._loop.call_later(RELIEVED_PAUSE if self._relieve() else ACCEPT_PAUSE, self._listen)
+        now = self._loop.time()
+        if now - self._warned >= WARNING_INTERVAL:
+            self._warned = now
+            log.error("cannot accept connections: %s", error.strerror)

@@ -9,7 +9,6 @@ shows its ticket at once is not the oldest stranger yet.
 
 import enum
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -24,6 +23,11 @@ MAX_SILENT = 1024
 MAX_GREETING = 1024
 #: Connections that are being sent the reason of their refusal.
 MAX_REFUSED = 256
+#: Parts of the descriptors that the places of a stage have at most: 1/n each. With a ticket a connection has up to six:
+#: its socket, what a lane needs, its image. So the places take 57/64, and the rest is for images without a connection.
+SILENT_SHARE = GREETING_SHARE = 16
+REFUSED_SHARE = 64
+CONNECTIONS_SHARE = 8
 #: Strangers of an address that has more than 1/ADDRESS_SHARE of a stage's places are closed first.
 ADDRESS_SHARE = 4
 #: Strangers over unix sockets have 1/LOCAL_SHARE of a stage's places. Beyond that, the oldest of them is closed.
@@ -48,13 +52,13 @@ class Stage(enum.Enum):
 
 
 class Place:
-    """The place of one connection in the limit, until leave(). Thread-safe."""
+    """The place of one connection in the limit, until leave()."""
 
     def __init__(self, limit: "ConnectionLimit", address: str, drop: Callable[[], object]) -> None:
         self.address = address
-        #: Closes the connection. Called in any thread.
+        #: Closes the connection.
         self.drop = drop
-        #: None: before the first stage, or after leave(). Changed only by the limit, under its lock.
+        #: None: before the first stage, or after leave(). Changed only by the limit.
         self.stage: Stage | None = None
         self.has_ticket: Callable[[], bool] = bool
         self._limit = limit
@@ -67,7 +71,7 @@ class Place:
     def know(self, has_ticket: Callable[[], bool]) -> None:
         """Keep the place: the client has shown a valid ticket.
 
-        has_ticket: tells whether the ticket is still valid; called in any thread. Raises TooManyConnections, but not
+        has_ticket: tells whether the ticket is still valid. Raises TooManyConnections, but not
         for a connection in the stage STRANGER.
         """
         if self.stage is not Stage.KNOWN:
@@ -80,20 +84,23 @@ class Place:
 
 
 class ConnectionLimit:
-    """Limit the connections of several servers on several loops. Thread-safe.
+    """Limit the connections of several servers.
 
-    most: connections in the stages STRANGER and KNOWN together. clock: returns seconds.
+    most: connections in the stages STRANGER and KNOWN together. descriptors: that all connections may have together, if
+    that is less; None: no limit. clock: returns seconds.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._most = most
+    def __init__(
+        self, most: int, clock: Callable[[], float] = time.monotonic, *, descriptors: int | None = None
+    ) -> None:
+        self._descriptors = descriptors
+        self._most = most = self._places(most, CONNECTIONS_SHARE)
         self._clock = clock
-        self._lock = threading.Lock()
         self._known: dict[Place, None] = {}
         self._strangers = {
-            Stage.SILENT: _Strangers(MAX_SILENT),
-            Stage.GREETING: _Strangers(MAX_GREETING),
-            Stage.REFUSED: _Strangers(MAX_REFUSED),
+            Stage.SILENT: _Strangers(self._places(MAX_SILENT, SILENT_SHARE)),
+            Stage.GREETING: _Strangers(self._places(MAX_GREETING, GREETING_SHARE)),
+            Stage.REFUSED: _Strangers(self._places(MAX_REFUSED, REFUSED_SHARE)),
             Stage.STRANGER: _Strangers(most),
         }
         self._looked = self._warned = -WARNING_INTERVAL
@@ -112,9 +119,13 @@ class ConnectionLimit:
     @most.setter
     def most(self, most: int) -> None:
         """Change the limit. Connections beyond it stay."""
-        with self._lock:
-            self._most = most
-            self._strangers[Stage.STRANGER].resize(most)
+        self._most = self._places(most, CONNECTIONS_SHARE)
+        self._strangers[Stage.STRANGER].resize(self._most)
+
+    @property
+    def strangers(self) -> int:
+        """Return the number of connections that have shown no valid ticket."""
+        return sum(map(len, self._strangers.values()))
 
     @property
     def dropped(self) -> int:
@@ -123,13 +134,26 @@ class ConnectionLimit:
 
     def places(self) -> dict[Stage, int]:
         """Return the number of connections in each stage."""
-        with self._lock:
-            return {Stage.KNOWN: len(self._known), **{stage: len(those) for stage, those in self._strangers.items()}}
+        return {Stage.KNOWN: len(self._known), **{stage: len(those) for stage, those in self._strangers.items()}}
+
+    def relieve(self) -> bool:
+        """Close the oldest stranger of the earliest stage for its descriptor. False: there is none."""
+        place = next((those.oldest() for those in self._strangers.values() if len(those)), None)
+        if place is not None:
+            self._take_out(place)
+        if place is None:
+            return False
+        place.drop()
+        self._warn()
+        return True
+
+    def _places(self, most: int, share: int) -> int:
+        return most if self._descriptors is None else max(1, min(most, self._descriptors // share))
 
     def enter(self, stage: Stage, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a new connection.
 
-        address: the client's IP address, or LOCAL. drop: closes the connection; called in any thread, at most once,
+        address: the client's IP address, or LOCAL. drop: closes the connection, now or soon; called at most once,
         when another connection needs the place. Raises TooManyConnections, only for the stages STRANGER and KNOWN.
         """
         place = Place(self, address_group(address), drop)
@@ -143,21 +167,19 @@ class ConnectionLimit:
 
     def remove(self, place: Place) -> None:
         """Give a place back."""
-        with self._lock:
-            self._take_out(place)
+        self._take_out(place)
         place.drop, place.has_ticket = _nothing, bool  # ends the cycle: they refer to the connection, and it to this
 
     def _put(self, place: Place, stage: Stage) -> None:
-        with self._lock:
-            dropped = self._find_room(place, stage)
-            if dropped is not None:
-                self._take_out(dropped)
-            self._take_out(place)
-            place.stage = stage
-            if stage is Stage.KNOWN:
-                self._known[place] = None
-            else:
-                self._strangers[stage].add(place)
+        dropped = self._find_room(place, stage)
+        if dropped is not None:
+            self._take_out(dropped)
+        self._take_out(place)
+        place.stage = stage
+        if stage is Stage.KNOWN:
+            self._known[place] = None
+        else:
+            self._strangers[stage].add(place)
         if dropped is not None:
             dropped.drop()
             self._warn()
@@ -206,7 +228,7 @@ def _nothing() -> None:
 
 
 class _Strangers:
-    """The places of one stage, the oldest first. Used under the limit's lock."""
+    """The places of one stage, the oldest first."""
 
     def __init__(self, most: int) -> None:
         self._elsewhere: OrderedDict[Place, None] = OrderedDict()
@@ -241,6 +263,10 @@ class _Strangers:
             self._greedy.discard(place.address)
         if not own:
             del self._of[place.address]
+
+    def oldest(self) -> Place:
+        """Return the oldest; of this host if there is no other."""
+        return next(iter(self._elsewhere or self._of[LOCAL]))
 
     def next_to_go(self, address: str) -> Place | None:
         """Return the place to free for a connection of this address; None: no stranger may be closed for it."""

@@ -118,3 +118,23 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
     raise ConfigError(f"cannot listen on {path}: another process listens there")
+
+
+def why_no_listener(address: str) -> int:
+    """Return the error that a connection to a path, or to an abstract name (@NAME), would get; 0: none.
+
+    Does not block. The listener of an abstract name is found in the same network namespace, as a connection is.
+    """
+    if address.startswith("@"):
+        # Num RefCount Protocol Flags Type St Inode Path (proc_net_unix(5)); the flag is that of listen(2).
+        with open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as f:
+            rows = [line.rstrip("\n").split(maxsplit=7) for line in f]
+        found = any(len(row) == 8 and (row[3], row[7]) == ("00010000", address) for row in rows)
+        return 0 if found else errno.ECONNREFUSED
+    # A socket of another type is refused, but only by one that is there (EPROTOTYPE in connect(2)).
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(address)
+        except OSError as e:
+            return 0 if e.errno == errno.EPROTOTYPE else e.errno or errno.EINVAL
+    return errno.EPROTOTYPE

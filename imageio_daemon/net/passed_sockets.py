@@ -5,14 +5,16 @@ They are known by their names, and used if they are what the configuration asks 
 """
 
 import contextlib
+import errno
 import logging
 import os
 import socket
 import stat
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from ..service import systemd
-from .listening import BACKLOG, address_of
+from ..runtime import systemd
+from .listening import BACKLOG, address_of, why_no_listener
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +27,15 @@ class PassedSockets:
 
     def __init__(self, passed: Iterable[systemd.Passed]) -> None:
         self._sockets: list[tuple[str, socket.socket]] = []
+        #: Names of what socket units pass and the daemon does not serve: clients that connect there wait for ever.
+        self.unserved: list[str] = []
         for name, fd in passed:
             # A socket of any kind: of the family, type and protocol that the kernel tells.
             try:
                 self._sockets.append((name, socket.socket(fileno=fd)))
             except OSError as e:
                 log.warning("the service manager has passed what is no socket: %s: %s", name, e.strerror)
+                self.unserved.append(name)
                 with contextlib.suppress(OSError):
                     os.close(fd)
 
@@ -47,8 +52,11 @@ class PassedSockets:
     def drop_rest(self) -> None:
         """Close the sockets that nobody has taken, here and in the manager's store, and say so in the log.
 
-        Afterwards others may have their addresses, if they are not those of a socket unit.
+        Afterwards others may have their addresses, if they are not those of a socket unit. These are `unserved`.
         """
+        addresses = [
+            (name, sock.family, sock.getsockname() if _listens(sock) else None) for name, sock in self._sockets
+        ]
         for name, sock in self._sockets:
             where = " port ".join(map(str, address_of(sock).values())) if _listens(sock) else "something else"
             log.warning("a socket that the service manager has passed is not as configured: %s, %s", name, where)
@@ -56,6 +64,8 @@ class PassedSockets:
         if self._sockets:
             systemd.forget(sorted({name for name, _ in self._sockets if name}))
         self._sockets.clear()
+        # What the process before has stored is gone now. It has stored nothing but sockets that listen.
+        self.unserved += [name for name, family, at in addresses if at is None or _is_listened_on(family, at)]
 
 
 def is_tcp(host: str, port: int) -> Fits:
@@ -101,6 +111,19 @@ def is_abstract(prefix: str) -> Fits:
         return sock.family == socket.AF_UNIX and os.fsdecode(sock.getsockname()).startswith(prefix)
 
     return fits
+
+
+def _is_listened_on(family: int, address: Any) -> bool:
+    """Tell whether a process still listens on an address, without a connection: that would wait there for ever."""
+    if family == socket.AF_UNIX:
+        return not why_no_listener(os.fsdecode(address).replace("\0", "@", 1))
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # only a listener is in the way then (socket(7))
+        try:
+            probe.bind(address)
+        except OSError as e:
+            return e.errno == errno.EADDRINUSE
+    return False
 
 
 def _listens(sock: socket.socket) -> bool:

@@ -15,7 +15,7 @@ from ..units import KiB
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
-#: Events that are handled in one iteration of the loop, by default.
+#: Events that are handled in one iteration of the loop.
 MOST_EVENTS = 64
 #: A lingering socket is closed after this many seconds, and the oldest one earlier if there are more than so many.
 LINGER = 1.0
@@ -25,9 +25,8 @@ MOST_LINGERING = 256
 class Poller:
     """Call back in the loop's thread while a socket is ready (level-triggered)."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, most_events: int = MOST_EVENTS) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._most_events = most_events
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._lingering: dict[socket.socket, asyncio.TimerHandle] = {}
@@ -79,14 +78,16 @@ class Poller:
         sock.close()
 
     def close(self) -> None:
-        """Close the lingering sockets and the epoll descriptor."""
+        """Close the lingering sockets and the epoll descriptor. Later calls do nothing."""
+        if self._epoll.closed:
+            return
         for sock in list(self._lingering):
             self._end(sock)
         self.loop.remove_reader(self._epoll.fileno())
         self._epoll.close()
 
     def _look(self) -> None:
-        for fd, _ in self._epoll.poll(0, self._most_events):
+        for fd, _ in self._epoll.poll(0, MOST_EVENTS):
             callback = self._callbacks.get(fd)  # None: an earlier callback of this iteration called forget()
             if callback is not None:
                 callback()

@@ -5,6 +5,7 @@ With a service manager that stores descriptors they outlive the process: clients
 next one.
 """
 
+import logging
 import os
 import secrets
 import socket
@@ -13,9 +14,12 @@ from functools import partial
 from typing import NamedTuple
 
 from ..config.config import Config
-from ..service import privileges, systemd
+from ..runtime import privileges, systemd
 from .listening import address_of, listen_localhost, listen_tcp, listen_unix, remove_unix
 from .passed_sockets import Fits, PassedSockets, is_abstract, is_tcp, is_unix
+from .unix_places import place_of
+
+log = logging.getLogger(__name__)
 
 #: The control socket is for its owner and its group.
 CONTROL_MODE = 0o660
@@ -52,13 +56,21 @@ class ServiceSockets:
         self._control_address = _control_address(config)
         #: Services whose sockets the service manager has, too.
         self._kept: set[str] = set()
+        self._unserved: list[str] = []
         self._sockets = self._open()
         local = next((sock for service, sock in self._sockets if service == "local"), None)
         #: The address of the local service, an abstract one with its leading NUL; None: it is disabled.
         self.local_address = None if local is None else os.fsdecode(local.getsockname())
+        #: Where it leads to, for clients that have to know that it is this one; None: nobody knows.
+        self.local_place = None if self.local_address is None else _known_place(self.local_address)
 
     def __iter__(self) -> Iterator[ServiceSocket]:
         return iter(self._sockets)
+
+    def why_not(self) -> str:
+        """Return why a socket unit is not served; "": all are, or there is none."""
+        names = ", ".join(name or "without a name" for name in self._unserved)
+        return f"sockets of the service manager are not as configured: {names}" if names else ""
 
     def give(self, identity: privileges.Identity) -> None:
         """Make the user the owner of run_dir and of the paths of sockets whose mode is not for everybody."""
@@ -96,6 +108,7 @@ class ServiceSockets:
         wanted = list(self._wanted())
         found = [passed.take(service, fits) for service, fits, _ in wanted]
         passed.drop_rest()  # first: a new socket may need an address that one of these has
+        self._unserved = passed.unserved
         sockets = []
         for (service, _, bind), sock in zip(wanted, found, strict=True):
             if sock is not None:
@@ -138,6 +151,14 @@ def _control_address(config: Config) -> str:
     if not config.control.enable or config.control.transport != "unix":
         return ""
     return config.control.socket or os.path.join(config.daemon.run_dir, "sock")
+
+
+def _known_place(address: str) -> str | None:
+    try:
+        return place_of(address)
+    except OSError as e:
+        log.warning("clients on this host can't know the local socket, and use TLS: %s", e)
+        return None
 
 
 def _unix_address(text: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from .connection_limit import ConnectionLimit, Stage
 from .poller import READABLE
-from .tls_handshake import Pollers, shake_hands
+from .tls_handshake import Handshakes
 from .tls_socket import TlsContext
 
 log = logging.getLogger(__name__)
@@ -22,21 +22,22 @@ HANDSHAKE_TIMEOUT = 10.0
 
 
 class TlsArrival:
-    """One accepted connection. Used only in the thread of the pollers' loop.
+    """One accepted connection. Used on the event loop.
 
     make: returns the protocol that serves it. ended: called once, when the protocol serves it or it was closed.
     """
 
     def __init__(
         self,
-        pollers: Pollers,
+        handshakes: Handshakes,
         sock: socket.socket,
         context: Callable[[], TlsContext],
         make: Callable[[], asyncio.BaseProtocol],
         ended: "Callable[[TlsArrival], None]",
     ) -> None:
-        self._pollers = pollers
-        self._loop = pollers.handshakes.loop
+        self._handshakes = handshakes
+        self._poller = handshakes.poller
+        self._loop = self._poller.loop
         self._socket = sock
         self._context = context
         self._make = make
@@ -45,22 +46,22 @@ class TlsArrival:
 
     def begin(self, limit: ConnectionLimit, address: str) -> None:
         """Wait for the first byte of the client. address: the client's, for the limit."""
-        self._place = limit.enter(Stage.SILENT, address, lambda: self._loop.call_soon_threadsafe(self.drop))
+        self._place = limit.enter(Stage.SILENT, address, self.drop)
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self.drop)
-        self._pollers.handshakes.watch(self._socket.fileno(), READABLE, self._spoke)
+        self._poller.watch(self._socket.fileno(), READABLE, self._spoke)
 
     def drop(self) -> None:
         """Cancel the handshake and close the connection, unless the handshake has ended."""
         if self._task is not None:
             self._task.cancel()
         elif self._socket.fileno() != -1:
-            self._pollers.handshakes.forget(self._socket.fileno())
+            self._poller.forget(self._socket.fileno())
             self._close()
 
     def _spoke(self) -> None:
-        self._pollers.handshakes.forget(self._socket.fileno())
+        self._poller.forget(self._socket.fileno())
         self._place.spoke()
-        shaking = shake_hands(self._pollers, self._socket, self._context(), self._make)
+        shaking = self._handshakes.shake(self._socket, self._context(), self._make)
         self._task = self._loop.create_task(shaking)
         self._task.add_done_callback(self._shaken)
 

@@ -4,8 +4,11 @@
 import logging
 import os
 import ssl
+import time
+from collections.abc import Mapping
+from typing import Any
 
-from ..config.services import Tls
+from ..config.services import TlsSection
 from ..errors import ConfigError
 from .tls_socket import TlsContext
 
@@ -15,16 +18,24 @@ _CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required"
 
 
 class ServerTls:
-    """The context of new connections, replaced as a whole when the certificate is renewed. Thread-safe.
+    """The context of new connections, replaced as a whole when the certificate is renewed.
 
-    Established connections keep their context. OpenSSL does not allow changes to a context that another thread uses.
+    Established connections keep their context. OpenSSL does not allow changes to a context that another thread uses:
+    those of handshakes do.
     Raises ConfigError if the files cannot be loaded.
     """
 
-    def __init__(self, config: Tls) -> None:
+    def __init__(self, config: TlsSection) -> None:
         self._config = config
         self._seen = self._stamp()
+        self._refused = False
         self.context = _make(config)
+
+    def why_not(self) -> str:
+        """Return why the certificate is not the one of the files, or serves nobody; "": all is well."""
+        if self.context.expires <= time.time():
+            return "expired"
+        return "it cannot be loaded again, the old one stays in use" if self._refused else ""
 
     def renew(self) -> None:
         """Load certificate and key again. On failure the old context stays in use, and the reason is logged."""
@@ -32,8 +43,10 @@ class ServerTls:
         try:
             self.context = _make(self._config)
         except ConfigError as e:
+            self._refused = True
             log.error("cannot renew the certificate, the old one stays in use: %s", e)
         else:
+            self._refused = False
             log.info("certificate renewed from %s", self._config.cert_file)
 
     def renew_if_changed(self) -> None:
@@ -62,9 +75,19 @@ def client_context(ca_file: str, cert_file: str = "", key_file: str = "") -> ssl
     return context
 
 
-def _make(config: Tls) -> TlsContext:
+def client_tls(ca_file: str, cert_file: str = "", key_file: str = "") -> TlsContext:
+    """Return the same for TLS by C. Raises ConfigError."""
+    rules = client_context(ca_file, cert_file, key_file)
+    try:
+        return TlsContext(rules, cert_file=cert_file, key_file=key_file or cert_file, ca_file=ca_file)
+    except OSError as e:
+        raise ConfigError(f"cannot load {cert_file or ca_file}: {e}") from None
+
+
+def _make(config: TlsSection) -> TlsContext:
     rules = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     rules.minimum_version = ssl.TLSVersion.TLSv1_2
+    rules.set_ciphers(":".join(each["name"] for each in rules.get_ciphers() if _is_strong(each)))
     rules.verify_mode = _CLIENT_AUTH[config.client_auth]
     # No client needs renegotiation, and it costs the server more than the client.
     rules.options |= ssl.OP_NO_RENEGOTIATION
@@ -78,6 +101,15 @@ def _make(config: Tls) -> TlsContext:
         raise ConfigError(
             f"[tls] cannot load cert_file {config.cert_file} with key_file {config.key_file}: {e}"
         ) from None
+
+
+def _is_strong(cipher: Mapping[str, Any]) -> bool:
+    """Tell whether the server offers a suite that the policy of the host allows.
+
+    Suites of TLS 1.2 in CBC mode have had attacks on their padding (Lucky 13), and those without an ephemeral key let a
+    key that is stolen later read what was recorded (RFC 9325 4.1, 4.2).
+    """
+    return bool(cipher["aead"]) and cipher["kea"] in ("kx-ecdhe", "kx-dhe", "kx-any")
 
 
 def _load_ca(rules: ssl.SSLContext, ca_file: str) -> None:

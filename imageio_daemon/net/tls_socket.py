@@ -9,6 +9,8 @@ from typing import Any
 
 from ioutil_ext import ffi, lib
 
+from ..urls.hosts import certified
+
 #: Results of TlsSocket in place of a count: call again when the socket is readable, or when it is writable.
 WANTS_INPUT: int = lib.IOU_TLS_WANTS_INPUT
 WANTS_ROOM: int = lib.IOU_TLS_WANTS_ROOM
@@ -51,10 +53,11 @@ class TlsContext:
     def wrap(self, sock: socket.socket, host: str | None = None) -> "TlsSocket":
         """Return TLS on a connected, non-blocking socket.
 
-        host: the server's name, for SNI and verification; None: this side is the server. Raises OSError.
+        host: the server's name or address, for SNI and verification; None: this side is the server. Raises OSError.
         """
         result = ffi.new("iou_tls **")
-        code = lib.iou_tls_new(self._context, sock.fileno(), ffi.NULL if host is None else host.encode("idna"), result)
+        name = ffi.NULL if host is None else certified(host).encode("idna")
+        code = lib.iou_tls_new(self._context, sock.fileno(), name, result)
         if code:
             raise OSError(-code, os.strerror(-code))
         return TlsSocket(result[0])

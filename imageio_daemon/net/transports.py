@@ -26,7 +26,7 @@ def keep_alive(sock: socket.socket) -> None:
 def send_at_once(sock: socket.socket) -> None:
     """Disable Nagle's algorithm on a TCP connection (RFC 9293 3.7.4). Raises OSError.
 
-    With it, the second of two short writes waited 40 ms for an acknowledgement. The loops' own transports disable it
+    With it, the second of two short writes waited 40 ms for an acknowledgement. The loop's own transports disable it
     by themselves.
     """
     if sock.family != socket.AF_UNIX:

@@ -3,6 +3,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple
@@ -34,10 +35,26 @@ class Wanted(NamedTuple):
     length: int | None = None
 
 
-async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: Wanted, total: Total) -> int:
+class Blocks(NamedTuple):
+    """Consecutive blocks of one digest; `length` of each in bytes. zero: they read as zeros."""
+
+    number: int
+    length: int
+    digest: bytes
+    zero: bool
+
+
+#: Is told of all blocks, in order.
+Tell = Callable[[Blocks], Awaitable[None]]
+
+
+async def checksum(
+    transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: Wanted, total: Total, tell: Tell | None = None
+) -> int:
     """Add the digests of the blocks of a range to the total, in order, and return how many bytes were hashed.
 
-    Blocks begin at the offset of the range. Raises OutOfRange, Forbidden, Canceled, Unavailable, StorageError.
+    Blocks begin at the offset of the range. tell: is told of each; blocks of data that are zeros count as zeros then.
+    Raises OutOfRange, Forbidden, Canceled, Unavailable, StorageError, and what tell raises.
     """
     offset = wanted.offset
     transfer.ticket.require_range(offset, wanted.length or 0)
@@ -48,7 +65,7 @@ async def checksum(transfer: Transfer, buffers: Buffers, hashing: Hashing, wante
     ):
         await backend.refresh(op)
         length = _inside(readable_size(transfer, backend), offset, wanted.length)
-        work = _Checksum(backend, op, hashing, held, wanted.algorithm, total)
+        work = _Checksum(backend, op, hashing, held, wanted.algorithm, total, tell)
         try:
             plan = BlockPlan(wanted.block_size)
             async with aclosing(backend.extents(op, offset, length, Context.ZERO)) as lists:
@@ -83,13 +100,21 @@ class _Checksum:
     """Hash a group of blocks in each buffer at a time, and add the digests in the order of the blocks."""
 
     def __init__(
-        self, backend: Backend, op: Operation, hashing: Hashing, buffers: list[Buffer], algorithm: str, total: Total
+        self,
+        backend: Backend,
+        op: Operation,
+        hashing: Hashing,
+        buffers: list[Buffer],
+        algorithm: str,
+        total: Total,
+        tell: Tell | None,
     ) -> None:
         self._backend = backend
         self._op = op
         self._hashing = hashing
         self._algorithm = algorithm
         self._total = total
+        self._tell = tell
         self._lanes = lanes_of(algorithm)
         self._zero_digests: dict[int, bytes] = {}
         self._free: asyncio.Queue[Buffer] = asyncio.Queue()
@@ -145,11 +170,18 @@ class _Checksum:
             for done in range(0, first.number, ZERO_BATCH):  # a hole of 8 EiB has 10^13 blocks: others have turns
                 count = min(ZERO_BATCH, first.number - done)
                 await self._hashing.run(partial(self._total.add, digest, count), len(digest) * count)
+            found = Blocks(first.number, first.length, digest, zero=True)
         else:
             group, index = first
             task = group.task or await self._start()
-            self._total.add((await task)[index])
+            digest, length = (await task)[index], group.blocks[index].length
+            self._total.add(digest)
+            # Storage may not tell that they are zeros: what is told shall be of the content alone.
+            is_zero = self._tell is not None and digest == await self._zero_digest(length)
+            found = Blocks(1, length, digest, is_zero)
         self._pending.popleft()
+        if self._tell is not None:
+            await self._tell(found)
 
     async def _zero_digest(self, length: int) -> bytes:
         if length not in self._zero_digests:

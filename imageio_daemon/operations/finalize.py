@@ -5,8 +5,6 @@ A verification is no request: it goes on when its client has left, and ends with
 """
 
 import asyncio
-import concurrent.futures
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -73,7 +71,8 @@ class Verification:
         self.size = size
         self.comparison = Comparison(expected)
         #: The report for the client when the image has been read. An exception if it could not be read.
-        self.report: concurrent.futures.Future[dict[str, object]] = concurrent.futures.Future()
+        self.report: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self.report.add_done_callback(asyncio.Future.exception)  # retrieved: nobody may wait for it
         self.task: asyncio.Task[None] | None = None
 
     @property
@@ -83,20 +82,18 @@ class Verification:
 
 
 class Finalizer:
-    """Finalize images, each by one verification at a time. Thread-safe: the loops share it."""
+    """Finalize images, each by one verification at a time."""
 
     def __init__(self, store: TransferStore, buffers: Buffers, hashing: Hashing) -> None:
         self._store = store
         self._buffers = buffers
         self._hashing = hashing
-        self._lock = threading.Lock()
         self._last: dict[Transfer, Verification] = {}  # an entry ends with its transfer
-        self._images: dict[object, concurrent.futures.Future[None]] = {}  # those that are being read
+        self._images: dict[object, asyncio.Event] = {}  # those that are being read
 
     def last(self, transfer: Transfer) -> Verification | None:
         """Return the verification of a transfer that runs, or the last one; None: there was none in this process."""
-        with self._lock:
-            return self._last.get(transfer)
+        return self._last.get(transfer)
 
     async def finalize(self, transfer: Transfer, expected: Expected) -> dict[str, object] | None:
         """Verify an image, and return the report; None: it takes longer than ANSWER_TIMEOUT, and goes on.
@@ -109,9 +106,7 @@ class Finalizer:
         report: dict[str, object] | None = transfer.kept_state.get(FINALIZED)
         if report is None:
             verification = self._begin(transfer, expected)
-            waiting = asyncio.wrap_future(verification.report)
-            waiting.add_done_callback(_look_at)
-            await asyncio.wait([waiting], timeout=ANSWER_TIMEOUT)
+            await asyncio.wait([verification.report], timeout=ANSWER_TIMEOUT)
             return verification.report.result() if verification.report.done() else None
         if any(report[key] != value for key, value in expected.shown.items()):
             raise InUse("The image is finalized with another checksum")
@@ -120,26 +115,22 @@ class Finalizer:
 
     def _begin(self, transfer: Transfer, expected: Expected) -> Verification:
         """Start a verification, or return the equal one that runs. Raises InUse, Forbidden."""
-        with self._lock:
-            running = self._last.get(transfer)
-            if running is not None and not running.report.done():
-                if running.expected != expected._replace(blocks=()):
-                    raise InUse("The image is being compared with another checksum")
-                return running
-            quiet = transfer.permission.seal.begin_closing()
-            verification = self._last[transfer] = Verification(expected, transfer.ticket.size)
+        running = self._last.get(transfer)
+        if running is not None and not running.report.done():
+            if running.expected != expected._replace(blocks=()):
+                raise InUse("The image is being compared with another checksum")
+            return running
+        quiet = transfer.permission.seal.begin_closing()
+        verification = self._last[transfer] = Verification(expected, transfer.ticket.size)
         if running is None:
             transfer.end.when_ended(lambda _: self._forget(transfer))
         verification.task = asyncio.get_running_loop().create_task(self._run(transfer, verification, quiet))
         return verification
 
     def _forget(self, transfer: Transfer) -> None:
-        with self._lock:
-            self._last.pop(transfer, None)
+        self._last.pop(transfer, None)
 
-    async def _run(
-        self, transfer: Transfer, verification: Verification, quiet: "concurrent.futures.Future[None]"
-    ) -> None:
+    async def _run(self, transfer: Transfer, verification: Verification, quiet: asyncio.Event) -> None:
         try:
             report = await self._verify(transfer, verification, quiet)
         except BaseException as e:
@@ -149,13 +140,11 @@ class Finalizer:
         else:
             verification.report.set_result(report)
 
-    async def _verify(
-        self, transfer: Transfer, verification: Verification, quiet: "concurrent.futures.Future[None]"
-    ) -> dict[str, object]:
+    async def _verify(self, transfer: Transfer, verification: Verification, quiet: asyncio.Event) -> dict[str, object]:
         """Verify an image that nothing begins to change; quiet: when nothing changes it any more."""
         expected, comparison, seal = verification.expected, verification.comparison, transfer.permission.seal
         try:
-            await asyncio.shield(asyncio.wrap_future(quiet))
+            await quiet.wait()
             await operations.flush(transfer)
             async with self._turn(transfer):
                 wanted = Wanted(expected.algorithm, expected.block_size)
@@ -179,23 +168,12 @@ class Finalizer:
         backend = transfer.opened
         image = None if backend is None else backend.info.identity
         key = image or transfer.ticket.url
-        mine: concurrent.futures.Future[None] = concurrent.futures.Future()
-        while (other := self._take(key, mine)) is not mine:
-            await asyncio.shield(asyncio.wrap_future(other))
+        mine = asyncio.Event()
+        while (other := self._images.setdefault(key, mine)) is not mine:
+            await other.wait()
             transfer.permission.require_not_canceled()
         try:
             yield
         finally:
-            with self._lock:
-                del self._images[key]
-            mine.set_result(None)
-
-    def _take(self, key: object, mine: "concurrent.futures.Future[None]") -> "concurrent.futures.Future[None]":
-        with self._lock:
-            return self._images.setdefault(key, mine)
-
-
-def _look_at(future: "asyncio.Future[dict[str, object]]") -> None:
-    """Retrieve the exception, which is raised by the report itself. Otherwise asyncio logs it."""
-    if not future.cancelled():
-        future.exception()
+            del self._images[key]
+            mine.set()

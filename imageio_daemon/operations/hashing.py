@@ -31,7 +31,7 @@ def default_threads() -> int:
 
 
 class Hashing:
-    """The threads that hash memory. They do no storage I/O. Thread-safe: the loops share it."""
+    """The threads that hash memory. They do no storage I/O."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations on images. All requests that Python serves go through them from the frontends to storage.
 
-An operation checks its range, is tracked by its transfer, ends if the transfer is cancelled, and moves bytes through
-buffers of the shared pool. Operations know neither HTTP nor NBD nor files. The caller has authorised the access.
+An operation checks its range, is tracked by its transfer, and ends if the transfer is cancelled. Operations know
+neither HTTP nor NBD nor files, and move no bytes: lanes do. The caller has authorised the access.
 """
 
 import asyncio
@@ -11,17 +11,15 @@ from contextlib import aclosing, asynccontextmanager
 
 from ..errors import DENIED, Canceled, NotFound, StorageError
 from ..image.extents import Extent, ExtentList, merged
-from ..service.work import Work, begin
+from ..runtime.request_activity import RequestActivity, begin
 from ..storage.backend import Backend, BackendInfo, Context, Operation, ZeroMethod
 from ..storage.bucket import SMALL
-from ..storage.buffers import MAX_BUFFER
 from ..storage.durable import DurableRecord
-from ..storage.lending import Buffers
 from ..storage.running import Kind
 from ..transfers.ticket import Access
 from ..transfers.transfer import Transfer
 from .bounds import readable_size, require_room
-from .streaming import ByteSink, ByteSource, Limited, Peer, Writer, send
+from .peers import Peer
 
 #: Extents that are told at a time.
 DURABLE_BATCH = 4096
@@ -37,15 +35,30 @@ async def running(
     kind: Kind | None = None,
     part: bool = False,
 ) -> AsyncIterator[tuple[Operation, Backend]]:
-    """Run the block as an operation of the transfer on its image. Cancelling the transfer ends any wait in the block.
+    """Run the block as an operation of the transfer on its open image, as tracked() does. Raises StorageError."""
+    async with tracked(transfer, access, offset, length, kind=kind, part=part) as op:
+        yield op, await transfer.backend()
+
+
+@asynccontextmanager
+async def tracked(
+    transfer: Transfer,
+    access: Access | None,
+    offset: int = 0,
+    length: int = 0,
+    *,
+    kind: Kind | None = None,
+    part: bool = False,
+) -> AsyncIterator[Operation]:
+    """Run the block as an operation of the transfer. Cancelling the transfer ends any wait in the block.
 
     An error in the block, or the cancellation of its task, also cancels what storage still does for the operation.
-    kind, part: see Transfer.begin(). Raises Forbidden, Canceled, StorageError.
+    kind, part: see Transfer.begin(). Raises Forbidden, Canceled.
     """
     with transfer.track(access, offset, length, kind=kind, part=part) as op:
         try:
             async with _interruptible(op):
-                yield op, await transfer.backend()
+                yield op
         except BaseException as e:
             if isinstance(e, StorageError):
                 transfer.failed(op.kind)
@@ -53,7 +66,7 @@ async def running(
             raise
 
 
-async def open_image(transfer: Transfer, request: Work) -> None:
+async def open_image(transfer: Transfer, request: RequestActivity) -> None:
     """Open the image of a transfer for a request that goes on elsewhere, which counts it, and its failure.
 
     During the wait the ticket is active. A cancel of the transfer ends the wait, and its end renews the ticket. Raises
@@ -65,38 +78,17 @@ async def open_image(transfer: Transfer, request: Work) -> None:
             await transfer.backend()
 
 
-async def write(
-    transfer: Transfer, buffers: Buffers, offset: int, length: int | None, source: ByteSource, *, flush: bool
-) -> None:
-    """Write length bytes from the source at offset. flush: they are on stable storage at the end.
+@asynccontextmanager
+async def ready(transfer: Transfer, access: Access, offset: int, length: int) -> AsyncIterator[None]:
+    """Run the block, which starts a lane for a range of the open image, as an operation that counts the request.
 
-    length: None: all bytes of the source. Receiving a piece overlaps the storage writes of the pieces before it. Raises
-    Truncated if the source ends early, PeerGone if the client has left: bytes that were received before may have been
-    written, and no others. Raises OutOfRange, Forbidden, Canceled, Unavailable, CannotFlush, StorageError.
-    """
-    transfer.ticket.require_range(offset, length or 0)
-    async with running(transfer, Access.WRITE, offset, length or 0) as (op, backend):
-        require_room(transfer, backend, offset, length or 0)
-        info = backend.info
-        piece = transfer.bucket.piece(info.write_piece)
-        async with buffers.lease(transfer, length, 1 + info.writes, piece) as held:
-            await Writer(transfer, backend, op, held, piece).run(offset, length, source)
-        if flush:
-            await backend.flush(op)
-
-
-async def read(transfer: Transfer, buffers: Buffers, offset: int, length: int, sink: ByteSink) -> None:
-    """Send length bytes from offset to the sink.
-
-    Raises OutOfRange, Forbidden, Canceled, Unavailable, PeerGone, StorageError.
+    Raises OutOfRange, Forbidden, Canceled, StorageError.
     """
     transfer.ticket.require_range(offset, length)
-    piece = transfer.bucket.piece(MAX_BUFFER)
-    async with (
-        running(transfer, Access.READ, offset, length) as (op, backend),
-        buffers.lease(transfer, length, piece=piece) as held,
-    ):
-        await send(backend, op, held, offset, length, Limited(sink, transfer.bucket))
+    async with running(transfer, access, offset, length) as (_, backend):
+        if access is Access.WRITE:
+            require_room(transfer, backend, offset, length)
+        yield
 
 
 async def zero(
@@ -230,8 +222,8 @@ async def _interruptible(op: Operation) -> AsyncIterator[None]:
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(None) as deadline:
-            op.on_cancel = lambda: _call_from_any_thread(loop, deadline)
-            if op.canceled:  # by another thread, before on_cancel was set
+            op.on_cancel = lambda: _expire(deadline, loop)
+            if op.canceled:  # before on_cancel was set
                 deadline.reschedule(loop.time())
             try:
                 yield
@@ -243,12 +235,8 @@ async def _interruptible(op: Operation) -> AsyncIterator[None]:
         raise
 
 
-def _call_from_any_thread(loop: asyncio.AbstractEventLoop, deadline: asyncio.Timeout) -> None:
-    loop.call_soon_threadsafe(_expire, deadline, loop)
-
-
 def _expire(deadline: asyncio.Timeout, loop: asyncio.AbstractEventLoop) -> None:
     try:
         deadline.reschedule(loop.time())
     except RuntimeError:
-        return  # the block has just ended by itself
+        return  # it was cancelled before

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of storage, each a folder with a class that keeps the contract Backend (backend.py).
 
-file: files and block devices, by C. nbd: exports of NBD servers. http: images of other servers of the images API.
-qemu: image files, by a qemu-nbd that the daemon starts. daemon.py chooses by the ticket. The other modules are shared:
-buffers, the order of changes (exclusion), work on one loop (home_loop), what lanes ask of Python (external, errand).
+file: files and block devices, by C. nbd: exports of NBD servers, to which C talks when Python has connected. qemu:
+image files, by a qemu-nbd that the daemon starts. daemon.py chooses by the ticket. The other modules are shared.
 """

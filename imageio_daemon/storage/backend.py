@@ -2,7 +2,7 @@
 """The interface between operations and storage: Backend, and the objects that both sides use."""
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -11,9 +11,8 @@ from ioutil_ext import ffi
 
 from ..errors import Canceled
 from ..image.extents import ExtentList, ExtentStream
-from ..service import work
-from ..service.work import Wait
-from .buffers import MAX_BUFFER
+from ..runtime import request_activity
+from ..runtime.request_activity import Wait
 from .durable import DurableRecord
 from .running import Kind, Waiting
 
@@ -40,7 +39,7 @@ class Context(StrEnum):
 
 
 class Holder(Protocol):
-    """An object that must live until an operation has ended: a buffer, an operation, an errand."""
+    """An object that must live until an operation has ended: a buffer, an operation."""
 
     def retain(self) -> None:
         """Add one to the count of users."""
@@ -50,7 +49,7 @@ class Holder(Protocol):
 
 
 class Memory(Protocol):
-    """The memory of one storage operation: a Slice of a buffer, or an Errand with memory of a lane.
+    """The memory of one storage operation, as a Slice of a buffer.
 
     The caller of an operation keeps the memory until the operation has ended. Code that uses it longer retains buffer.
     """
@@ -80,8 +79,7 @@ class Operation:
 
     Each storage operation retains this object until its completion. So the request ends for its transfer only when
     storage has released it, even if the task that awaited was cancelled. C reads and writes `control`; other backends
-    use `done` and `canceled`. offset, length: the range, in bytes. on_end: called by the last release(). Not
-    thread-safe: used on one loop, but cancel() may be called in any thread.
+    use `done` and `canceled`. offset, length: the range, in bytes. on_end: called by the last release().
     """
 
     __slots__ = (
@@ -100,11 +98,11 @@ class Operation:
         self.kind = kind
         self.offset = offset
         self.length = length
-        #: Called in any thread when the operation is cancelled. It ends a wait for the client.
+        #: Called when the operation is cancelled. It ends a wait for the client.
         self.on_cancel: Callable[[], None] | None = None
         self._on_end = on_end
         self._holders = 1
-        self._work = work.current()
+        self._work = request_activity.current()
         # time.monotonic(): when storage got the operation, and of the last retain() or release().
         self._began = self._answered = 0.0
 
@@ -112,6 +110,11 @@ class Operation:
     def done(self) -> int:
         """Return the number of bytes that are done."""
         return int(self.control.done)
+
+    @property
+    def progress(self) -> int:
+        """Return `done` without what was read again, as for a client that has paused. length 0: it is not known."""
+        return min(self.done, self.length) if self.length else self.done
 
     def advance(self, count: int) -> None:
         """Add count bytes to `done`, for backends in Python."""
@@ -128,7 +131,7 @@ class Operation:
             raise Canceled
 
     def cancel(self) -> None:
-        """Make the operation end at its next step. May be called in any thread."""
+        """Make the operation end at its next step."""
         self.control.canceled = 1
         callback = self.on_cancel
         if callback is not None:
@@ -146,7 +149,7 @@ class Operation:
 
     @property
     def waiting(self) -> Waiting | None:
-        """Return the operation if it is in storage. May be called in any thread."""
+        """Return the operation if it is in storage."""
         return Waiting(self.storage_wait, self.kind, self.offset, self.length) if self.in_storage else None
 
     def retain(self) -> None:
@@ -179,16 +182,10 @@ class BackendInfo:
     block_size: int
     can_grow: bool  # a write past the end makes the image larger
     can_fast_zero: bool  # as far as is known, zeroing a range needs no data I/O
-    has_dirty: bool  # extents() has Context.DIRTY
-    max_readers: int | None = None  # None: as many as the configuration allows
-    max_writers: int | None = None
     can_fast_allocate: bool = False  # as can_fast_zero, with a range that stays provisioned
     unflushed: bool = True  # there may be changes that no flush has covered, or a flush has failed
     identity: object = None  # equal for two backends of the same image; None: unknown
     lasting: str | None = None  # an identity that outlives this process, see lasting.py; None: there is none
-    #: The pieces of a long write end at multiples of write_piece bytes, and so many run at a time.
-    write_piece: int = MAX_BUFFER
-    writes: int = 1
     can_flush: bool = True  # the storage can put changes on stable storage
 
 
@@ -259,8 +256,8 @@ class Backend(Protocol):
         The record of durable ranges gets those in the range of the operation; if its length is 0, all.
 
         After a failure every flush fails: the storage may report success although data was lost (measured, see
-        ioutil_ext/README.md). Each kind of storage remembers the failure itself: files in C, in io_flush_failed(); NBD
-        in ReconnectingSession.failed(); HTTP in HttpBackend.flush(). TransferImage remembers it beyond a close.
+        ioutil_ext/README.md). Each kind of storage remembers the failure itself: files in
+        io_flush_failed() of C, NBD in nbd_flush_failed(). TransferImage remembers it beyond a close.
         """
         ...
 
@@ -269,6 +266,10 @@ class Backend(Protocol):
 
         Storage is asked for the size again. Raises NotFound if the image does not have the context.
         """
+        ...
+
+    def bitmaps(self) -> Sequence[str]:
+        """Return the names of the bitmaps of Context.DIRTY, as contexts of NBD. Raises NotFound, BitmapInUse."""
         ...
 
     def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
@@ -286,7 +287,7 @@ class Backend(Protocol):
         ...
 
     def interrupt(self) -> None:
-        """End cancelled operations that wait for a thread or a connection. Thread-safe."""
+        """End cancelled operations that wait for a thread or a connection."""
         ...
 
     def close(self) -> Awaitable[None]:

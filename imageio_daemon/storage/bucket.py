@@ -7,7 +7,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import InvalidRequest
-from ..service.work import Wait, waiting
+from ..runtime.request_activity import Wait, waiting
 from ..units import KiB
 
 #: Bytes that a request without data takes: a zero, a list of extents.
@@ -20,7 +20,7 @@ LEAST_PIECE = 64 * KiB
 
 
 class Bucket:
-    """Limit the rate of all that takes from it, and of it together with the other children of its parent. Thread-safe.
+    """Limit the rate of all that takes from it, and of it together with the other children of its parent.
 
     parent: its rate holds for all of its children together. `shared` is the iou_bucket of C, whose lanes take from it
     without Python. What is taken goes in the order of calls.
@@ -50,12 +50,12 @@ class Bucket:
 
     @property
     def limited(self) -> float:
-        """Return the seconds in which something has waited so far. May be called in any thread."""
+        """Return the seconds in which something has waited so far."""
         return float(self._stats().limited / 1e9)
 
     @property
     def waiting(self) -> int:
-        """Return how many requests and lanes wait now. May be called in any thread."""
+        """Return how many requests and lanes wait now."""
         return int(self._stats().waiting)
 
     def piece(self, most: int) -> int:

@@ -8,7 +8,6 @@ with it. So its memory is given out again only when nothing can read or write it
 import asyncio
 import contextlib
 import mmap
-import threading
 from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ..errors import Unavailable
-from ..service.work import Wait, waiting
+from ..runtime.request_activity import Wait, waiting
 from ..units import KiB, MiB
 
 PAGE = mmap.PAGESIZE
@@ -31,7 +30,7 @@ MAX_BUFFER = 64 * MiB
 class Buffer:
     """Hold `size` bytes of page-aligned memory until the last holder releases it.
 
-    view: the memory. address: its address, for C. Not thread-safe: retained and released on one loop.
+    view: the memory. address: its address, for C. Retained and released on the event loop.
     """
 
     __slots__ = ("_holders", "_pool", "address", "memory", "owner", "size", "view")
@@ -95,16 +94,15 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A request that waits for a buffer of `size` bytes. future: of its loop, for the buffer."""
+    """A request that waits for a buffer of `size` bytes. future: for the buffer."""
 
     size: int
     owner: Hashable
-    loop: asyncio.AbstractEventLoop
     future: "asyncio.Future[Buffer]"
 
 
 class BufferPool:
-    """Lend buffers, never more than `limit` bytes in all. Thread-safe.
+    """Lend buffers, never more than `limit` bytes in all.
 
     A request waits in a queue for its first buffer: the client has to wait, and memory does not grow. It takes more
     buffers, for reading ahead, only if they are free. So two requests never wait for each other.
@@ -117,9 +115,8 @@ class BufferPool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = {}
-        #: Bytes of all buffers, in use or free; bytes in use. Changed under the lock.
+        #: Bytes of all buffers, in use or free; bytes in use.
         self.allocated = 0
         self.in_use = 0
         self._in_use_by: Counter[Hashable] = Counter()  # bytes, by owner; no zeros
@@ -128,8 +125,7 @@ class BufferPool:
     @property
     def waiting(self) -> int:
         """Return how many requests wait for memory."""
-        with self._lock:
-            return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._waiting.values()))
 
     async def acquire(self, size: int, owner: Hashable = None) -> Buffer:
         """Return a buffer of at least size bytes, retained once. Wait while the budget or the owner's quota is used up.
@@ -137,13 +133,11 @@ class BufferPool:
         Raises Unavailable if the buffer is larger than the budget or MAX_BUFFER, or the system has no memory.
         """
         rounded = self._rounded(size)
-        with self._lock:
-            buffer = self._take_at_once(rounded, owner)
-            if buffer is not None:
-                return buffer
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[Buffer] = loop.create_future()
-            self._waiting.setdefault(owner, deque()).append(_Claim(rounded, owner, loop, future))
+        buffer = self._take_at_once(rounded, owner)
+        if buffer is not None:
+            return buffer
+        future: asyncio.Future[Buffer] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(_Claim(rounded, owner, future))
         try:
             with waiting(Wait.TURN):
                 return await future
@@ -157,19 +151,18 @@ class BufferPool:
     def try_acquire(self, size: int, owner: Hashable = None) -> Buffer | None:
         """Return a buffer of at least size bytes, retained once, or None if there is none now. Raises Unavailable."""
         rounded = self._rounded(size)
-        with self._lock, contextlib.suppress(Unavailable):
+        with contextlib.suppress(Unavailable):
             return self._take_at_once(rounded, owner)
         return None
 
     def give_back(self, buffer: Buffer) -> None:
         """Take back a buffer whose last holder has released it."""
-        with self._lock:
-            self.in_use -= buffer.size
-            self._in_use_by[buffer.owner] -= buffer.size
-            if not self._in_use_by[buffer.owner]:
-                del self._in_use_by[buffer.owner]
-            buffer.owner = None
-            self._free.setdefault(buffer.size, []).append(buffer)
+        self.in_use -= buffer.size
+        self._in_use_by[buffer.owner] -= buffer.size
+        if not self._in_use_by[buffer.owner]:
+            del self._in_use_by[buffer.owner]
+        buffer.owner = None
+        self._free.setdefault(buffer.size, []).append(buffer)
         if self._waiting:
             self._serve_waiting()
 
@@ -229,29 +222,16 @@ class BufferPool:
         return None
 
     def _serve_waiting(self) -> None:
-        with self._lock:
-            while (claim := self._next_claim()) is not None:
-                try:
-                    buffer = self._take(claim.size, claim.owner)
-                except Unavailable as e:  # an error of the claim; our caller has only given a buffer back
-                    claim.loop.call_soon_threadsafe(_refuse, claim.future, e)
-                else:
-                    if buffer is None:
-                        return  # later claims do not overtake this one
-                    claim.loop.call_soon_threadsafe(_hand_over, claim.future, buffer)
-                claims = self._waiting.pop(claim.owner)
-                claims.popleft()
-                if claims:
-                    self._waiting[claim.owner] = claims  # the owner's next turn comes after those of the others
-
-
-def _hand_over(future: "asyncio.Future[Buffer]", buffer: Buffer) -> None:
-    if future.done():
-        buffer.release()
-    else:
-        future.set_result(buffer)
-
-
-def _refuse(future: "asyncio.Future[Buffer]", error: Unavailable) -> None:
-    if not future.done():
-        future.set_exception(error)
+        while (claim := self._next_claim()) is not None:
+            try:
+                buffer = self._take(claim.size, claim.owner)
+            except Unavailable as e:  # an error of the claim; our caller has only given a buffer back
+                claim.future.set_exception(e)
+            else:
+                if buffer is None:
+                    return  # later claims do not overtake this one
+                claim.future.set_result(buffer)
+            claims = self._waiting.pop(claim.owner)
+            claims.popleft()
+            if claims:
+                self._waiting[claim.owner] = claims  # the owner's next turn comes after those of the others

@@ -4,15 +4,14 @@
 import errno
 import logging
 import os
-import threading
 from array import array
-from operator import sub
+from collections import Counter
 from typing import Any
 
 from ioutil_ext import ffi, lib
 
 from ..errors import Canceled, Error, ImageInUse, NotFast, Shortened, StorageError
-from ..image.extents import ZERO, ExtentList
+from ..image.extents import ExtentList
 from .backend import ZeroMethod
 
 log = logging.getLogger(__name__)
@@ -84,8 +83,7 @@ def check(code: int, what: str) -> None:
 def no_fault(end: Any, flags: int) -> Error | None:
     """Return what the end of an operation means that is no fault of the storage; None: it is one.
 
-    end: what C tells, with error, syscall and size. flags: of the operation. code_of() in errand.py is the way back,
-    for operations that Python ends.
+    end: what C tells, with error, syscall and size. flags: of the operation.
     """
     if end.error == errno.ECANCELED:
         return Canceled()
@@ -100,30 +98,19 @@ def no_fault(end: Any, flags: int) -> Error | None:
     return None
 
 
-class _Slow:
-    """Count slow operations of all images, which loops report in several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.count = 0
-
-    def add(self) -> None:
-        with self._lock:
-            self.count += 1
-
-
-_slow = _Slow()
+#: How often each of these was told.
+_told: Counter[str] = Counter()
 
 
 def slow_operations() -> int:
     """Return how many operations of C took longer than SLOW_NS so far, on all images."""
-    return _slow.count
+    return _told["slow"]
 
 
 def tell(what: str, name: str, elapsed: int, given_up: Any) -> None:
     """Log slow storage and methods that it refused, whether the operation succeeded or not. elapsed: in ns."""
     if elapsed > SLOW_NS:
-        _slow.add()
+        _told["slow"] += 1
         log.warning("slow storage: %s took %.1f s", what, elapsed / 1e9)
     for syscall, code in enumerate(given_up, lib.IOU_SYS_PUNCH_HOLE):
         if code:
@@ -148,19 +135,4 @@ def extent_list(records: Any, count: int, offset: int) -> ExtentList:
     numbers = memoryview(ffi.buffer(records, count * RECORD_SIZE)).cast("Q")
     bounds = array("Q", numbers[::3].tobytes())
     bounds.append(numbers[-3] + numbers[-2] if count else offset)
-    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's 1 is ZERO
-
-
-#: What C tells of an extent, by its flags.
-_HOLES = bytes(bool(flags & ZERO) for flags in range(256))
-
-
-def fill_records(view: memoryview, extents: ExtentList, most: int) -> int:
-    """Put at most so many extents, from the first on, into memory of C; return how many."""
-    count = min(most, len(extents))
-    numbers = view.cast("Q")
-    bounds = extents.bounds[: count + 1]
-    numbers[0 : 3 * count : 3] = memoryview(bounds)[:count]
-    numbers[1 : 3 * count : 3] = memoryview(array("Q", map(sub, bounds[1:], bounds)))
-    numbers[2 : 3 * count : 3] = memoryview(array("Q", [_HOLES[flags] for flags in extents.flags[:count]]))
-    return count
+    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's flags are ours

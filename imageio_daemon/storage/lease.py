@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lease of a ticket, in memory that Python and C share."""
 
+import itertools
+
 from ioutil_ext import ffi, lib
+
+_numbers = itertools.count(1)
 
 #: The limit of times in a lease, in ns: 73 years. The sum of two such times still fits into a uint64_t of C.
 MAX_NANOSECONDS = 2**61
@@ -18,9 +22,15 @@ class Lease:
 
     def __init__(self, now: float, timeout: float) -> None:
         self.shared = ffi.new("iou_lease *")
+        self.shared.number = next(_numbers)
         self.shared.timeout = _nanoseconds(timeout)
         self.expires = now + timeout
         self.active = now
+
+    @property
+    def number(self) -> int:
+        """Return the number of this lease, which no other one of the process has had."""
+        return int(self.shared.number)
 
     @property
     def expires(self) -> float:

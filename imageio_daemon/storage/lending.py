@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the requests of all transfers borrow: buffers for their data, and memory for decoders."""
+"""What the requests of all transfers borrow: buffers for their data."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Hashable
 
-from ..image.zstd import WINDOWS
+from ..errors import Unavailable
 from ..units import MiB
 from .buffers import MAX_BUFFER, PAGE, Buffer, BufferPool
 
@@ -15,31 +16,34 @@ SCARCE = 1 * MiB
 
 
 class Buffers:
-    """Lend buffers to the requests of all transfers, on all loops. size: most bytes that a request moves at a time.
+    """Lend buffers of a pool to the requests of all transfers. size: most bytes of a buffer."""
 
-    pool: memory for data. windows: for what decoders of bodies remember, apart: who has some waits for data.
-    """
-
-    def __init__(self, pool: BufferPool, size: int) -> None:
+    def __init__(self, pool: BufferPool, size: int = MAX_BUFFER) -> None:
         self.pool = pool
-        self.windows = BufferPool(WINDOWS)
         self.size = size
 
     @contextlib.asynccontextmanager
     async def lease(
-        self, owner: Hashable, length: int | None, most: int = 2, piece: int = MAX_BUFFER
+        self,
+        owner: Hashable,
+        length: int | None,
+        most: int = 2,
+        piece: int = MAX_BUFFER,
+        *,
+        patience: float | None = None,
     ) -> AsyncIterator[list[Buffer]]:
         """Lend one buffer, and up to `most` for a request that can use them and need not wait for the others.
 
         length: of the request, in bytes; None: unknown. piece: most bytes of a buffer, if less than `size`. A request
-        that has to wait for its first buffer gets at most SCARCE bytes. Raises Unavailable.
+        that has to wait for its first buffer gets at most SCARCE bytes, and waits at most `patience` seconds. Raises
+        Unavailable.
         """
         size = min(self.size, piece)
         wanted = size if length is None else min(size, length + PAGE)
         first = self.pool.try_acquire(wanted, owner)
         if first is None:
             wanted = min(wanted, SCARCE)
-            first = await self.pool.acquire(wanted, owner)
+            first = await self._wait_for(wanted, owner, patience)
         buffers = [first]
         try:
             if length is None or length > wanted - PAGE:
@@ -49,3 +53,12 @@ class Buffers:
         finally:
             for buffer in buffers:
                 buffer.release()
+
+    async def _wait_for(self, size: int, owner: Hashable, patience: float | None) -> Buffer:
+        try:
+            async with asyncio.timeout(patience) as end:
+                return await self.pool.acquire(size, owner)
+        except TimeoutError:
+            if not end.expired():
+                raise
+            raise Unavailable("There is no memory for the request now") from None

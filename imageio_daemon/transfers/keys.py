@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from ..errors import InvalidRequest
+from ..image.formats import FORMATS
 from ..units import MAX_OFFSET, MAX_RATE, MIN_RATE
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
@@ -18,19 +19,14 @@ MAX_ID = 255
 MAX_URL = 4096 + 256
 MAX_FILENAME = 1024
 MAX_TRANSFER_ID = 255
-#: The longest name of a tenant, in bytes of UTF-8.
-MAX_TENANT = 255
 #: The largest size. Programs send 2**64 and more for "no limit". A number with more digits than 2**128 is no size.
 MAX_SIZE = 10**39 - 1
 #: The longest name of a bitmap, in bytes: the limit of qcow2.
 MAX_BITMAP = 1023
 
 FILE_URL = "file://"
-#: The formats of image files. The daemon never probes the format, because a guest decides how a raw image begins.
-FORMATS = ("raw", "qcow2", "vmdk", "vhdx", "vpc", "vdi")
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _T = TypeVar("_T")
 
@@ -62,19 +58,27 @@ def number(value: int, key: str, least: int, most: int = MAX_OFFSET) -> int:
     return value
 
 
-def text(value: str, key: str, limit: int, *, empty: bool = True) -> str:
-    """Return text that can be encoded. limit: bytes of UTF-8."""
+def text(value: str, key: str, limit: int, *, empty: bool = True, errors: str = "strict") -> str:
+    """Return text that can be encoded. limit: bytes of UTF-8. errors: what becomes of lone surrogates, as in encode().
+
+    JSON can contain lone surrogates, which are no text. In names of files those of PEP 383 stand for bytes that are not
+    UTF-8: "\\udcff" for the byte 0xff.
+    """
     if not value and not empty:
         raise InvalidRequest(f"Invalid ticket: {key!r} is empty")
-    # JSON can contain lone surrogates, which cannot be encoded in UTF-8.
-    if _SURROGATE.search(value) or len(value.encode()) > limit:
+    try:
+        size = len(value.encode(errors=errors))
+    except UnicodeEncodeError:
+        size = limit + 1
+    if size > limit:
         raise InvalidRequest(f"Invalid ticket: {key!r} must be valid text of at most {limit} bytes")
     return value
 
 
 def image_url(value: str) -> str:
     """Return a url of a scheme that is known, whose form is right."""
-    text(value, "url", MAX_URL, empty=False)
+    is_file = value.startswith(FILE_URL)
+    text(value, "url", MAX_URL, empty=False, errors="surrogateescape" if is_file else "strict")
     if "\0" in value:
         raise InvalidRequest("Invalid ticket: 'url' holds a NUL character")
     if nbd_url.is_nbd(value):
@@ -86,7 +90,7 @@ def image_url(value: str) -> str:
     if rbd_url.is_rbd(value):
         rbd_url.parse(value)
         return value
-    if not value.startswith(FILE_URL):
+    if not is_file:
         supported = ", ".join(("file", "https", *nbd_url.SCHEMES, rbd_url.SCHEME))
         raise InvalidRequest(f"Invalid ticket: unsupported url scheme, supported: {supported}")
     if not value.startswith(FILE_URL + "/"):

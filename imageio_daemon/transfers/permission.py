@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The permission of a ticket. It expires, the control service extends it, use renews it, and a cancel ends it.
+"""The permission of a ticket. It expires, the control service extends it, use renews it, and a cancel ends it."""
 
-Shared by the event loops; transfers/__init__.py has the rules.
-"""
-
-import threading
 from collections.abc import Callable
 
 from ..errors import DENIED, Canceled, Forbidden
@@ -17,20 +13,18 @@ Clock = Callable[[], float]
 
 
 class Permission:
-    """Tell whether a ticket may be used. Thread-safe.
+    """Tell whether a ticket may be used.
 
-    lock: the transfer's; some methods are called with it. seal: of the image, which ends writing before the ticket
-    ends. lease: the expiry of the ticket, which C reads and renews, too.
+    The seal ends writing before the ticket ends. The lease has the expiry of the ticket; C reads and renews it, too.
     """
 
-    def __init__(self, ticket: Ticket, lock: threading.Lock, seal: Seal, clock: Clock) -> None:
+    def __init__(self, ticket: Ticket, seal: Seal, clock: Clock) -> None:
         self._ticket = ticket
-        self._lock = lock
         self._clock = clock
         self.seal = seal
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
-        #: Whether the transfer was cancelled. Set with the lock, and never reset.
+        #: Whether the transfer was cancelled. Never reset.
         self.canceled = False
 
     def require(self, access: Access | None) -> None:
@@ -81,9 +75,9 @@ class Permission:
         return self.lease.active - self._created
 
     def until(self, *, running: bool) -> float:
-        """Return the time at which the ticket expires if the process ends now; 0: it was cancelled.
+        """Return when the ticket would expire if the process ended now, or 0 if it was cancelled.
 
-        running: a request runs. Its end renews the ticket, also if that has expired meanwhile.
+        Pass running=True if a request runs: its end renews the ticket, even one that has expired since it began.
         """
         if self.canceled:
             return 0.0
@@ -94,13 +88,12 @@ class Permission:
 
         0 ends the ticket now: requests that run go on, but do not renew it at their end. Only extend() revives it.
         """
-        with self._lock:
-            now = self._clock()
-            if timeout:
-                self.lease.expires = now + timeout
-            else:
-                self.lease.end(now)
+        now = self._clock()
+        if timeout:
+            self.lease.expires = now + timeout
+        else:
+            self.lease.end(now)
 
     def renew(self) -> None:
-        """Restart the ticket's timeout, because a request has ended. Called with the lock."""
+        """Restart the ticket's timeout, because a request has ended."""
         self.lease.renew(self._clock())

@@ -8,7 +8,7 @@ SAMPLES = 5
 
 
 class Rate:
-    """Tell by how much a count grows in a second. now: seconds of any clock. Not thread-safe."""
+    """Tell by how much a count grows in a second. `now` is the time of any clock, in seconds. Not thread-safe."""
 
     def __init__(self, now: float) -> None:
         self._samples = deque([(now, 0)], SAMPLES)
@@ -35,7 +35,7 @@ class Pauses:
         self._before = 0.0  # pauses before this one
 
     def look(self, since: float, now: float) -> None:
-        """Note that nothing runs now. since: when the last request has ended, of the same clock."""
+        """Note that nothing runs now. The last request has ended at `since`, by the same clock."""
         if since != self._since:
             self._before += self._seconds
             self._since = since

@@ -1,26 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seal of a ticket's image: after a finalize nothing changes the image through the ticket any more.
+"""The seal of a ticket's image: after a finalize nothing changes the image through the ticket any more."""
 
-Shared by the event loops; transfers/__init__.py has the rules.
-"""
-
-import concurrent.futures
-import threading
+import asyncio
 
 from ..errors import DENIED, Forbidden, InUse
 from .traffic import Traffic
 
 
 class Seal:
-    """Tell whether a ticket may still write. Thread-safe. lock: the transfer's; some methods are called with it.
+    """Tell whether a ticket may still write.
 
-    Open, then closing while the image is verified, then closed for good, or open again.
+    A seal is open at first, closing while the image is verified, and then closed for good, or open again.
     """
 
-    def __init__(self, traffic: Traffic, lock: threading.Lock) -> None:
+    def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
-        self._lock = lock
-        self._quiet: concurrent.futures.Future[None] | None = None
+        self._quiet: asyncio.Event | None = None
         #: Whether the image is finalized. Set by close(), and never reset.
         self.closed = False
 
@@ -36,31 +31,28 @@ class Seal:
         if self._quiet is not None:
             raise InUse("The image is being verified")
 
-    def begin_closing(self) -> "concurrent.futures.Future[None]":
-        """Let no change begin, and return a future of the end of those that run. Raises as require_open() does.
+    def begin_closing(self) -> asyncio.Event:
+        """Refuse new changes, and return an event that is set when none runs. Raises as require_open() does.
 
-        Lanes that may write end as soon as no request of them runs. Their HTTP connections stay, NBD connections end.
+        Lanes that may write end when their requests have. HTTP connections stay, NBD connections end.
         """
-        with self._lock:
-            self.require_open()
-            quiet = self._quiet = concurrent.futures.Future()
-            lanes = self._traffic.changing_lanes()
-            self.settle()
+        self.require_open()
+        quiet = self._quiet = asyncio.Event()
+        lanes = self._traffic.changing_lanes()
+        self.settle()
         for lane in lanes:
             lane.refuse()
         return quiet
 
     def settle(self) -> None:
-        """Complete the future of begin_closing() if no change runs. Called with the lock."""
-        if self._quiet is not None and not self._quiet.done() and not self._traffic.changing:
-            self._quiet.set_result(None)
+        """Set the event of begin_closing() if no change runs."""
+        if self._quiet is not None and not self._traffic.changing:
+            self._quiet.set()
 
     def reopen(self) -> None:
         """Let changes begin again."""
-        with self._lock:
-            self._quiet = None
+        self._quiet = None
 
     def close(self) -> None:
         """Refuse all changes from now on. None runs: begin_closing() has waited for them, or none has begun yet."""
-        with self._lock:
-            self.closed, self._quiet = True, None
+        self.closed, self._quiet = True, None

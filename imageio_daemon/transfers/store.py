@@ -1,29 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All transfers of the daemon, by ticket id. Shared by the event loops; transfers/__init__.py has the rules."""
+"""All transfers of the daemon, by ticket id."""
 
 import logging
-import threading
 import time
 
 from ..errors import DENIED, Forbidden, InUse, StorageError, TooManyTickets, Unavailable
-from ..service import logs
-from ..service.events import DAEMON, Caller, Events
-from ..service.state import StateDirectory
-from ..service.sums import Sums
+from ..runtime import logs
+from ..runtime.audit_log import DAEMON, AuditLog, Caller
+from ..runtime.state import StateDirectory
+from ..runtime.sums import Sums
 from ..storage.totals import Totals
-from .at_work import AtWork
-from .drain import Drain
-from .durable import DurableRecords
-from .ending import EndingTransfers
-from .image import Identify, OpenBackend
-from .keeping import Keeping, until_forgotten
-from .kept import open_kept
-from .kept_record import Record
-from .limits import Limits
-from .notices import Notices
+from .active import AtWork, Drain
+from .canceled import CanceledTransfers
+from .durable_records import DurableRecords
+from .kept_ticket import KeptTicket
+from .kept_tickets import KeptTickets, until_forgotten
 from .permission import Clock
+from .rate_limits import RateLimits
 from .ticket import Access, Changes, Ticket
 from .transfer import Transfer
+from .transfer_image import Identify, OpenBackend
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +32,12 @@ async def _unknown(_: Ticket) -> None:
 
 
 class TransferStore:
-    """All transfers by ticket id. Thread-safe.
+    """All transfers by ticket id.
 
-    open_backend: opens the image of a ticket. identify: returns the identity of a ticket's image. most_tickets: in the
-    store at a time. most_connections: on one ticket at a time. state: keeps the tickets of install() for the
-    next process, if keep_tickets; None: nothing is kept. records: of what is durable; None: there are none. limits: of
-    rates; None: there are none but those of tickets. events: are told what is done to tickets. notices: look at
-    transfers; None: nobody does. clock: in seconds.
+    open_backend opens the image of a ticket, and identify returns its identity. The store has at most most_tickets
+    tickets, and each ticket at most most_connections connections. With keep_tickets, the tickets of install() are kept
+    in the state directory for the next process; without a state directory, none are. The store tells the audit log
+    (events) what is done to tickets. The clock counts seconds.
     """
 
     def __init__(
@@ -55,26 +50,23 @@ class TransferStore:
         state: StateDirectory | None = None,
         keep_tickets: bool = True,
         records: DurableRecords | None = None,
-        limits: Limits | None = None,
-        events: Events | None = None,
-        notices: Notices | None = None,
+        limits: RateLimits | None = None,
+        events: AuditLog | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._records = records or DurableRecords(None)
         #: Of rates.
-        self.limits = limits or Limits()
-        self._events = events or Events(None)
-        self._notices = notices
+        self.limits = limits or RateLimits()
+        self._events = events or AuditLog(None)
         self._open_backend = open_backend
         self._identify = identify
         self.most_tickets = most_tickets
         self._most_connections = most_connections
         self._clock = clock
-        self._lock = threading.Lock()
         self._transfers: dict[str, Transfer] = {}
-        self._ending = EndingTransfers()
+        self._canceled = CanceledTransfers()
         #: The files of the tickets of install().
-        self.keeping = Keeping(open_kept(state, clock, wanted=keep_tickets), self._lock, self._transfers)
+        self.kept_tickets = KeptTickets.open(state, clock, self._transfers, wanted=keep_tickets)
         #: Set while the store drains: which transfers go on.
         self.drain: Drain | None = None
         #: Which transfers may work.
@@ -89,15 +81,13 @@ class TransferStore:
         """
         transfer, replaced = self._add(ticket, kept=False)
         if replaced:
-            self.keeping.forget([ticket.ticket_id])
+            self.kept_tickets.forget([ticket.ticket_id])
         return transfer
 
     async def install(self, ticket: Ticket, by: Caller = DAEMON) -> Transfer:
-        """Add a ticket as add() does, and keep it. Afterwards it outlives the process, or the log tells why not.
+        """Add a ticket as add() does, and keep it. Afterwards it outlives the process, or the log says why not.
 
-        by: who asks for it.
-
-        Raises TooManyTickets, and Unavailable while the store drains.
+        `by` is the caller for the audit log. Raises TooManyTickets, and Unavailable while the store drains.
         """
         if self.drain is not None:
             raise Unavailable("The server takes no more tickets")
@@ -109,19 +99,19 @@ class TransferStore:
         return transfer
 
     def restore(self) -> None:
-        """Add the tickets that were kept by the process before. Blocks."""
+        """Add the tickets that were kept by the process before. Blocks: a thread calls it, before anybody else."""
         dropped = 0
-        for record in self.keeping.load():
+        for record in self.kept_tickets.load():
             try:
                 self._add(record.ticket, kept=True, record=record)
             except TooManyTickets:
-                self.keeping.forget([record.ticket.ticket_id])
+                self.kept_tickets.forget([record.ticket.ticket_id])
                 dropped += 1
         if dropped:
             log.warning("kept tickets are dropped: there are too many", extra=logs.fields(count=dropped))
 
     async def change(self, transfer: Transfer, changes: Changes, by: Caller = DAEMON) -> None:
-        """Let a ticket expire timeout seconds from now, see Permission.extend(), limit it to a rate, and keep that.
+        """Change the expiry of a ticket (see Permission.extend()) or its rate limit, and keep it.
 
         Raises StorageError, Unavailable as keep() does.
         """
@@ -135,42 +125,40 @@ class TransferStore:
         await self.keep(transfer)
 
     async def keep(self, transfer: Transfer) -> bool:
-        """Keep a ticket with its expiry and its kept_state as they are now, and tell whether it is kept durably.
+        """Write the file of a ticket, with its expiry and kept_state, and tell whether that is durable.
 
-        Called after a change of these. A ticket that is not valid any more is forgotten. Without a state directory, for
-        tickets of add() and for transfers that have left the store, there is no effect. Raises StorageError if an older
-        state may be kept, Unavailable if the disk does not answer in time, InvalidRequest if kept_state is too large.
+        Call this after a change of expiry or kept_state. The file of a ticket that is not valid any more is removed.
+        This does nothing without a state directory, for tickets of add(), and for transfers that have left the store.
+        Raises StorageError if an older file may be left, Unavailable if the disk does not answer in time, and
+        InvalidRequest if kept_state is too large.
         """
-        return await self.keeping.keep(transfer)
+        return await self.kept_tickets.keep(transfer)
 
     def _add(
-        self, ticket: Ticket, *, kept: bool, record: Record | None = None, by: Caller = DAEMON
+        self, ticket: Ticket, *, kept: bool, record: KeptTicket | None = None, by: Caller = DAEMON
     ) -> tuple[Transfer, bool]:
-        """Add a ticket, and tell whether it has replaced one."""
-        with self._lock:
-            replaced = self._transfers.get(ticket.ticket_id)
-            self._require_room(replaced)
-            if replaced is not None:
-                self._ending.add(replaced.end)
-            transfer = self._transfers[ticket.ticket_id] = Transfer(
-                ticket,
-                self._open_backend,
-                self._identify,
-                self._ending,
-                records=self._records,
-                limits=self.limits,
-                most_connections=self._most_connections,
-                clock=self._clock,
-            )
-            transfer.kept = kept
-            if record is not None:
-                transfer.restore(record.remaining, record.state)
+        """Add a ticket. Return its transfer, and whether it has replaced another one."""
+        replaced = self._transfers.get(ticket.ticket_id)
+        self._require_room(replaced)
+        if replaced is not None:
+            self._canceled.add(replaced.end)
+        transfer = self._transfers[ticket.ticket_id] = Transfer(
+            ticket,
+            self._open_backend,
+            self._identify,
+            self._canceled,
+            records=self._records,
+            limits=self.limits,
+            most_connections=self._most_connections,
+            clock=self._clock,
+        )
+        transfer.kept = kept
+        if record is not None:
+            transfer.restore(record.remaining, record.state)
         self.totals.begin(ticket.storage, transfer)
-        transfer.end.when_left(self._ending.leave)
+        transfer.end.when_left(self._canceled.leave)
         transfer.end.when_left(lambda _: self.totals.end(transfer))
-        transfer.end.when_ended(self._ending.remove)
-        if self._notices is not None:
-            self._notices.follow(transfer)
+        transfer.end.when_ended(self._canceled.remove)
         if replaced is not None:
             self._cancel(replaced)
         if record is None:
@@ -190,14 +178,13 @@ class TransferStore:
 
     def all(self) -> list[Transfer]:
         """Return all transfers."""
-        with self._lock:
-            return list(self._transfers.values())
+        return list(self._transfers.values())
 
     def authorize(self, ticket_id: str, access: Access | None) -> Transfer:
-        """Return the transfer if the ticket allows the access now; None: any access. Raises Forbidden.
+        """Return the transfer of a ticket that allows this access now. access None asks only for a valid ticket.
 
-        Raises TooManyTransfers if it may not work now, and Unavailable while the store drains, unless it was in use
-        when that began.
+        Raises Forbidden; TooManyTransfers if too many others are active; and Unavailable while the store drains, unless
+        the transfer was in use when that began.
         """
         transfer = self._transfers.get(ticket_id)
         if transfer is None:
@@ -218,27 +205,25 @@ class TransferStore:
     async def remove(self, ticket_id: str, timeout: float, by: Caller = DAEMON) -> None:
         """Cancel and remove a ticket. A ticket that does not exist is no error.
 
-        Afterwards no operation of a ticket with this id runs, and no operation of another cancelled ticket on its
-        image, and no later process has the ticket. timeout: seconds to wait for that; 0: do not wait for requests.
-        Raises InUse if they have not ended by then, StorageError or Unavailable if it cannot be forgotten; the ticket
-        stays in the store, cancelled.
+        After this no operation of the ticket runs, nor any of another cancelled ticket on its image, and no later
+        process has the ticket. It waits for that at most `timeout` seconds; with 0 it does not wait for requests.
+        Raises InUse if they have not ended by then, and StorageError or Unavailable if the file of the ticket cannot be
+        removed. Then the ticket stays in the store, cancelled.
         """
-        with self._lock:
-            transfer = self._transfers.get(ticket_id)
-            if transfer is not None:
-                self._ending.add(transfer.end)
+        transfer = self._transfers.get(ticket_id)
+        if transfer is not None:
+            self._canceled.add(transfer.end)
         if transfer is not None:
             self._tell_canceled(transfer, by)
             self._cancel(transfer)
-        forgotten = self.keeping.forget([ticket_id])
-        if timeout == 0 and any(other.in_use for other in self._ending.of_ticket(ticket_id)):
+        forgotten = self.kept_tickets.forget([ticket_id])
+        if timeout == 0 and any(other.in_use for other in self._canceled.of_ticket(ticket_id)):
             raise InUse("The ticket is still used")
-        await self._ending.until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
+        await self._canceled.until_ended(ticket_id, timeout or CLOSE_TIMEOUT)
         await until_forgotten(forgotten)
-        with self._lock:
-            present = transfer is not None and self._transfers.get(ticket_id) is transfer
-            if present:
-                del self._transfers[ticket_id]
+        present = transfer is not None and self._transfers.get(ticket_id) is transfer
+        if present:
+            del self._transfers[ticket_id]
         if present and transfer is not None:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
 
@@ -253,38 +238,37 @@ class TransferStore:
         for transfer in taken:
             self._events.tell("ticket removed", by, transfer=transfer.ticket.log_name)
         ids = {transfer.ticket.ticket_id for transfer in taken}
-        ids.update(self.keeping.ids())  # of earlier removals that have failed, too
-        await until_forgotten(self.keeping.forget(ids))
+        ids.update(self.kept_tickets.ids())  # of earlier removals that have failed, too
+        await until_forgotten(self.kept_tickets.forget(ids))
 
     def _take_all(self, *, goes_on: bool = False) -> list[Transfer]:
         """Take all transfers out of the store, and cancel them; see Transfer.cancel()."""
-        with self._lock:
-            transfers = list(self._transfers.values())
-            self._transfers.clear()
-            for transfer in transfers:
-                self._ending.add(transfer.end)
+        transfers = list(self._transfers.values())
+        self._transfers.clear()
+        for transfer in transfers:
+            self._canceled.add(transfer.end)
         for transfer in transfers:
             self._cancel(transfer, goes_on=goes_on)
         return transfers
 
     def interrupt(self) -> None:
-        """Cancel all transfers, for the shutdown. Their requests end at their next step. The next process has them."""
-        self.keeping.renew(at_end=True)
+        """Cancel all transfers, because the process ends. Requests end at their next step; the next process goes on."""
+        self.kept_tickets.renew(at_end=True)
         self._take_all(goes_on=True)
 
     async def close(self) -> None:
         """Do as interrupt(), and wait until all transfers have ended, with their images flushed and closed."""
         self.interrupt()
-        for end in self._ending.all():
+        for end in self._canceled.all():
             await end.until_ended()
 
     def _require_room(self, replaced: Transfer | None) -> None:
-        """Raise TooManyTickets if there is no room for another ticket. Called with the lock."""
+        """Raise TooManyTickets if there is no room for another ticket."""
         if replaced is None and len(self._transfers) >= self.most_tickets:
             raise TooManyTickets(f"The limit of {self.most_tickets} tickets is reached")
-        self._ending.require_room(len(self._transfers), self.most_tickets)
+        self._canceled.require_room(len(self._transfers), self.most_tickets)
 
     def _cancel(self, transfer: Transfer, *, goes_on: bool = False) -> None:
-        """Cancel a transfer. The registry has it already, so no other transfer opens its image before its end."""
+        """Cancel a transfer, which self._canceled has already: so no other one opens its image before its end."""
         transfer.cancel(goes_on=goes_on)
-        self._ending.add(transfer.end)
+        self._canceled.add(transfer.end)

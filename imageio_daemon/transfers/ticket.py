@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ..errors import InvalidRequest, OutOfRange
-from ..units import MAX_OFFSET
+from ..units import MAX_OFFSET, MAX_TENANT
 from ..urls import http as http_url
 from ..urls import nbd as nbd_url
 from ..urls import rbd as rbd_url
@@ -89,7 +89,7 @@ class Ticket:
             bitmap=keys.bitmap(keys.optional(data, "bitmap", str, None)),
             since=keys.since(keys.optional(data, "since", str, None), url),
             rate=keys.rate(data),
-            tenant=keys.given_text(data, "tenant", keys.MAX_TENANT, empty=False),
+            tenant=keys.given_text(data, "tenant", MAX_TENANT, empty=False),
             shared=keys.optional(data, "shared", bool, False),
         )
 
@@ -147,6 +147,11 @@ class Ticket:
     def http(self) -> http_url.HttpAddress | None:
         """Return the address of the image if the url is one of another server of the images API, else None."""
         return http_url.parse(self.url) if http_url.is_http(self.url) else None
+
+    @property
+    def proxied(self) -> bool:
+        """Tell whether requests for the image are passed on to another server of the images API."""
+        return http_url.is_http(self.url)
 
     @property
     def rbd(self) -> rbd_url.RbdAddress | None:

@@ -14,7 +14,7 @@ from ..units import MiB
 class Traffic:
     """Hold the operations and lanes of a transfer, and count their requests and bytes.
 
-    A lane serves its requests without an Operation for each. Not thread-safe: the transfer's lock guards it.
+    A lane serves its requests without an Operation for each.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Traffic:
 
     @property
     def running(self) -> int:
-        """Return how many requests run now. May be called without the lock."""
-        return len(self._operations) + sum(lane.running for lane in tuple(self._lanes))
+        """Return how many requests run now."""
+        return len(self._operations) + sum(lane.running for lane in self._lanes)
 
     def storage_waits(self) -> list[float]:
         """Return the seconds for which the requests and lanes that wait for storage have waited."""
@@ -64,9 +64,10 @@ class Traffic:
         return [lane for lane in self._lanes if lane in self._changing]
 
     def begin(self, op: Operation, *, counts: bool, part: bool, changes: bool) -> None:
-        """Add an operation. counts: its bytes are progress. part: another operation counts its request.
+        """Add an operation.
 
-        changes: it may change the image.
+        Pass counts=True if its bytes are progress, part=True if another operation counts its request, and changes=True
+        if it may change the image.
         """
         self._operations.add(op)
         if changes:
@@ -81,12 +82,12 @@ class Traffic:
         self._changing.discard(op)
         if op in self._counted:
             self._counted.remove(op)
-            self._transferred.add(op.offset, op.offset + op.done)
-        self._bytes += op.done
+            self._transferred.add(op.offset, op.offset + op.progress)
+        self._bytes += op.progress
         self._totals = self._totals.plus(totals_of(op))
 
     def add_lane(self, lane: Lane, *, changes: bool) -> None:
-        """Add a lane. changes: it may change the image."""
+        """Add a lane. Pass changes=True if it may change the image."""
         self._lanes.add(lane)
         if changes:
             self._changing.add(lane)
@@ -124,7 +125,7 @@ class Traffic:
     def transferred(self) -> int:
         """Return how many bytes of the image were transferred so far. Each byte counts once."""
         self.collect()
-        running = [(op.offset, op.offset + op.done) for op in self._counted]
+        running = [(op.offset, op.offset + op.progress) for op in self._counted]
         return self._transferred.size_with(running) if running else self._transferred.size()
 
     def totals(self) -> Totals:
@@ -137,7 +138,7 @@ class Traffic:
         return totals
 
     def fields(self, seconds: float, paused: float) -> dict[str, object]:
-        """Return the fields of the log line of a transfer that took so many seconds. paused: of these, do not count."""
+        """Return the fields of the log line of a transfer that took `seconds`, of which `paused` do not count."""
         moving = seconds - paused
         return {
             "requests": self._requests,

@@ -2,7 +2,6 @@
 """A transfer: a ticket in use, with its permission, connections, operations, lanes, image, report and end."""
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,23 +9,23 @@ from typing import Any
 
 from ..errors import DENIED, Forbidden
 from ..lanes.lane import Lane
-from ..service.work import does
+from ..runtime.request_activity import does
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..storage.totals import Totals
+from .canceled import CanceledTransfers
 from .connections import Connections
-from .durable import DurableRecords
+from .durable_records import DurableRecords
 from .end import TransferEnd
-from .ending import EndingTransfers
-from .image import Identify, OpenBackend, TransferImage
-from .limits import Limits
 from .permission import Clock, Permission
 from .rate import Pauses
-from .report import Report
+from .rate_limits import RateLimits
 from .seal import Seal
+from .status import TransferStatus
 from .ticket import Access, Ticket
 from .traffic import Traffic
+from .transfer_image import Identify, OpenBackend, TransferImage
 
 #: The key in kept_state of what a finalized image was verified with.
 FINALIZED = "finalized"
@@ -35,11 +34,11 @@ _KINDS = {None: Kind.STAT, Access.READ: Kind.READ, Access.WRITE: Kind.WRITE}
 
 
 class Transfer:
-    """The state of one ticket. Thread-safe: one lock guards all of its parts.
+    """A ticket in use.
 
-    open_backend: opens the image. identify: returns its identity without keeping it open. ending: the cancelled
-    transfers; the open of the image and the end of this transfer wait for those on the same image. records: of what is
-    durable. limits: of rates. most_connections: at a time. clock: in seconds.
+    open_backend opens the image, and identify returns its identity without keeping it open. The open of the image and
+    the end of this transfer wait for the `canceled` transfers of the same image. At most most_connections may use the
+    transfer at a time. The clock counts seconds.
     """
 
     def __init__(
@@ -47,31 +46,30 @@ class Transfer:
         ticket: Ticket,
         open_backend: OpenBackend,
         identify: Identify,
-        ending: EndingTransfers,
+        canceled: CanceledTransfers,
         *,
         records: DurableRecords,
-        limits: Limits,
+        limits: RateLimits,
         most_connections: int,
         clock: Clock,
     ) -> None:
         self.ticket = ticket
-        self._lock = threading.Lock()
         self._traffic = Traffic()
-        self.permission = Permission(ticket, self._lock, Seal(self._traffic, self._lock), clock)
-        self.connections = Connections(self.permission, self._lock, most_connections, clock)
+        self.permission = Permission(ticket, Seal(self._traffic), clock)
+        self.connections = Connections(self.permission, most_connections, clock)
         self._records = records
         pauses = Pauses()
         #: The limit on the rate. All that moves bytes of the image for a client takes from it before.
         self.bucket = limits.bucket(ticket)
         self._limits = limits
-        self._report = Report(self._traffic, self.permission, self.connections, self.bucket, pauses, clock)
-        until_free = partial(ending.until_free, ticket.url)
-        self._image = TransferImage(ticket, open_backend, until_free, self._lock, self._settle, records)
-        self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, ending, identify)
+        self._status = TransferStatus(self._traffic, self.permission, self.connections, self.bucket, pauses, clock)
+        until_free = partial(canceled.until_free, ticket.url)
+        self._image = TransferImage(ticket, open_backend, until_free, self._settle, records)
+        self.end = TransferEnd(ticket, self.permission, self._traffic, pauses, self._image, canceled, identify)
         #: Whether the ticket outlives the process. Set by the store.
         self.kept = False
-        #: What outlives the process with the ticket: JSON values, with the ticket less than 256 KiB. Who changes it,
-        #: in one step, awaits TransferStore.keep() afterwards. A ticket that replaces this one begins with none.
+        #: JSON values that outlive the process with the ticket; ticket and values take less than 256 KiB. After you
+        #: have changed this, in one step, await TransferStore.keep(). A ticket that replaces this one begins with none.
         self.kept_state: dict[str, Any] = {}
         #: Whether the image is known to have all bytes of the ticket. It stays so, because images only grow.
         self.covered = False
@@ -80,17 +78,16 @@ class Transfer:
         return f"<Transfer {self.ticket.log_name}>"
 
     def restore(self, remaining: float, state: dict[str, Any]) -> None:
-        """Set what was kept: the seconds until the ticket expires, and kept_state."""
+        """Restore a kept ticket, which expires in `remaining` seconds. `state` becomes kept_state."""
         self.permission.extend(remaining)
         self.kept_state = state
         if FINALIZED in state:
             self.permission.seal.close()
 
     def limit(self, rate: int) -> None:
-        """Set the ticket's limit on the rate, bytes per second, also of what runs; 0: none. Raises InvalidRequest."""
-        with self._lock:
-            self._limits.limit(self.bucket, rate)
-            self.ticket = dataclasses.replace(self.ticket, rate=rate)
+        """Limit the ticket to `rate` bytes per second, also requests that run; 0: no limit. Raises InvalidRequest."""
+        self._limits.limit(self.bucket, rate)
+        self.ticket = dataclasses.replace(self.ticket, rate=rate)
 
     # Operations
 
@@ -117,88 +114,78 @@ class Transfer:
     ) -> Operation:
         """Begin an operation of this transfer. The status shows it, a cancel ends it, and its end renews the ticket.
 
-        access: None: any. offset, length: the range, in bytes. kind: None: a read or a write, as access says. part:
-        another operation counts its request. backend: the image that the caller has got before. The caller releases the
-        operation, which ends when storage has released it, too. Raises Forbidden if the transfer is cancelled, or has
-        released that image. Raises InUse or Forbidden for a write if the image is being or was finalized.
+        Release the operation when the request has been answered; it ends when storage has released it, too. The range
+        is `length` bytes at `offset`. Pass access None for an operation that any access allows, a kind if it is no
+        plain read or write, and part=True if another operation counts the request. Pass the backend if you got it
+        before. Raises Forbidden if the transfer is cancelled, or has released that image. For a write, raises
+        InUse while the image is verified, and Forbidden after it was finalized.
         """
         changes = access is Access.WRITE
         op = Operation(offset, length, self._operation_ended, kind or _KINDS[access])
-        with self._lock:
-            self._require_image(backend)
-            if changes:
-                self.permission.seal.require_open()
-            counts = access is not None and self.ticket.counts(access)
-            self._traffic.begin(op, counts=counts, part=part, changes=changes)
+        self._require_image(backend)
+        if changes:
+            self.permission.seal.require_open()
+        counts = access is not None and self.ticket.counts(access)
+        self._traffic.begin(op, counts=counts, part=part, changes=changes)
         does(op.kind, offset, length)
         return op
 
     def abandon(self, op: Operation) -> None:
-        """Cancel what storage still does for an operation, because its request has ended early."""
+        """Cancel an operation whose request has ended early, and interrupt what storage still does for it."""
         op.cancel()
         if op.in_storage:
             self._image.interrupt()
 
     def zeroed(self, method: ZeroMethod, length: int) -> None:
         """Add length bytes to those that were zeroed by a method, for the log."""
-        with self._lock:
-            self._traffic.zeroed(method, length)
+        self._traffic.zeroed(method, length)
 
     def failed(self, kind: Kind) -> None:
         """Count an operation that storage has failed."""
-        with self._lock:
-            self._traffic.failed(kind)
+        self._traffic.failed(kind)
 
     @property
     def running(self) -> int:
-        """Return how many requests run now. May be called in any thread."""
+        """Return how many requests run now."""
         return self._traffic.running
 
     @property
-    def goes_on(self) -> bool:
-        """Tell whether the transfer was cancelled by the end of the process, and the next one has it."""
-        return self._image.goes_on
-
-    @property
     def in_use(self) -> bool:
-        """Tell whether a request runs or a connection is there. May be called in any thread."""
+        """Tell whether a request runs or a connection is there."""
         return self.running > 0 or len(self.connections) > 0
 
     @property
     def in_force(self) -> bool:
-        """Tell whether the ticket is valid, or was when the requests that run began. May be called in any thread."""
+        """Tell whether the ticket is valid, or was when the requests that run began."""
         return self.permission.valid or self.running > 0
 
     @property
     def until(self) -> float:
-        """Return the time at which the ticket expires if the process ends now, and its requests with it."""
+        """Return when the ticket would expire if the process, and the requests that run, ended now."""
         return self.permission.until(running=self.running > 0)
 
     # Lanes: connections whose requests C serves, without an Operation for each
 
     def add_lane(self, lane: Lane, backend: Backend, *, changes: bool) -> None:
-        """Add a lane that uses the image of a backend, until remove_lane(). changes: it may write.
+        """Add a lane that uses the image of a backend, until remove_lane(). Pass changes=True if the lane may write.
 
-        Raises Forbidden, InUse as begin() does.
+        Raises Forbidden and InUse as begin() does.
         """
-        with self._lock:
-            self._require_image(backend)
-            if changes:
-                self.permission.seal.require_open()
-            self._traffic.add_lane(lane, changes=changes)
+        self._require_image(backend)
+        if changes:
+            self.permission.seal.require_open()
+        self._traffic.add_lane(lane, changes=changes)
 
     def remove_lane(self, lane: Lane) -> None:
         """Remove a lane that has ended. No effect if it was not added."""
-        with self._lock:
-            try:
-                self._traffic.remove_lane(lane)
-            finally:
-                self._settle()
+        try:
+            self._traffic.remove_lane(lane)
+        finally:
+            self._settle()
 
     def collect(self) -> None:
         """Fetch the ranges that lanes have counted."""
-        with self._lock:
-            self._traffic.collect()
+        self._traffic.collect()
 
     # The image
 
@@ -224,20 +211,19 @@ class Transfer:
         """
         if self._image.opened is None or not self.permission.expired:
             return
-        with self._lock:
-            if self.permission.canceled or self.running or self._image.on_its_way:
-                return
-            if not self.permission.expired:  # a request has ended since the first check, and renewed it
-                return
-            callbacks = self.connections.callbacks()
-            if not self._traffic.any:
-                self.covered = False
-                self._image.release(wanted=lambda: self.permission.valid)
+        if self.permission.canceled or self.running or self._image.on_its_way:
+            return
+        if not self.permission.expired:  # a request has ended since the first check, and renewed it
+            return
+        callbacks = self.connections.callbacks()
+        if not self._traffic.any:
+            self.covered = False
+            self._image.release(wanted=lambda: self.permission.valid)
         for on_cancel in callbacks:
             on_cancel()
 
     def _require_image(self, backend: Backend | None) -> None:
-        """Raise Forbidden if the transfer is cancelled, or has released this backend. Called with the lock."""
+        """Raise Forbidden if the transfer is cancelled, or has released this backend."""
         self.permission.require_not_canceled()
         if backend is not None and backend is not self._image.opened:
             raise Forbidden(DENIED)
@@ -247,16 +233,16 @@ class Transfer:
     def cancel(self, *, goes_on: bool = False) -> None:
         """Refuse new requests, and make those that run end at their next step. Returns at once; see TransferEnd.
 
-        goes_on: in the next process. If there is a record of what is durable, the image is flushed before it is closed.
+        Pass goes_on=True if the next process goes on with the transfer. Then an image with a record of what is durable
+        is flushed before it is closed.
         """
-        with self._lock:
-            if self.permission.canceled:
-                return
-            self._image.goes_on = goes_on
-            self.permission.canceled = True
-            running = self._traffic.all()
-            callbacks = self.connections.callbacks()
-            self.end.begin()
+        if self.permission.canceled:
+            return
+        self._image.goes_on = goes_on
+        self.permission.canceled = True
+        running = self._traffic.all()
+        callbacks = self.connections.callbacks()
+        self.end.begin()
         self._image.stop_opening()
         for op in running:
             op.cancel()
@@ -265,36 +251,31 @@ class Transfer:
         self._image.interrupt()
 
     def _operation_ended(self, op: Operation) -> None:
-        with self._lock:
-            self._traffic.end(op)
-            self.permission.renew()
-            self._settle()
+        self._traffic.end(op)
+        self.permission.renew()
+        self._settle()
 
     def _settle(self) -> None:
-        """Check whether nothing runs of a cancelled transfer, or no change before a verification. With the lock."""
+        """Check whether nothing runs of a cancelled transfer, or no change before a verification."""
         self.end.settle()
         self.permission.seal.settle()
 
-    # Report
+    # Status
 
     def sample(self) -> None:
         """Take a sample for the rate of the status, and look for a pause. Called at regular times."""
-        with self._lock:
-            self._report.sample()
+        self._status.sample()
 
     def totals(self) -> Totals:
-        """Return what was done for this transfer so far. May be called in any thread."""
-        with self._lock:
-            return self._traffic.totals()._replace(limited=self.bucket.limited)
+        """Return what was done for this transfer so far."""
+        return self._traffic.totals()._replace(limited=self.bucket.limited)
 
     def storage_waits(self) -> list[float]:
-        """Return the seconds for which requests and lanes have waited for storage. May be called in any thread."""
-        with self._lock:
-            return self._traffic.storage_waits()
+        """Return the seconds for which requests and lanes have waited for storage."""
+        return self._traffic.storage_waits()
 
     def status(self) -> dict[str, Any]:
         """Return the ticket and its state, as the control service sends it. Times in seconds, sizes in bytes."""
-        with self._lock:
-            record = self.record
-            durable = None if record is None or self._image.opened is None else record.state().bytes
-            return self._report.status(self.ticket, durable)
+        record = self.record
+        durable = None if record is None or self._image.opened is None else record.state().bytes
+        return self._status.status(self.ticket, durable)

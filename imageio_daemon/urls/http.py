@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """URLs of images on another server of the images API: https://host:port/images/id."""
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 
 from ..errors import InvalidRequest
-from .hosts import is_host
+from .hosts import decoded, encoded, is_host
 
 SCHEMES = ("https", "http")
 
 _URL = re.compile(
     r"https?://"
-    r"(?P<host>[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:(?P<name>[A-Za-z0-9._-]{1,254})|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45}(?:%25[A-Za-z0-9._~%-]{1,48})?)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
     r"/images/(?P<id>[A-Za-z0-9._~!$&'()*+,;=:@%-]+)"
 )
 DEFAULT_PORT = 443
@@ -19,7 +21,10 @@ DEFAULT_PORT = 443
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """The address of an image on another server. str() omits the id: it is the other server's ticket, a secret."""
+    """The address of an image on another server. str() omits the id: it is the other server's ticket, a secret.
+
+    host: a name or an address, which may have a zone; see hosts.py.
+    """
 
     host: str
     port: int
@@ -27,11 +32,16 @@ class HttpAddress:
 
     @property
     def url(self) -> str:
-        """Return the URL for requests, with the secret. Always https: the image service of a server needs TLS."""
-        return f"https://{self.host}:{self.port}/images/{self.ticket_id}"
+        """Return the URL, with the secret. Always https: the image service of a server needs TLS."""
+        return f"https://{encoded(self.host)}:{self.port}/images/{self.ticket_id}"
+
+    @property
+    def url_to_connect(self) -> str:
+        """Return the URL as libraries take it, which look a zone up as it stands."""
+        return f"https://{encoded(self.host).replace('%25', '%', 1)}:{self.port}/images/{self.ticket_id}"
 
     def __str__(self) -> str:
-        return f"https://{self.host}:{self.port}/images/..."
+        return f"https://{encoded(self.host)}:{self.port}/images/..."
 
 
 def is_http(url: str) -> bool:
@@ -41,8 +51,9 @@ def is_http(url: str) -> bool:
 
 def parse(url: str) -> HttpAddress:
     """Parse a URL, which must have no user, query or fragment. Raises InvalidRequest; the message has no secret."""
-    match = _URL.fullmatch(url)
-    port = int(match["port"] or DEFAULT_PORT) if match else 0
-    if match is None or not 0 < port < 65536 or not is_host(match["host"].strip("[]")):
-        raise InvalidRequest("Invalid https url: expected https://host:port/images/id")
-    return HttpAddress(match["host"], port, match["id"])
+    if (match := _URL.fullmatch(url)) is not None:
+        with contextlib.suppress(ValueError):  # a zone that is not UTF-8
+            host, port = match["name"] or decoded(match["ipv6"]), int(match["port"] or DEFAULT_PORT)
+            if 0 < port < 65536 and is_host(host):
+                return HttpAddress(host, port, match["id"])
+    raise InvalidRequest("Invalid https url: expected https://host:port/images/id")

@@ -7,10 +7,11 @@ https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md.
 
 import re
 from dataclasses import dataclass
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from ..errors import InvalidRequest
-from .hosts import MAX_HOST, is_host
+from . import hosts
+from .hosts import MAX_HOST, is_host, unescaped
 
 DEFAULT_PORT = 10809
 #: Longest export name, in bytes: the longest string of the protocol.
@@ -75,7 +76,7 @@ def _parse(url: str) -> NbdAddress:
     query = _query(parts.query)
     tls = parts.scheme.startswith("nbds")
     hostname = _tls_hostname(query, tls=tls)
-    export = _decoded(parts.path.removeprefix("/"))
+    export = unescaped(parts.path.removeprefix("/"))
     if parts.scheme.endswith("+unix"):
         address = _unix(parts, query, export, hostname, tls=tls)
     else:
@@ -103,7 +104,7 @@ def _unix(parts: SplitResult, query: dict[str, str], export: str, hostname: str,
         raise ValueError("missing the parameter 'socket'")
     if tls and not hostname:
         raise ValueError("missing the parameter 'tls-hostname': a unix socket has no name that TLS could check")
-    return NbdAddress(socket=socket, export=export, tls=tls, tls_hostname=hostname)
+    return NbdAddress(socket=socket, export=export, tls=tls, tls_hostname=hosts.certified(hostname))
 
 
 def _tcp(parts: SplitResult, export: str, hostname: str, *, tls: bool) -> NbdAddress:
@@ -111,13 +112,13 @@ def _tcp(parts: SplitResult, export: str, hostname: str, *, tls: bool) -> NbdAdd
         raise ValueError("missing the host")
     if parts.password is not None:
         raise ValueError("a password has no meaning")
-    host, port = _decoded(parts.hostname), parts.port
+    host, port = hosts.decoded(parts.hostname), parts.port
     return NbdAddress(
         host=host,
         port=DEFAULT_PORT if port is None else port,
         export=export,
         tls=tls,
-        tls_hostname=(hostname or host) if tls else "",
+        tls_hostname=hosts.certified(hostname or host) if tls else "",
     )
 
 
@@ -143,13 +144,6 @@ def _tls_hostname(query: dict[str, str], *, tls: bool) -> str:
     if hostname and not tls:
         raise ValueError("'tls-hostname' without TLS")
     return hostname
-
-
-def _decoded(text: str) -> str:
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:
-        raise ValueError("percent-encoding that is not UTF-8") from None
 
 
 def _checked(address: NbdAddress) -> NbdAddress:

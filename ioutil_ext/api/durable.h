@@ -9,8 +9,8 @@
  * succeeded. A change takes its range out before it begins, and the removal is on stable storage before that. So after
  * a crash a journal tells less than is durable, never more.
  *
- * Operations on the handle of a file or device keep its record themselves (iou_handle_durable()). The owner of an
- * external image calls the functions below for each of its changes and flushes. A NULL record records nothing.
+ * Operations on a handle keep its record (iou_handle_durable()): each kind of image calls the functions below for its
+ * changes and flushes. A NULL record records nothing.
  */
 
 #ifndef IOUTIL_API_DURABLE_H
@@ -57,7 +57,7 @@ void iou_durable_retain(iou_durable *record);
 void iou_durable_release(iou_durable *record);
 
 /* Let the operations of a file's or device's handle keep a record. At most once, before the first operation. The handle
-   has a reference to the record. -EINVAL: the handle is external, or has a record. */
+   has a reference to the record. -EINVAL: the handle has a record. */
 int iou_handle_durable(iou_handle *handle, iou_durable *record);
 
 /*

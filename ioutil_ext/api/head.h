@@ -95,4 +95,10 @@ typedef struct {
  */
 int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length);
 
+/*
+ * Do the same, and move the data of the chunks together, to the start of the memory. Returns how many bytes of data
+ * there are; *taken: how many bytes belong to the body.
+ */
+int64_t iou_chunks_unframe(iou_chunks *chunks, void *data, uint64_t length, uint64_t *taken);
+
 #endif

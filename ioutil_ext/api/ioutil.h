@@ -50,7 +50,12 @@ typedef enum {
     IOU_WRITABLE = 8,  /* open: for reading and writing; without it, reading only */
     IOU_BUFFERED = 16, /* open: do not try direct I/O */
     IOU_SPACE = 32,    /* stat: ask the file system how much data the image may have, too */
-    IOU_SHARED = 64    /* open: take no locks against other programs; see iou_submit_open() */
+    IOU_SHARED = 64,   /* open: take no locks against other programs; see iou_submit_open() */
+    IOU_LAYERS = 128,  /* extents: tell IOU_EXTENT_HOLE, too, where the storage knows it */
+    IOU_DIRTY = 256,   /* extents: tell IOU_EXTENT_DIRTY, too, where the storage knows it */
+    IOU_WHOLE = 512,   /* read: by one request to the server that has the image */
+    IOU_DENSE = 1024,  /* read: the server need not look for holes, where it can do without */
+    IOU_NOW = 2048     /* read, extents: not if the server that has the image had to be connected to first */
 } iou_flag;
 
 /* The method by which a range was zeroed, in order of expense. A request with several reports the most expensive. */
@@ -62,7 +67,7 @@ typedef enum {
     IOU_METHOD_PUNCH_AND_ALLOCATE,
     IOU_METHOD_BLKZEROOUT,
     IOU_METHOD_WRITE,
-    IOU_METHOD_REMOTE /* the owner of an external image zeroed it, by its own method */
+    IOU_METHOD_REMOTE /* the server of the image zeroed it, by its own method */
 } iou_method;
 
 /* The number of methods, and of the system calls that zero, from IOU_SYS_PUNCH_HOLE on. */
@@ -88,10 +93,10 @@ typedef enum {
     IOU_SYS_MALLOC,
     IOU_SYS_LOCK,
     IOU_SYS_DURABLE, /* not of the image: its record of durable ranges could not be kept, see api/durable.h */
-    IOU_SYS_EXTERNAL /* no system call: the owner of an external image has failed */
+    IOU_SYS_SERVER   /* no system call: the server of the image has failed */
 } iou_syscall;
 
-typedef enum { IOU_FILE = 1, IOU_BLOCK = 2, IOU_EXTERNAL = 3 } iou_type;
+typedef enum { IOU_FILE = 1, IOU_BLOCK = 2, IOU_REMOTE = 3, IOU_QCOW2 = 4 } iou_type;
 
 /* Most worker threads of an engine. */
 enum { IOU_MAX_THREADS = 1024 };
@@ -120,16 +125,25 @@ typedef struct {
     int32_t syscall;    /* iou_syscall that failed */
     int32_t method;     /* zero: iou_method */
     uint32_t count;     /* extents: records filled */
-    uint64_t size;      /* ENODATA with IOU_SYS_NONE: the size of the image; IOU_SPACE: see iou_syscalls */
+    uint64_t size;      /* ENODATA with IOU_SYS_NONE: the size of the image; IOU_SPACE: see iou_syscalls;
+                           IOU_SYS_SERVER: the number of the failure, see api/nbd_client.h */
     /* zero, trim: errnos of the system calls that are given up, from IOU_SYS_PUNCH_HOLE on. Only the first operation of
        an image that gives one up reports it; 0: nothing new. */
     uint16_t given_up[IOU_ZEROING_CALLS];
 } iou_completion;
 
+/* What an extent is told to be; 0: data. Files and devices tell IOU_EXTENT_ZERO only: no data is allocated. */
+typedef enum {
+    IOU_EXTENT_ZERO = 1, /* it reads as zeros */
+    IOU_EXTENT_HOLE = 2, /* neither the image nor what is below it has anything there */
+    IOU_EXTENT_DIRTY = 4 /* a bitmap marks it as changed. In lanes of NBD: the first bitmap; the flags of the others are
+                            the next higher bits */
+} iou_extent_flag;
+
 typedef struct {
     uint64_t start;
     uint64_t length;
-    uint64_t hole; /* 1: reads as zeros, and no data is allocated; 0: data */
+    uint64_t flags; /* iou_extent_flag */
 } iou_extent;
 
 typedef struct {
@@ -186,6 +200,11 @@ typedef struct {
     uint32_t devices; /* devices with queued or running operations */
 } iou_stats;
 
+/* Return 0 if direct I/O of lanes can be asynchronous, or the -errno for which the kernel refuses it: workers do it
+ * then.
+ */
+int iou_async_io(void);
+
 /*
  * Start an engine. max_threads: 1 to IOU_MAX_THREADS workers, which start on demand. idle_ms: a worker without work for
  * so long ends. One device gets at most a quarter of the workers (at least one). -EINVAL, -ENOMEM.
@@ -240,10 +259,10 @@ int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_
  * Queue an operation. The caller keeps buffer (length bytes; IOU_EXTENTS: buffer_size bytes) and control alive and
  * untouched until the completion was reaped; the engine keeps the handle. Any alignment of the buffer works; a buffer
  * that is aligned like the offset (to info.mem_align) is not copied. IOU_EXTENTS fills as many records as fit with the
- * extents of offset..offset+length, in order, from offset on, without gaps; adjacent records differ in hole.
+ * extents of offset..offset+length, in order, from offset on, without gaps; adjacent records differ in flags.
  * buffer_size of a read or write may be 0. IOU_CLOSE cannot be canceled; operations submitted before it still run.
- * -EINVAL: unknown kind or flags, a range past 2^63 - 1, a missing or short buffer, a write on a read-only handle, a
- * handle of external.h. -EBADF: after IOU_CLOSE, while the handle exists. -ENOMEM, -ESHUTDOWN, -ECHILD as above.
+ * -EINVAL: unknown kind or flags, a range past 2^63 - 1, a missing or short buffer, a write on a read-only handle.
+ * -EBADF: after IOU_CLOSE, while the handle exists. -ENOMEM, -ESHUTDOWN, -ECHILD as above.
  */
 int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset,
                uint64_t length, void *buffer, uint64_t buffer_size, iou_control *control);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "api/bucket.h"
+#include "api/head.h"
 #include "api/ioutil.h"
 #include "api/tls.h"
 #include "api/zstd.h"
@@ -21,7 +22,7 @@ typedef struct iou_lane iou_lane;   /* one connection */
 typedef enum {
     IOU_LANE_STRUCTURED = 1,    /* NBD: replies are structured */
     IOU_LANE_EXTENDED = 2,      /* NBD: headers are extended */
-    IOU_LANE_ALLOCATION = 4,    /* NBD: BLOCK_STATUS may ask for base:allocation */
+    IOU_LANE_STATUS = 4,        /* NBD: metadata contexts were selected, so there is BLOCK_STATUS */
     IOU_LANE_READ_ONLY = 8,     /* the ticket is read-only */
     IOU_LANE_SPARSE = 16,       /* zeroing may deallocate */
     IOU_LANE_COUNT_READS = 32,  /* iou_lane_counted() has the ranges that were read */
@@ -30,9 +31,10 @@ typedef enum {
 } iou_lane_flag;
 
 enum {
-    IOU_LANES_MIN_MEMORY = 17825792,      /* bytes, 17 MiB: with less, threads wait for each other */
+    IOU_LANES_MIN_MEMORY = 17825792,      /* bytes, 17 MiB: with less, requests wait for each other */
     IOU_LANE_MAX_STAGED = 65536,          /* most bytes that a lane takes with its connection, in each direction */
     IOU_LANE_MAX_TIMEOUT_MS = 2147483647, /* 24 days: the longest wait of poll(2) */
+    IOU_LANE_CONTEXTS = 63,               /* most metadata contexts of NBD: base:allocation and 62 bitmaps */
     IOU_LANE_REPORTS = 16,                /* most reports that a lane keeps */
     IOU_RECORDS = 4096                    /* most records that all lanes keep together */
 };
@@ -45,6 +47,7 @@ typedef struct {
     uint64_t timeout; /* the end of a request renews the ticket for so long */
     uint64_t expires; /* has IOU_LEASE_ENDED in the same word, so that a renewal changes both at once, or neither */
     uint64_t active;  /* the end of the last request */
+    uint64_t number;  /* of the ticket: no other one of the process has had it */
 } iou_lease;
 
 typedef struct {
@@ -95,6 +98,7 @@ typedef struct {
     int32_t syscall;
     uint16_t given_up[IOU_ZEROING_CALLS];
     uint32_t reserved;
+    uint64_t size; /* as in iou_completion */
 } iou_lane_report;
 
 /* What a request waits for. */
@@ -187,10 +191,18 @@ int iou_lane_free(iou_lane *lane);
 
 /* ---- NBD: the transmission phase -------------------------------------------------------------------------------- */
 
+/* A metadata context that was selected, and what it tells: IOU_EXTENT_ZERO for base:allocation, or a bitmap of the
+   image, as in api/nbd_client.h. */
+typedef struct {
+    uint32_t id;
+    uint64_t tells;
+} iou_lane_context;
+
 /* The options of an NBD lane. Bytes of the ticket's size past the end of the image read as zeros. */
 typedef struct {
     iou_lane_options lane;
-    uint32_t context; /* id of base:allocation */
+    const iou_lane_context *contexts; /* replies have them in this order; copied */
+    uint32_t contexts_count;          /* at most IOU_LANE_CONTEXTS; with IOU_LANE_STATUS at least one */
     uint32_t errors_count;
     const uint32_t *errors; /* the NBD error for each errno, by its number; 0 or past the end: EIO; copied */
     const void *reply;      /* the last reply of the negotiation, which the lane sends first; copied */
@@ -208,6 +220,27 @@ int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *o
 /* Bytes of a template that a lane replaces with a value. Each occurs at most once. */
 enum { IOU_HTTP_FIRST = 1, IOU_HTTP_LAST = 2, IOU_HTTP_LENGTH = 3, IOU_HTTP_DATE = 4, IOU_HTTP_ORIGIN = 5 };
 
+typedef enum {
+    IOU_INSTRUCTION_FLUSH = 1,     /* write: the bytes are on stable storage before the answer */
+    IOU_INSTRUCTION_EXPECTS = 2,   /* write: the client waits for 100 Continue */
+    IOU_INSTRUCTION_CHUNKED = 4,   /* write: the body comes in chunks */
+    IOU_INSTRUCTION_ENCODED = 8,   /* write: the body is a frame of zstd */
+    IOU_INSTRUCTION_UNBOUNDED = 16 /* write, in chunks, not encoded: as many bytes as come */
+} iou_instruction_flag;
+
+/* A request that the owner has read and decided: what remains is to move its bytes, and to answer. */
+typedef struct {
+    uint32_t kind;  /* IOU_READ or IOU_WRITE; a kind of 0: there is no instruction */
+    uint32_t flags; /* iou_instruction_flag */
+    uint64_t offset;
+    uint64_t length; /* bytes of the image; 0 with IOU_INSTRUCTION_UNBOUNDED */
+    uint64_t body;   /* write: bytes of the body as it is sent; 0 if it comes in chunks */
+    uint32_t status; /* of the answer, for the record */
+    uint32_t reserved;
+    const void *answer; /* template of the answer, or of its head, with the date; copied */
+    uint64_t answer_length;
+} iou_instruction;
+
 /*
  * The options of an HTTP lane. It does not serve reads past the end of the image, and it finishes requests that have
  * begun. All texts are copied.
@@ -224,7 +257,8 @@ typedef struct {
     uint64_t whole_length;
     const void *origin; /* fields that replace IOU_HTTP_ORIGIN in an answer to a request with Origin */
     uint64_t origin_length;
-    uint64_t generation; /* of the image, that `whole` is for; see iou_handle_generation(); 0: any */
+    uint64_t generation;         /* of the image, that `whole` is for; see iou_handle_generation(); 0: any */
+    iou_instruction instruction; /* the lane does this and ends; the owner has read the head, and counts the request */
 } iou_http_options;
 
 typedef enum {
@@ -233,8 +267,11 @@ typedef enum {
     IOU_HTTP_FAILED,    /* storage has failed: the owner answers the request */
     IOU_HTTP_TRUNCATED, /* the body of a request has ended early: the owner answers the request */
     IOU_HTTP_ENCODING,  /* the encoded body of a request is refused: the owner answers the request */
-    IOU_HTTP_CUT,       /* storage has failed after the start of the answer: the owner cuts the connection */
-    IOU_HTTP_BROKEN     /* the connection has failed; iou_lane_stats has the errno */
+    IOU_HTTP_CHUNKS,    /* the framing of a body in chunks is refused: the owner answers the request */
+    IOU_HTTP_RANGE, /* an instruction is for bytes that are not in ticket and image: the owner answers the request */
+    IOU_HTTP_DONE,  /* the instruction was carried out, and the request answered */
+    IOU_HTTP_CUT,   /* storage has failed after the start of the answer: the owner cuts the connection */
+    IOU_HTTP_BROKEN /* the connection has failed; iou_lane_stats has the errno */
 } iou_http_reason;
 
 typedef struct {
@@ -248,8 +285,9 @@ typedef struct {
     uint64_t length;
     uint64_t size;    /* of the image, as in iou_completion */
     uint64_t unread;  /* bytes of its body that the lane has not taken; the rest of iou_http_ended() begins with them */
-    uint32_t refusal; /* IOU_HTTP_ENCODING: an iou_zstd_refusal */
+    uint32_t refusal; /* IOU_HTTP_ENCODING: an iou_zstd_refusal; IOU_HTTP_CHUNKS: an iou_chunks_refusal */
     uint32_t reserved;
+    iou_chunks chunks; /* of a body in chunks: the state of its reader before the rest of iou_http_ended() */
 } iou_http_end;
 
 /* Start a lane of HTTP. Returns as iou_nbd_start() does. */

@@ -15,7 +15,7 @@ typedef struct iou_zstd iou_zstd;
 enum {
     IOU_ZSTD_MAX_WINDOW = 8388608,     /* bytes; RFC 9659 3 */
     IOU_ZSTD_MAX_MEMORY = 9 * 1048576, /* bytes: most that iou_zstd_head() names */
-    IOU_ZSTD_WINDOWS = 32 * 1048576    /* bytes: most of all decoders at a time; of lanes, and once more of Python */
+    IOU_ZSTD_WINDOWS = 64 * 1048576    /* bytes: most of all decoders of the process at a time */
 };
 
 /* The reason why a frame is refused. */
@@ -40,6 +40,20 @@ void iou_zstd_free(iou_zstd *decoder);
  */
 int64_t iou_zstd_head(iou_zstd *decoder, const void *data, uint64_t length, uint64_t *memory);
 
+/*
+ * Take the memory that the head names from that of all decoders, for an owner: no owner gets more than twice what is
+ * left. -EAGAIN: there is none now. The caller tries again until its patience ends: decoders of others whose peers let
+ * them wait are asked to end for it (docs/adr/0045). -EINVAL: the head is not complete, or the memory was taken.
+ */
+int iou_zstd_admit(iou_zstd *decoder, uint64_t owner);
+
+/* Begin to wait for bytes of the peer, and go on. */
+void iou_zstd_rest(iou_zstd *decoder);
+void iou_zstd_go_on(iou_zstd *decoder);
+
+/* Whether the decoder has to end, because its peer lets it wait and another one needs the memory. Any thread. */
+uint32_t iou_zstd_is_wanted(const iou_zstd *decoder);
+
 typedef struct {
     uint64_t taken;   /* bytes of the data */
     uint64_t made;    /* bytes of content that were put into the room */
@@ -52,14 +66,14 @@ typedef struct {
  * Decode data behind the head into room, until the one is used up or the other is full; with all content made, until
  * the frame ends. Called again with what was not taken; without data it makes what is left of earlier data. After the
  * end, any data is refused (IOU_ZSTD_TRAILING). Nothing of the content is made that was not announced. Returns 0,
- * -EBADMSG: step->refusal says why; -ENOMEM, -EINVAL: the head was not taken. After a failure all calls fail.
+ * -EBADMSG: step->refusal says why; -ENOMEM, -EINVAL: its memory was not taken. After a failure all calls fail.
  */
 int iou_zstd_decode(iou_zstd *decoder, const void *data, uint64_t length, void *room, uint64_t size,
                     iou_zstd_step *step);
 
 /* What all decoders of the process have, and have done. */
 typedef struct {
-    uint64_t memory; /* bytes that they may take now, as iou_zstd_head() has named them */
+    uint64_t memory; /* bytes that they have taken, by iou_zstd_admit() */
     uint64_t taken;  /* bytes of data */
     uint64_t made;   /* bytes of content */
 } iou_zstd_totals;

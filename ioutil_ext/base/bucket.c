@@ -15,6 +15,7 @@
 #include "base/bucket.h"
 #include "base/clock.h"
 #include "base/numbers.h"
+#include "base/waiter.h"
 
 #define SECOND UINT64_C(1000000000)
 
@@ -26,7 +27,7 @@ struct iou_bucket {
     iou_bucket *parent;
     atomic_uint_fast64_t rate;
     pthread_mutex_t lock; /* a leaf; guards all below */
-    pthread_cond_t woken;
+    struct link waiters;
     uint64_t taken, granted, settled; /* bytes, and ns until when the time is granted */
     uint64_t wakes;
     uint32_t waiting;
@@ -41,13 +42,12 @@ iou_bucket *iou_bucket_new(iou_bucket *parent) {
         return NULL;
     bucket->parent = parent;
     pthread_mutex_init(&bucket->lock, NULL);
-    monotonic_cond_init(&bucket->woken);
+    link_init(&bucket->waiters);
     return bucket;
 }
 
 void iou_bucket_free(iou_bucket *bucket) {
     pthread_mutex_destroy(&bucket->lock);
-    pthread_cond_destroy(&bucket->woken);
     free(bucket);
 }
 
@@ -65,10 +65,12 @@ static void settle(iou_bucket *bucket) {
     }
 }
 
-static void wake(iou_bucket *bucket) {
+/* The caller wakes those in *served without the lock. */
+static void wake(iou_bucket *bucket, struct link *served) {
     bucket->wakes++;
-    if (bucket->waiting)
-        pthread_cond_broadcast(&bucket->woken);
+    link_init(served);
+    while (!link_empty(&bucket->waiters))
+        waiter_serve(container_of(bucket->waiters.next, struct waiter, link), served);
 }
 
 /* ---- one level -------------------------------------------------------------------------------------------------- */
@@ -99,10 +101,12 @@ static uint64_t left(iou_bucket *bucket, uint64_t due) {
 static void give_back(iou_bucket *bucket, uint64_t bytes) {
     if (bucket->rate == 0 || bytes == 0)
         return;
+    struct link served;
     pthread_mutex_lock(&bucket->lock);
     bucket->granted += bytes;
-    wake(bucket);
+    wake(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
+    waiters_wake(&served);
 }
 
 /* ---- both levels ------------------------------------------------------------------------------------------------ */
@@ -141,12 +145,14 @@ void iou_bucket_give_back(iou_bucket *bucket, uint64_t bytes) {
 int iou_bucket_set(iou_bucket *bucket, uint64_t rate) {
     if (rate > IOU_BUCKET_MOST)
         return -EINVAL;
+    struct link served;
     pthread_mutex_lock(&bucket->lock);
     settle(bucket); /* by the rate before */
     bucket->rate = rate;
     settle(bucket);
-    wake(bucket);
+    wake(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
+    waiters_wake(&served);
     return 0;
 }
 
@@ -168,9 +174,11 @@ uint64_t bucket_rate(const iou_bucket *bucket) {
 /* ---- sleep ------------------------------------------------------------------------------------------------------ */
 
 void bucket_wake(iou_bucket *bucket) {
+    struct link served;
     pthread_mutex_lock(&bucket->lock);
-    wake(bucket);
+    wake(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
+    waiters_wake(&served);
 }
 
 uint64_t bucket_wakes(iou_bucket *bucket) {
@@ -181,11 +189,12 @@ uint64_t bucket_wakes(iou_bucket *bucket) {
 }
 
 void bucket_sleep(iou_bucket *bucket, uint64_t wakes, uint64_t ns) {
-    uint64_t until = now_ns() + ns;
-    struct timespec deadline = {.tv_sec = (time_t)(until / SECOND), .tv_nsec = (long)(until % SECOND)};
-    int error = 0;
     pthread_mutex_lock(&bucket->lock);
-    while (bucket->wakes == wakes && error == 0)
-        error = pthread_cond_timedwait(&bucket->woken, &bucket->lock, &deadline);
+    bool sleeps = bucket->wakes == wakes;
+    struct waiter waiter;
+    if (sleeps)
+        waiter_join(&waiter, &bucket->waiters);
     pthread_mutex_unlock(&bucket->lock);
+    if (sleeps)
+        waiter_sleep_in(&waiter, &bucket->lock, now_ns() + ns);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Limits of rates, for threads that wait (bucket.c). */
+/* Limits of rates, for those that wait (bucket.c). */
 
 #ifndef IOUTIL_BASE_BUCKET_H
 #define IOUTIL_BASE_BUCKET_H

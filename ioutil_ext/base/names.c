@@ -26,7 +26,7 @@ static const char *const SYSCALLS[] = {
     [IOU_SYS_MALLOC] = "malloc",
     [IOU_SYS_LOCK] = "fcntl(OFD_SETLK)",
     [IOU_SYS_DURABLE] = "durable",
-    [IOU_SYS_EXTERNAL] = "external",
+    [IOU_SYS_SERVER] = "server",
 };
 
 static const char *const METHODS[] = {
@@ -46,7 +46,7 @@ static const char *const KINDS[] = {
 };
 
 _Static_assert(LENGTH(METHODS) == IOU_METHODS, "the last method has a name, and is counted");
-_Static_assert(LENGTH(SYSCALLS) == IOU_SYS_EXTERNAL + 1 && LENGTH(KINDS) == IOU_EXTENTS + 1, "the last one has a name");
+_Static_assert(LENGTH(SYSCALLS) == IOU_SYS_SERVER + 1 && LENGTH(KINDS) == IOU_EXTENTS + 1, "the last one has a name");
 
 const char *iou_syscall_name(int32_t syscall) {
     return NAME(SYSCALLS, syscall);

@@ -111,10 +111,16 @@ static int real_locked(int fd, int64_t byte) {
 
 static const iou_syscalls REAL = REAL_CALLS;
 static iou_syscalls calls = REAL_CALLS;
+static bool replaced;
 
 #define REPLACE(member) calls.member = table && table->member ? table->member : REAL.member
 
+bool sys_is_real(void) {
+    return !replaced;
+}
+
 void iou_set_syscalls(const iou_syscalls *table) {
+    replaced = table;
     REPLACE(open);
     REPLACE(close);
     REPLACE(pread);

@@ -6,9 +6,13 @@
 #ifndef IOUTIL_BASE_SYSCALLS_H
 #define IOUTIL_BASE_SYSCALLS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
+
+/* Whether the calls are those of the system: iou_set_syscalls() was not called. */
+bool sys_is_real(void);
 
 int sys_open(const char *path, int flags);
 void sys_close(int fd); /* never retried: the descriptor is gone, whatever close() says */

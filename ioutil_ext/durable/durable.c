@@ -4,9 +4,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "base/numbers.h"
 #include "durable/durable.h"
 
 /* Most flushes that run and cover something. */
@@ -39,13 +37,16 @@ int iou_durable_change(iou_durable *record, uint64_t offset, uint64_t length) {
 void iou_durable_changed(iou_durable *record, uint64_t offset, uint64_t length, uint32_t durable) {
     if (!record || length == 0 || !is_range(offset, length))
         return;
-    iou_range range = {offset, offset + length};
+    struct ranges ranges = {0};
     pthread_mutex_lock(&record->lock);
-    if (durable)
-        durable_add(record, &(struct ranges){.all = &range, .count = 1});
-    else if (!record->closed)
-        ranges_add(&record->changed, range.start, range.end);
+    if (!durable && !record->closed)
+        ranges_add(&record->changed, offset, offset + length);
+    if (durable) {
+        ranges_add(&ranges, offset, offset + length);
+        durable_add(record, &ranges);
+    }
     pthread_mutex_unlock(&record->lock);
+    ranges_free(&ranges);
 }
 
 /* ---- flushes ---------------------------------------------------------------------------------------------------- */
@@ -106,10 +107,10 @@ uint32_t iou_durable_ranges(iou_durable *record, uint64_t offset, iou_range *ran
     if (!record)
         return 0;
     pthread_mutex_lock(&record->lock);
-    uint32_t first = ranges_behind(&record->durable, offset);
-    uint32_t count = (uint32_t)min_u64(max, record->durable.count - first);
-    if (count)
-        memcpy(ranges, &record->durable.all[first], count * sizeof(*ranges));
+    struct place place = blocks_behind(&record->durable, offset);
+    uint32_t count = 0;
+    for (const iou_range *range; count < max && (range = blocks_next(&record->durable, &place)); count++)
+        ranges[count] = *range;
     pthread_mutex_unlock(&record->lock);
     return count;
 }
@@ -125,7 +126,8 @@ void iou_durable_state(iou_durable *record, iou_durable_info *info) {
         .error = record->error,
         .unwritten = record->unwritten.count,
     };
-    for (uint32_t i = 0; i < record->durable.count; i++)
-        info->bytes += record->durable.all[i].end - record->durable.all[i].start;
+    struct place place = {0};
+    for (const iou_range *range; (range = blocks_next(&record->durable, &place));)
+        info->bytes += range->end - range->start;
     pthread_mutex_unlock(&record->lock);
 }

@@ -14,6 +14,7 @@
 #include "api/durable.h"
 #include "base/link.h"
 #include "durable/journal.h"
+#include "durable/ranges.h"
 
 /*
  * Three sets follow what is changed: `changed` has what no flush covers yet; each flush that runs has what it covers;

@@ -20,7 +20,7 @@
 
 #define MODE 0600
 #define VERSION "imageio-durable 1 "
-#define NEW_PREFIX ".new-" /* service/state.py removes what a crash has left */
+#define NEW_PREFIX ".new-" /* runtime/state.py removes what a crash has left */
 
 /* Most bytes of a line, and of the text that is written in one call. */
 #define LINE 64u
@@ -105,29 +105,39 @@ static int write_all(int fd, const char *text, size_t length, uint64_t offset) {
     return 0;
 }
 
-/* Format "+ START END CRC\n" behind lines with this CRC. Returns the length. */
-static size_t format_line(char *text, uint32_t *crc, char sign, const iou_range *range) {
-    int length = snprintf(text, LINE, "%c %" PRIu64 " %" PRIu64 " ", sign, range->start, range->end);
-    *crc = add_crc(*crc, text, (size_t)length - 1);
-    return (size_t)(length + snprintf(text + length, LINE - (size_t)length, "%08" PRIx32 "\n", *crc));
+/* Text that is not in the file yet, behind the valid lines. */
+struct text {
+    size_t length;
+    char bytes[TEXT];
+};
+
+static int write_text(struct journal *journal, struct text *text) {
+    int error = write_all(journal->fd, text->bytes, text->length, journal->size);
+    journal->size += text->length;
+    text->length = 0;
+    return error;
 }
 
-/* Write lines behind the valid ones of a file. */
-static int write_lines(struct journal *journal, char sign, const struct ranges *ranges) {
-    char text[TEXT];
-    size_t length = 0;
-    int error = 0;
-    for (uint32_t i = 0; i < ranges->count && !error; i++) {
-        length += format_line(text + length, &journal->crc, sign, &ranges->all[i]);
-        if (length + LINE > TEXT || i + 1 == ranges->count) {
-            error = write_all(journal->fd, text, length, journal->size);
-            journal->size += length;
-            length = 0;
-        }
-    }
-    journal->lines += ranges->count;
+/* Write "+ START END CRC\n" behind the lines before it. */
+static int write_line(struct journal *journal, struct text *text, char sign, const iou_range *range) {
+    char *line = text->bytes + text->length;
+    int length = snprintf(line, LINE, "%c %" PRIu64 " %" PRIu64 " ", sign, range->start, range->end);
+    journal->crc = add_crc(journal->crc, line, (size_t)length - 1);
+    length += snprintf(line + length, LINE - (size_t)length, "%08" PRIx32 "\n", journal->crc);
+    text->length += (size_t)length;
+    journal->lines++;
     journal->dirty = true;
-    return error;
+    return text->length + LINE > TEXT ? write_text(journal, text) : 0;
+}
+
+static int write_ranges(struct journal *journal, const struct ranges *ranges) {
+    struct text text;
+    text.length = 0;
+    struct place place = {0};
+    int error = 0;
+    for (const iou_range *range; !error && (range = blocks_next(ranges, &place));)
+        error = write_line(journal, &text, '+', range);
+    return error ? error : write_text(journal, &text);
 }
 
 static int write_count(const struct journal *journal) {
@@ -138,16 +148,32 @@ static int write_count(const struct journal *journal) {
     return write_all(journal->fd, text, (size_t)length, journal->count_at);
 }
 
-int journal_append(struct journal *journal, char sign, const struct ranges *ranges) {
-    if (journal->fd == -1 || journal->broken)
-        return -EIO;
-    struct journal before = *journal;
-    int error = write_lines(journal, sign, ranges);
+/* After an error, let the journal be as it was before. */
+static int settle(struct journal *journal, const struct journal *before, int error) {
     if (error) {
-        *journal = before;
+        *journal = *before;
         journal->broken = sys_ftruncate(journal->fd, journal->size) < 0;
     }
     return error;
+}
+
+static bool is_writable(const struct journal *journal) {
+    return journal->fd != -1 && !journal->broken;
+}
+
+int journal_append(struct journal *journal, const struct ranges *ranges) {
+    struct journal before = *journal;
+    return is_writable(journal) ? settle(journal, &before, write_ranges(journal, ranges)) : -EIO;
+}
+
+int journal_take_out(struct journal *journal, iou_range range) {
+    struct journal before = *journal;
+    struct text text;
+    text.length = 0;
+    if (!is_writable(journal))
+        return -EIO;
+    int error = write_line(journal, &text, '-', &range);
+    return settle(journal, &before, error ? error : write_text(journal, &text));
 }
 
 int journal_sync(struct journal *journal) {
@@ -181,7 +207,7 @@ static int write_head(struct journal *journal) {
 static int fill(struct journal *journal, const struct ranges *ranges) {
     int error = write_head(journal);
     if (!error)
-        error = write_lines(journal, '+', ranges);
+        error = write_ranges(journal, ranges);
     if (!error)
         error = write_count(journal);
     return error ? error : sys_fdatasync(journal->fd);

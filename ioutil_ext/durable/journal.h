@@ -22,7 +22,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "durable/ranges.h"
+#include "api/ioutil.h"
+#include "durable/blocks.h"
 
 struct journal {
     int directory; /* of the caller */
@@ -50,8 +51,9 @@ void journal_free(struct journal *journal);
 /* Replace the file by one that has these ranges, durably. After an error the old one is in use. */
 int journal_rewrite(struct journal *journal, const struct ranges *ranges);
 
-/* Append lines with a sign, + or -, for each range. After an error none of them is there. */
-int journal_append(struct journal *journal, char sign, const struct ranges *ranges);
+/* Append that ranges are durable, or that one is not any more. After an error no line of it is there. */
+int journal_append(struct journal *journal, const struct ranges *ranges);
+int journal_take_out(struct journal *journal, iou_range range);
 
 /* Put all lines on stable storage. */
 int journal_sync(struct journal *journal);

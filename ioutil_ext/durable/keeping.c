@@ -81,7 +81,7 @@ static int append_unwritten(struct iou_durable *record) {
     pthread_mutex_lock(&record->lock);
     ranges_move(&record->unwritten, &ranges);
     pthread_mutex_unlock(&record->lock);
-    int error = ranges.count ? journal_append(&record->journal, '+', &ranges) : 0;
+    int error = ranges.count ? journal_append(&record->journal, &ranges) : 0;
     if (!error && record->journal.dirty && now_ns() - record->journal.synced_at >= SYNC_INTERVAL)
         error = journal_sync(&record->journal);
     pthread_mutex_lock(&record->lock);
@@ -94,7 +94,7 @@ static int append_unwritten(struct iou_durable *record) {
 
 /* Append that a range is not durable any more. */
 static int append_removal(struct iou_durable *record, iou_range range) {
-    int error = journal_append(&record->journal, '-', &(const struct ranges){.all = &range, .count = 1});
+    int error = journal_take_out(&record->journal, range);
     return error ? error : journal_sync(&record->journal);
 }
 

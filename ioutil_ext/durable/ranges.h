@@ -9,13 +9,7 @@
 #include <stdint.h>
 
 #include "api/ioutil.h"
-
-/* All zeros: an empty set. A set that has no room for all of its ranges loses some: it has less bytes, never more. */
-struct ranges {
-    iou_range *all;
-    uint32_t count, room;
-    bool lost; /* bytes were lost; the owner clears it */
-};
+#include "durable/blocks.h"
 
 void ranges_free(struct ranges *set);
 
@@ -33,8 +27,5 @@ void ranges_move(struct ranges *from, struct ranges *to);
 void ranges_cut(struct ranges *from, uint64_t start, uint64_t end, struct ranges *to);
 
 bool ranges_overlap(const struct ranges *set, uint64_t start, uint64_t end);
-
-/* Return the index of the first range that ends behind an offset; count: there is none. */
-uint32_t ranges_behind(const struct ranges *set, uint64_t offset);
 
 #endif

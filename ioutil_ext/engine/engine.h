@@ -21,9 +21,10 @@ struct iou_engine {
     uint32_t max_threads, quota, idle_ms;
     uint32_t born; /* fork generation */
     struct link devices, ready, parked;
-    struct link workers, dead, external_threads;
-    struct link idle;  /* the worker that became idle last comes first, so that the others can end */
-    struct link woken; /* workers from the idle list, to be woken when the lock is released */
+    struct link workers, dead;
+    struct link own_thread; /* operations that are in a turn in the thread which has begun them */
+    struct link idle;       /* the worker that became idle last comes first, so that the others can end */
+    struct link woken;      /* workers from the idle list, to be woken when the lock is released */
     pthread_cond_t worker_ended;
     uint32_t threads, busy, waking;
     uint32_t queued, parked_count, devices_count, queues;

@@ -2,35 +2,11 @@
 
 /* The functions of files and block devices, by kind of operation. */
 
-#include <errno.h>
-
 #include "base/syscalls.h"
 #include "engine/running.h"
 #include "image/io.h"
 #include "image/size.h"
 #include "zero/zero.h"
-
-static int claim(struct op *op) {
-    if (op->length == 0)
-        return 0;
-    struct range range = change_range(op);
-    int error = claim_take(&op->handle->image->claims, &op->claim, &range);
-    op->claimed = error != -ENOMEM;
-    op->waits = error == -EAGAIN;
-    return error;
-}
-
-static void await_claim(struct op *op) {
-    claim_wait(&op->handle->image->claims, &op->claim, op->control ? &op->control->canceled : NULL);
-}
-
-static void unclaim(struct op *op) {
-    claim_release(&op->handle->image->claims, &op->claim);
-}
-
-static void wake(const iou_handle *handle) {
-    claims_wake(&handle->image->claims);
-}
 
 static int run_stat(struct op *op) {
     uint64_t size;
@@ -43,9 +19,8 @@ static int run_stat(struct op *op) {
 }
 
 const struct image_ops FILE_IMAGE = {
-    .claim = claim,
-    .await_claim = await_claim,
-    .unclaim = unclaim,
+    .claim = claim_operation,
+    .is_prompt = io_is_prompt,
     .run =
         {
             [IOU_STAT] = run_stat,
@@ -57,5 +32,4 @@ const struct image_ops FILE_IMAGE = {
             [IOU_EXTENTS] = extents_run,
         },
     .sync = io_sync,
-    .wake = wake,
 };

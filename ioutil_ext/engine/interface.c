@@ -7,14 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/aio.h"
 #include "base/clock.h"
 #include "base/numbers.h"
-#include "engine/external_threads.h"
 #include "engine/mounts.h"
+#include "engine/own_thread.h"
 #include "engine/queue.h"
 #include "engine/running.h"
 #include "engine/schedule.h"
 #include "engine/workers.h"
+#include "qcow2/open.h"
 
 #define MAX_PATH_LENGTH 4095u
 
@@ -36,11 +38,15 @@ int iou_engine_new(uint32_t max_threads, uint32_t idle_ms, iou_engine **result) 
     link_init(&engine->parked);
     link_init(&engine->workers);
     link_init(&engine->dead);
-    link_init(&engine->external_threads);
+    link_init(&engine->own_thread);
     link_init(&engine->idle);
     link_init(&engine->woken);
     *result = engine;
     return 0;
+}
+
+int iou_async_io(void) {
+    return aio_probe();
 }
 
 /* ---- canceling and stopping ------------------------------------------------------------------------------------- */
@@ -113,8 +119,7 @@ int iou_engine_free(iou_engine *engine) {
     if (engine_is_foreign(engine))
         return -ECHILD;
     pthread_mutex_lock(&engine->lock);
-    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues ||
-                !link_empty(&engine->external_threads);
+    bool busy = !engine->stopping || engine->threads || count_unfinished(engine) || engine->queues;
     pthread_mutex_unlock(&engine->lock);
     if (busy)
         return -EBUSY;
@@ -142,21 +147,31 @@ static int submit(struct iou_queue *queue, const struct op *request, uint64_t de
     return error;
 }
 
-int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control) {
-    struct op request = {.kind = IOU_OPEN, .flags = flags, .control = control, .result.cookie = cookie};
+static int submit_open(iou_queue *queue, struct op *request, const char *path) {
     if (engine_is_foreign(queue->engine))
         return -ECHILD;
-    if (op_check(&request) || !path || path[0] != '/')
+    if (op_check(request) || !path || path[0] != '/')
         return -EINVAL;
     if (strlen(path) > MAX_PATH_LENGTH)
         return -ENAMETOOLONG;
-    request.path = strdup(path);
-    if (!request.path)
+    request->path = strdup(path);
+    if (!request->path)
         return -ENOMEM;
-    int error = submit(queue, &request, mount_device(path));
+    int error = submit(queue, request, mount_device(path));
     if (error)
-        free(request.path);
+        free(request->path);
     return error;
+}
+
+int iou_submit_open(iou_queue *queue, uint64_t cookie, const char *path, uint32_t flags, iou_control *control) {
+    struct op request = {.kind = IOU_OPEN, .flags = flags, .control = control, .result.cookie = cookie};
+    return submit_open(queue, &request, path);
+}
+
+int iou_submit_open_qcow2(iou_queue *queue, uint64_t cookie, const iou_qcow2_chain *chain, uint32_t flags,
+                          iou_control *control) {
+    struct op request = {.kind = IOU_OPEN, .flags = flags, .control = control, .result.cookie = cookie, .chain = chain};
+    return qcow2_is_chain(chain) ? submit_open(queue, &request, chain->layers[0].path) : -EINVAL;
 }
 
 int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset,
@@ -175,8 +190,6 @@ int iou_submit(iou_queue *queue, uint64_t cookie, iou_handle *handle, uint32_t k
     if (engine_is_foreign(queue->engine))
         return -ECHILD;
     int error = kind == IOU_OPEN ? -EINVAL : op_check(&request);
-    if (!error && handle->ops->remote)
-        error = -EINVAL;
     if (!error)
         error = engine_take_handle(queue->engine, handle, kind);
     if (error)
@@ -234,8 +247,30 @@ int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max) {
     uint64_t now = now_ns();
     for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next)
         count = insert_op(records, count, max, container_of(node, const struct worker, link)->op, now);
-    for (struct link *node = engine->external_threads.next; node != &engine->external_threads; node = node->next)
-        count = insert_op(records, count, max, container_of(node, const struct external_thread, link)->op, now);
+    for (struct link *node = engine->own_thread.next; node != &engine->own_thread; node = node->next)
+        count = insert_op(records, count, max, container_of(node, const struct op, link), now);
     pthread_mutex_unlock(&engine->lock);
     return (int)count;
+}
+
+/* Put the operation into *record if it is the owner's and has run longest so far. */
+static void look(const struct op *op, const void *owner, uint64_t now, iou_running *record) {
+    iou_running each;
+    if (!op || op->owner != owner)
+        return;
+    op_describe(op, now, &each);
+    if (each.elapsed >= record->elapsed)
+        *record = each;
+}
+
+bool engine_slowest(struct iou_engine *engine, const void *owner, iou_running *record) {
+    *record = (iou_running){0};
+    pthread_mutex_lock(&engine->lock);
+    uint64_t now = now_ns();
+    for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next)
+        look(container_of(node, const struct worker, link)->op, owner, now, record);
+    for (struct link *node = engine->own_thread.next; node != &engine->own_thread; node = node->next)
+        look(container_of(node, const struct op, link), owner, now, record);
+    pthread_mutex_unlock(&engine->lock);
+    return record->kind;
 }

@@ -8,12 +8,18 @@
 
 #include "base/fork.h"
 #include "engine/running.h"
+#include "qcow2/open.h"
 
 #define MAX_OFFSET ((uint64_t)INT64_MAX)
 
 static const uint32_t ALLOWED_FLAGS[] = {
-    [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED | IOU_SHARED, [IOU_STAT] = IOU_SPACE, [IOU_WRITE] = IOU_FUA,
-    [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,   [IOU_TRIM] = IOU_FUA,   [IOU_EXTENTS] = 0,
+    [IOU_OPEN] = IOU_WRITABLE | IOU_BUFFERED | IOU_SHARED,
+    [IOU_STAT] = IOU_SPACE,
+    [IOU_WRITE] = IOU_FUA,
+    [IOU_ZERO] = IOU_FUA | IOU_ALLOCATE | IOU_FAST_ONLY,
+    [IOU_TRIM] = IOU_FUA,
+    [IOU_EXTENTS] = IOU_LAYERS | IOU_DIRTY | IOU_NOW,
+    [IOU_READ] = IOU_WHOLE | IOU_DENSE | IOU_NOW,
 };
 
 static bool changes_data(uint32_t kind) {
@@ -47,18 +53,30 @@ int op_check(const struct op *op) {
 /* ---- claims of changes ------------------------------------------------------------------------------------------ */
 
 int op_claim(struct op *op) {
-    return changes_data(op->kind) ? op->handle->ops->claim(op) : 0;
+    if (!changes_data(op->kind) || op->claimed)
+        return 0;
+    if (op->claim.admitted)
+        return op->handle->ops->claim(op);
+    op->claim.admitted = claim_wake;
+    op->claim.canceled = op->control ? &op->control->canceled : NULL;
+    waiter_init(&op->waiter);
+    int error = op->handle->ops->claim(op);
+    if (error != -EAGAIN)
+        waiter_end(&op->waiter);
+    return error;
 }
 
 void op_await(struct op *op) {
-    if (op->waits)
-        op->handle->ops->await_claim(op);
+    if (!op->waits)
+        return;
+    waiter_sleep(&op->waiter, FOR_EVER);
     op->waits = false;
+    op->claimed = !op->claim.withdrawn;
 }
 
 void op_unclaim(struct op *op) {
     if (op->claimed)
-        op->handle->ops->unclaim(op);
+        claim_release_operation(op);
     op->claimed = false;
 }
 
@@ -67,7 +85,7 @@ void op_unclaim(struct op *op) {
 static int run_kind(struct op *op) {
     switch (op->kind) {
     case IOU_OPEN:
-        return handle_open(op, &FILE_IMAGE);
+        return op->chain ? qcow2_open(op) : handle_open(op, &FILE_IMAGE);
     case IOU_CLOSE:
         handle_close_if_last(op->handle);
         return 0;
@@ -92,7 +110,7 @@ static int begin_change(struct op *op) {
 
 /* Put a change that asked for it on stable storage, and note for the record of durable ranges what was changed. */
 static int end_change(struct op *op) {
-    bool fua = op->flags & IOU_FUA && op->handle->ops->sync;
+    bool fua = op->flags & IOU_FUA;
     int error = fua ? op->handle->ops->sync(op) : 0;
     if (error)
         iou_durable_flushed(op->handle->durable, NULL, -error);
@@ -171,14 +189,29 @@ static int execute_on_handle(struct op *op) {
     if (error)
         return error;
     error = op_claim(op);
+    if (error == -EAGAIN)
+        error = 0;
     op_await(op);
     op->turn_end = UINT64_MAX; /* no other operation needs this thread */
-    if (error != -ENOMEM)
+    if (!error)
         op_turn(op);
     op_unclaim(op);
     if (handle_put(handle))
         handle_end(handle);
-    return error == -ENOMEM ? error : 0;
+    return error;
+}
+
+int iou_open_qcow2(const iou_qcow2_chain *chain, uint32_t flags, iou_completion *completion) {
+    struct op op = {.kind = IOU_OPEN, .flags = flags, .chain = chain};
+    fork_watch();
+    if (op_check(&op) || !qcow2_is_chain(chain))
+        return -EINVAL;
+    op.path = (char *)(uintptr_t)chain->layers[0].path;
+    uint64_t start = now_ns();
+    op_turn(&op);
+    *completion = op.result;
+    completion->elapsed = now_ns() - start;
+    return -completion->error;
 }
 
 int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offset, uint64_t length, void *buffer,
@@ -196,8 +229,6 @@ int iou_execute(iou_handle *handle, uint32_t kind, uint32_t flags, uint64_t offs
     uint64_t start = now_ns();
     fork_watch();
     int error = op_check(&op);
-    if (!error && handle && handle->ops->remote)
-        error = -EINVAL;
     if (!error)
         error = kind == IOU_OPEN ? execute_open(&op) : execute_on_handle(&op);
     if (error)

@@ -21,10 +21,13 @@ bool op_turn(struct op *op);
 /* End an operation with ECANCELED. It is not in a turn now. */
 void op_cancel(struct op *op);
 
-/* Enter the claim of an operation, if it is a change. -EAGAIN: it waits; -ENOMEM. */
+/*
+ * Enter the claim of an operation, if it is a change that has none. -EAGAIN: it waits. Its admitted is called when it
+ * may run; without one, op_await() has to follow in this thread or fiber. -ECANCELED; -ENOMEM.
+ */
 int op_claim(struct op *op);
 
-/* Wait in this thread until the operation may run, or is canceled. */
+/* Sleep until the operation may run, or is canceled. */
 void op_await(struct op *op);
 
 /* Remove the operation's claim, if it has one, waiting or not. Calls admitted of others, so the caller must not hold

@@ -92,7 +92,8 @@ int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id, v
     op->device = find_device(engine, device_id);
     if (!op->device)
         return -ENOMEM;
-    op->claim.admitted = admitted;
+    if (!op->claimed)
+        op->claim.admitted = admitted;
     int error = op_claim(op);
     if (error == 0)
         enqueue(engine, &op->device->queue, op);

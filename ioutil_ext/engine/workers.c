@@ -27,8 +27,17 @@ static bool run(struct op *op) {
     return true;
 }
 
+/* Whether the operation is the engine's own: nobody waits for its completion. */
+static bool is_own(const struct op *op) {
+    return !op->queue && !op->sleeps;
+}
+
 void worker_finish(struct op *op) {
     struct iou_queue *queue = op->queue;
+    if (op->sleeps) { /* its handle is held by who sleeps */
+        waiter_wake(&op->waiter);
+        return;
+    }
     if (op->handle)
         engine_put_handle(op->engine, op->handle); /* a closer is freed with its handle */
     if (queue)
@@ -97,7 +106,7 @@ static void end_op(struct worker *worker, struct op *op, bool ended) {
         schedule_again(engine, op);
         return;
     }
-    engine->completed += op->queue != NULL;
+    engine->completed += !is_own(op);
     schedule_ended(engine, op);
 }
 
@@ -228,7 +237,7 @@ static void on_admitted(struct claim *claim) {
 }
 
 int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
-    bool internal = op->queue == NULL;
+    bool internal = is_own(op);
     op->engine = engine;
     link_init(&op->link);
     op->submitted_at = now_ns();
@@ -240,6 +249,20 @@ int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device) {
     engine->submitted += !error && !internal;
     engine_unlock(engine);
     return error;
+}
+
+void workers_run(struct iou_engine *engine, struct op *op) {
+    op->sleeps = true;
+    waiter_init(&op->waiter);
+    int error = workers_submit(engine, op, op->handle->image->device);
+    if (!error) {
+        waiter_sleep(&op->waiter, FOR_EVER);
+        return;
+    }
+    waiter_end(&op->waiter);
+    op_unclaim(op);
+    op_fail(op, IOU_SYS_NONE, error);
+    op->result.error = error == -ESHUTDOWN ? ECANCELED : -error;
 }
 
 static void close_last(struct iou_engine *engine, iou_handle *handle) {

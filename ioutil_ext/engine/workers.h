@@ -37,9 +37,12 @@ void workers_join_dead(struct iou_engine *engine);
 
 /* The lock is not held from here on. */
 
-/* Queue an operation. One without a completion queue is the engine's own, and runs after the stop, too. -ENOMEM,
-   -ESHUTDOWN. */
+/* Queue an operation. One without a completion queue for which nobody sleeps is the engine's own, and runs after the
+   stop, too. -ENOMEM, -ESHUTDOWN. */
 int workers_submit(struct iou_engine *engine, struct op *op, uint64_t device);
+
+/* Queue an operation whose claim may run, and sleep until a worker has run it to its end. Errors are in its result. */
+void workers_run(struct iou_engine *engine, struct op *op);
 
 /* End the operation's reference to its handle, and push its completion to the queue, which owns op then. */
 void worker_finish(struct op *op);

@@ -160,14 +160,17 @@ static const struct blake2b_way *fastest(void) {
 
 static const uint8_t zeros[IOU_HASH_CHUNK];
 
-void iou_blake2b_begin(iou_blake2b *state) {
+int iou_blake2b_begin(iou_blake2b *state, uint32_t digest) {
+    if (digest < 1 || digest > IOU_HASH_DIGEST)
+        return -EINVAL;
     for (int i = 0; i < 8; i++)
         for (int lane = 0; lane < IOU_HASH_LANES; lane++)
-            state->words[i][lane] = IV[i] ^ (i ? 0 : 0x01010000 | IOU_HASH_DIGEST);
+            state->words[i][lane] = IV[i] ^ (i ? 0 : 0x01010000 | digest);
     state->length = 0;
+    return 0;
 }
 
-/* Compress the last chunk of each message, which has 1 to IOU_HASH_CHUNK bytes. */
+/* Compress the last chunk of each message, which has at most IOU_HASH_CHUNK bytes, and none if the message is empty. */
 static void add_last(iou_blake2b *state, const void *const *pieces, uint64_t start, uint64_t length) {
     uint8_t memory[IOU_HASH_LANES][IOU_HASH_CHUNK] = {{0}};
     struct chunks chunks = {0};
@@ -180,9 +183,9 @@ static void add_last(iou_blake2b *state, const void *const *pieces, uint64_t sta
 }
 
 int iou_blake2b_add(iou_blake2b *state, const void *const *pieces, uint64_t length, uint32_t last) {
-    if (!length || (!last && length % IOU_HASH_CHUNK))
+    if (length ? (!last && length % IOU_HASH_CHUNK) : (!last || state->length))
         return -EINVAL;
-    uint64_t number = (length - (last ? 1 : 0)) / IOU_HASH_CHUNK;
+    uint64_t number = (length - (last && length ? 1 : 0)) / IOU_HASH_CHUNK;
     struct chunks chunks;
     for (int lane = 0; lane < IOU_HASH_LANES; lane++) {
         chunks.at[lane] = pieces[lane] ? pieces[lane] : zeros;

@@ -70,16 +70,15 @@ void http_answer_continue(struct iou_lane *lane) {
 void http_answer_done(struct iou_lane *lane) {
     char answer[MAX_FILLED];
     struct http *http = http_of(lane);
-    struct iovec part = {.iov_base = answer, .iov_len = fill(http, &http->done, answer)};
+    struct iovec part = {.iov_base = answer, .iov_len = fill(http, http->request.answer, answer)};
     lane_send(lane, &part, 1);
 }
 
 uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bool first) {
     char head[MAX_FILLED];
     struct http *http = http_of(lane);
-    const struct http_template *template = http->request.whole ? &http->whole : &http->partial;
     struct iovec parts[] = {
-        {.iov_base = head, .iov_len = first ? fill(http, template, head) : 0},
+        {.iov_base = head, .iov_len = first ? fill(http, http->request.answer, head) : 0},
         {.iov_base = data, .iov_len = length},
     };
     uint64_t before = parts[0].iov_len, sent = lane_send_until_pause(lane, parts, 2);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The end of a chunked body (RFC 9112 7.1). The chunks are passed on unchanged; aiohttp's parser reads them again. */
+/* Bodies in chunks (RFC 9112 7.1): their end, for bytes that are passed on unchanged, and their data, for lanes. */
 
 #include <string.h>
 
@@ -86,16 +86,35 @@ static int take_line(iou_chunks *chunks, struct http_text *data) {
     return end ? read_line(chunks) : 0;
 }
 
-int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length) {
-    const char *start = data;
-    struct http_text left = {start, start + length};
-    while (left.at < left.end && !chunks->ended) {
-        uint64_t skipped = min_u64(chunks->left, (uint64_t)(left.end - left.at));
-        chunks->left -= skipped;
-        left.at += skipped;
-        int refusal = skipped ? 0 : take_line(chunks, &left);
+/* Move past a part of the body. to: where its data goes, which is not behind the text; NULL: nowhere. Returns how many
+   bytes of data it has, or a negated refusal. */
+static int64_t take(iou_chunks *chunks, struct http_text *text, char *to) {
+    uint64_t made = 0;
+    while (text->at < text->end && !chunks->ended) {
+        uint64_t count = min_u64(chunks->left, (uint64_t)(text->end - text->at));
+        if (to && to + made != text->at)
+            memmove(to + made, text->at, count);
+        made += count;
+        chunks->left -= count;
+        text->at += count;
+        int refusal = count ? 0 : take_line(chunks, text);
         if (refusal)
             return -refusal;
     }
-    return left.at - start;
+    return (int64_t)made;
+}
+
+int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length) {
+    const char *start = data;
+    struct http_text text = {start, start + length};
+    int64_t made = take(chunks, &text, NULL);
+    return made < 0 ? made : text.at - start;
+}
+
+int64_t iou_chunks_unframe(iou_chunks *chunks, void *data, uint64_t length, uint64_t *taken) {
+    char *start = data;
+    struct http_text text = {start, start + length};
+    int64_t made = take(chunks, &text, start);
+    *taken = (uint64_t)(text.at - start);
+    return made;
 }

@@ -24,8 +24,7 @@
  * Data is moved in pieces that end at multiples of HTTP_PIECE, with HTTP_AHEAD pieces of a request under way at a time:
  * while one is in storage, another one is in the socket. Measured with PUT and GET of 64 MiB, one connection, on a busy
  * machine, in multiples of the rate of Python in the same minute: 1.14 and 1.18. With pieces of 2 MiB: 1.28 and 1.23,
- * but 10 MiB more memory for four connections. With two pieces at a time: 0.82 and 0.97, of 2 MiB 1.15 and 1.01. Python
- * does the same in send() of operations/streaming.py.
+ * but 10 MiB more memory for four connections. With two pieces at a time: 0.82 and 0.97, of 2 MiB 1.15 and 1.01.
  */
 #define HTTP_PIECE MIB
 #define HTTP_AHEAD 3u
@@ -48,52 +47,54 @@
 /* Most bytes of a template of the owner. */
 #define HTTP_MAX_TEMPLATE (4 * KIB)
 
-struct http_request {
-    uint32_t kind; /* iou_kind */
-    bool flush, fast;
-    bool whole;    /* GET: the whole image */
-    bool expects;  /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
-    uint32_t asks; /* iou_asks */
-    uint64_t offset, length;
-    uint64_t encoded; /* PUT: bytes of the body, which is a frame of zstd; 0: it is the bytes of the image */
-};
-
 /* A template: an answer or a head in which the lane replaces bytes with numbers and the date. */
 struct http_template {
     char *text;
     uint64_t length;
 };
 
+struct http_request {
+    uint32_t kind; /* iou_kind */
+    bool flush, fast;
+    bool expects;    /* PUT: the client waits for 100 Continue (RFC 9110 10.1.1) */
+    bool encoded;    /* PUT: the body is a frame of zstd */
+    bool chunked;    /* PUT: the body comes in chunks */
+    bool unbounded;  /* PUT: its length is known when its end has come; length is what has come */
+    uint32_t asks;   /* iou_asks */
+    uint32_t status; /* of the answer */
+    uint64_t offset, length;
+    uint64_t body; /* PUT: bytes of the body as it is sent, unless it comes in chunks */
+    const struct http_template *answer;
+};
+
 struct http {
     char *target;
     uint64_t target_length;
     struct http_template done, partial, whole, origin;
+    struct http_template instructed; /* the answer to an instruction */
+    enum { NO_INSTRUCTION, INSTRUCTED, CARRIED_OUT } instruction;
     uint64_t generation; /* of the image that whole is for; 0: any */
-    char date[30];       /* of `second`; for the thread that answers */
+    char date[30];       /* of `second` */
     time_t second;
 
     /*
-     * The request that runs. Each leader takes one of its pieces. The thread that takes the last piece ends the
-     * request. If it fails before, the leader ends it when no piece is under way.
+     * The request that runs. Each leader takes one of its pieces. The task that takes the last piece ends the request.
+     * If it fails before, the leader ends it when no piece is under way.
      */
     struct http_request request;
-    struct lane_work running;   /* for its owner and the log */
-    uint64_t piece;             /* bytes; its pieces end at multiples */
-    uint32_t ahead;             /* most pieces under way at a time */
-    struct body body;           /* for the leader; also of a body that is sent */
-    uint32_t taken;             /* for the leader: pieces taken */
-    atomic_bool pauses;         /* the client has paused in an answer lately */
-    atomic_uint_fast64_t moved; /* bytes of data since the client began, was slow or paused */
-    atomic_bool busy;           /* a request runs */
-    atomic_bool watched;        /* the leader waits for a change of these members */
-    atomic_bool failed;
-    atomic_uint_fast32_t under_way; /* pieces that were taken and have not ended */
-
-    pthread_mutex_t lock; /* a leaf */
-    pthread_cond_t changed;
-    uint32_t sent;    /* pieces of a GET that were sent; the number of the next one */
-    bool started;     /* a part of the answer was sent */
-    iou_http_end end; /* why the lane ends; why the request has failed */
+    struct lane_work running; /* for its owner and the log */
+    uint64_t piece;           /* bytes; its pieces end at multiples */
+    uint32_t ahead;           /* most pieces under way at a time */
+    struct body body;         /* for the leader; also of a body that is sent */
+    uint32_t taken;           /* for the leader: pieces taken */
+    bool pauses;              /* the client has paused in an answer lately */
+    uint64_t moved;           /* bytes of data since the client began, was slow or paused */
+    bool busy;                /* a request runs */
+    bool failed;
+    uint32_t under_way; /* pieces that were taken and have not ended */
+    uint32_t sent;      /* pieces of a GET that were sent; the number of the next one */
+    bool started;       /* a part of the answer was sent */
+    iou_http_end end;   /* why the lane ends; why the request has failed */
 };
 
 /* Return kind, flags and range of a request for its record. */
@@ -115,12 +116,21 @@ static inline struct http *http_of(const struct iou_lane *lane) {
 /* Take the next request from the staging. HTTP_OTHER: it is not for a lane, and no byte was taken. */
 enum http_found http_take(struct iou_lane *lane);
 
+/* Take an instruction. False: it contradicts itself. */
+bool http_take_instruction(struct http *http, const iou_instruction *instruction);
+
+/* Whether the request that runs is for bytes that the ticket and the image allow it to have. */
+bool http_is_allowed(const struct iou_lane *lane);
+
+/* Whether the ticket and the image allow a change of this range. An image that grows may be smaller. */
+bool http_may_write(const struct iou_lane *lane, uint64_t offset, uint64_t length);
+
 /* ---- answers ---------------------------------------------------------------------------------------------------- */
 
 /* Send 100 Continue, which tells the client to send its body (RFC 9110 10.1.1). */
 void http_answer_continue(struct iou_lane *lane);
 
-/* Send the answer to a PUT or PATCH that has succeeded. */
+/* Send the answer to a PUT or PATCH that has succeeded, or to a GET of no bytes. */
 void http_answer_done(struct iou_lane *lane);
 
 /* Send data of a GET until the client pauses. first: with the head before it. Returns how many bytes of data were sent.
@@ -135,22 +145,25 @@ void http_note_failure(struct http *http, iou_http_reason reason, const struct o
 /* Fail the request that runs with an errno that is not from storage. */
 void http_fail_outside(struct http *http, int error);
 
-/* Run an operation. False: it has failed, and the request with it. */
-bool http_run(struct lane_thread *thread, struct op *op);
+/* Fail the request that runs because bytes are not in ticket and image. */
+void http_note_outside(struct iou_lane *lane, uint64_t offset, uint64_t length);
 
-/* Wake the leader if it waits for pieces of other threads. */
-void http_tell_leader(struct iou_lane *lane);
+/* Run an operation. False: it has failed, and the request with it. */
+bool http_run(struct task *task, struct op *op);
+
+/* Let the tasks look that wait for a change of the request that runs. */
+void http_changed(struct iou_lane *lane);
 
 /* End a request of which no piece is under way: flush if the client asked for it, and answer. After a failure, as
    http_fail(). */
-void http_finish(struct lane_thread *thread);
+void http_finish(struct task *task);
 
 /* End a request that has failed, of which no piece is under way. */
 void http_fail(struct iou_lane *lane);
 
 /* ---- how -------------------------------------------------------------------------------------------------------- */
 
-/* Do the request that runs, or one piece of it. Returns whether this thread still leads. */
-bool http_serve(struct lane_thread *thread);
+/* Do the request that runs, or one piece of it. Returns whether this task still leads. */
+bool http_serve(struct task *task);
 
 #endif

@@ -2,20 +2,21 @@
 
 /*
  * Lanes of HTTP: connections with requests for one image. A lane does its requests in their order, one at a time. It
- * ends and gives the connection back at a request that it does not serve, or when no request comes for IDLE_MS.
+ * ends and gives the connection back at a request that it does not serve, or when no request comes for IDLE_MS. A lane
+ * with an instruction does that one, and ends.
  */
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/external.h"
+#include "api/nbd_client.h"
 #include "http/http.h"
 
 /* A connection without a request for so long is given back, so that it does not need a thread. */
 #define IDLE_MS 1000
 
-_Static_assert(IOU_EXTERNAL_PIECE == LANE_PIECE, "a piece of an external image is in one piece of memory");
+_Static_assert(IOU_NBD_PIECE == LANE_PIECE, "a piece of an image that a server has is in one piece of memory");
 
 /* ---- the work of the leader ------------------------------------------------------------------------------------- */
 
@@ -27,19 +28,15 @@ static bool has_work(const struct http *http) {
     return http->body.left && (http->failed ? http->under_way == 0 : http->under_way < most);
 }
 
-/* Wait for work while other threads have all pieces, and watch whether the client leaves. False: the lane ends. */
+/* Wait for work while other tasks have all pieces, and watch whether the client leaves. False: the lane ends. */
 static bool await_work(struct iou_lane *lane) {
-    struct http *http = http_of(lane);
-    while (!lane->state.leaving && !has_work(http)) {
-        http->watched = true; /* first: other threads read it after they have made a change that has_work() sees */
-        if (!has_work(http))
-            lane_watch(lane, http->request.kind != IOU_WRITE || http->body.left == 0);
-        http->watched = false;
-    }
+    const struct http *http = http_of(lane);
+    while (!lane->state.leaving && !has_work(http))
+        lane_watch(lane, http->request.kind != IOU_WRITE || http->body.left == 0);
     return !lane->state.leaving;
 }
 
-/* Choose the size of pieces: for external images, their owner's. With a limit on the rate they are shorter, so that all
+/* Choose the size of pieces: the image's, if it has one. With a limit on the rate they are shorter, so that all
    connections of a ticket move something in a second. */
 static void choose_pieces(struct iou_lane *lane) {
     const struct pieces *pieces = &lane->handle->image->pieces;
@@ -60,16 +57,19 @@ static void begin(struct iou_lane *lane) {
     choose_pieces(lane);
     body_begin(&http->body, http->request.offset, moves ? http->request.length : 0);
     if (http->request.encoded)
-        body_begin_encoded(&http->body, http->request.encoded);
+        body_begin_encoded(&http->body, http->request.body);
+    if (http->request.chunked)
+        body_begin_chunked(&http->body);
     iou_record what = http_describe(&http->request);
     work_begin(&http->running, now_ns(), &what);
     http->taken = http->sent = 0;
     http->started = false;
     http->busy = true;
     lane->state.active = true;
-    lane->state.requests++;
+    if (!http->instruction) /* the owner counts it */
+        lane->state.requests++;
     lane->state.running++;
-    if (http->request.expects)
+    if (!http->failed && http->request.expects)
         http_answer_continue(lane);
 }
 
@@ -90,6 +90,18 @@ static ssize_t await_request(struct iou_lane *lane, int ms) {
     ssize_t count = lane->state.requests && lane_gives_place(lane) ? 0 : socket_stage(lane, HTTP_ROOM, ms);
     lane->state.rests = false;
     return count;
+}
+
+/* Begin with the instruction. False: it was carried out, and the lane ends. */
+static bool begin_instruction(struct iou_lane *lane) {
+    struct http *http = http_of(lane);
+    if (http->instruction == CARRIED_OUT)
+        return give_back(http, IOU_HTTP_DONE);
+    http->instruction = CARRIED_OUT;
+    if (!http_is_allowed(lane))
+        http_note_outside(lane, http->request.offset, http->request.length);
+    begin(lane);
+    return true;
 }
 
 /* Read the next request. All of it but data has to come within IDLE_MS. False: there is none, and the lane ends. */
@@ -116,19 +128,19 @@ static bool read_request(struct iou_lane *lane) {
     return true;
 }
 
-static bool lead(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool lead(struct task *task) {
+    struct iou_lane *lane = task->lane;
     struct http *http = http_of(lane);
     do {
         if (!await_work(lane))
             return false;
-        if (http->busy && http->failed) {
+        if (!http->busy && !(http->instruction ? begin_instruction : read_request)(lane))
+            return false;
+        if (http->failed) {
             http_fail(lane);
             return false;
         }
-        if (!http->busy && !read_request(lane))
-            return false;
-    } while (http_serve(thread));
+    } while (http_serve(task));
     return true;
 }
 
@@ -141,13 +153,12 @@ static void free_http(struct http *http) {
     free(http->partial.text);
     free(http->whole.text);
     free(http->origin.text);
-    pthread_mutex_destroy(&http->lock);
-    pthread_cond_destroy(&http->changed);
+    free(http->instructed.text);
     free(http);
 }
 
 static void end(struct iou_lane *lane) {
-    body_end_encoded(lane, &http_of(lane)->body);
+    body_end_encoded(&http_of(lane)->body);
     free_http(http_of(lane));
 }
 
@@ -174,7 +185,8 @@ static bool is_template(const char *text, uint64_t length) {
 static bool is_valid(const iou_http_options *options) {
     return options->target_length && options->target_length <= HTTP_MAX_HEAD &&
            is_template(options->done, options->done_length) && is_template(options->partial, options->partial_length) &&
-           is_template(options->whole, options->whole_length) && options->origin_length <= HTTP_MAX_TEMPLATE;
+           is_template(options->whole, options->whole_length) && options->origin_length <= HTTP_MAX_TEMPLATE &&
+           (!options->instruction.kind || is_template(options->instruction.answer, options->instruction.answer_length));
 }
 
 static struct http *new_http(const iou_http_options *options) {
@@ -182,8 +194,6 @@ static struct http *new_http(const iou_http_options *options) {
     if (!http)
         return NULL;
     work_init(&http->running);
-    pthread_mutex_init(&http->lock, NULL);
-    pthread_cond_init(&http->changed, NULL);
     http->target = copy(options->target, options->target_length);
     http->target_length = options->target_length;
     http->generation = options->generation;
@@ -191,14 +201,16 @@ static struct http *new_http(const iou_http_options *options) {
     http->partial = template(options->partial, options->partial_length);
     http->whole = template(options->whole, options->whole_length);
     http->origin = template(options->origin, options->origin_length);
-    if (http->target && http->done.text && http->partial.text && http->whole.text && http->origin.text)
+    http->instructed = template(options->instruction.answer, options->instruction.answer_length);
+    if (http->target && http->done.text && http->partial.text && http->whole.text && http->origin.text &&
+        http->instructed.text)
         return http;
     free_http(http);
     return NULL;
 }
 
-static struct lane_work *work_of(struct lane_thread *thread) {
-    return &http_of(thread->lane)->running;
+static struct lane_work *work_of(struct task *task) {
+    return &http_of(task->lane)->running;
 }
 
 static const struct lane_kind HTTP = {
@@ -217,7 +229,11 @@ int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options 
     struct http *http = new_http(options);
     if (!http)
         return -ENOMEM;
-    int error = lane_start(lanes, handle, &options->lane, &HTTP, http, result);
+    int error = 0;
+    if (options->instruction.kind && !http_take_instruction(http, &options->instruction))
+        error = -EINVAL;
+    if (!error)
+        error = lane_start(lanes, handle, &options->lane, &HTTP, http, result);
     if (error)
         free_http(http);
     return error;
@@ -226,9 +242,9 @@ int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options 
 int iou_http_ended(iou_lane *lane, iou_http_end *end, void *rest) {
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;
-    pthread_mutex_lock(&lane->turns.lock);
-    bool ended = lane->turns.ended && lane->kind == &HTTP;
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_lock(&lane->tasks.lock);
+    bool ended = lane->tasks.ended && lane->kind == &HTTP;
+    pthread_mutex_unlock(&lane->tasks.lock);
     if (!ended)
         return -EBUSY;
     *end = http_of(lane)->end;

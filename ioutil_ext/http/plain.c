@@ -2,7 +2,7 @@
 
 /*
  * Plain requests: the form that programs send, with exact words, each field that matters once, and numbers of at most
- * 18 digits. A request in another form is not refused: Python serves it.
+ * 18 digits, but for the end of a range. A request in another form is not refused: Python serves it.
  */
 
 #include <string.h>
@@ -43,12 +43,24 @@ static bool read_target(struct http_text target, struct http_plain *plain) {
     return (is_end(query) || plain->method == HTTP_PUT) && http_skip(&name, IMAGES) && http_is_name(name);
 }
 
+/* Read the last byte of a range, and move past it: a number of any length (RFC 9110 14.1.2). One that no image has is
+   INT64_MAX, which is past every image, too. False: there is none. */
+static bool read_last(struct http_text *text, uint64_t *last) {
+    const char *start = text->at;
+    *last = 0;
+    for (; text->at < text->end && *text->at >= '0' && *text->at <= '9'; text->at++) {
+        uint64_t digit = (uint64_t)(*text->at - '0');
+        *last = *last > (INT64_MAX - digit) / 10 ? INT64_MAX : *last * 10 + digit;
+    }
+    return text->at > start;
+}
+
 /* Read a Range field: one range, from its first byte to its last one, or to the end of the image (RFC 9110 14.2). */
 static bool read_range(struct http_text value, struct http_plain *plain) {
     if (!http_skip(&value, "bytes=") || !http_number(&value, &plain->first) || !http_skip(&value, "-"))
         return false;
     plain->part = is_end(value) ? HTTP_REST : HTTP_SPAN;
-    return is_end(value) || (http_number(&value, &plain->last) && is_end(value) && plain->first <= plain->last);
+    return is_end(value) || (read_last(&value, &plain->last) && is_end(value) && plain->first <= plain->last);
 }
 
 static bool number_or_star(struct http_text *text, uint64_t *number, bool *star) {

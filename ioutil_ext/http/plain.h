@@ -37,8 +37,8 @@ struct http_plain {
     uint32_t asks;        /* iou_asks */
     uint32_t size;        /* bytes of the head */
     uint64_t length;      /* bytes of the body */
-    uint64_t first, last; /* GET: the range, of HTTP_REST only first; PUT: first is the offset, and with encoded, last
-                             the last byte */
+    uint64_t first, last; /* GET: the range, of HTTP_REST only first; its last may be past the image. PUT: first is the
+                             offset, and with encoded, last the last byte */
 };
 
 /* Whether the request is plain: a lane for the image of the path would serve it. */

@@ -2,8 +2,8 @@
 
 /*
  * Doing requests, one after the other. The leader itself does zeros, flushes and requests of one piece. One leader
- * after the other takes the pieces of a longer body: while one thread writes, the next one receives; while one sends,
- * the next one reads.
+ * after the other takes the pieces of a longer body: while one task writes, the next one receives; while one sends, the
+ * next one reads.
  */
 
 #include <errno.h>
@@ -67,11 +67,17 @@ static void put_memory(struct iou_lane *lane, struct piece *piece) {
 /* Fail the request because its body does not come, or there is no memory for it. */
 static void fail_to_receive(struct iou_lane *lane, int error) {
     struct http *http = http_of(lane);
-    if (error == -ECANCELED || error == -ENOMEM)
+    bool is_peers = error != -ECANCELED && error != -ENOMEM && error != -ENOBUFS;
+    bool is_refused = error == -EBADMSG || error == -EILSEQ;
+    if (!is_peers)
         http_fail_outside(http, -error);
     else
-        http_note_failure(http, error == -EBADMSG ? IOU_HTTP_ENCODING : IOU_HTTP_TRUNCATED, NULL);
-    if (error != -ECANCELED && error != -ENOMEM && error != -ENODATA && error != -EBADMSG)
+        http_note_failure(http,
+                          error == -EBADMSG  ? IOU_HTTP_ENCODING
+                          : error == -EILSEQ ? IOU_HTTP_CHUNKS
+                                             : IOU_HTTP_TRUNCATED,
+                          NULL);
+    if (is_peers && error != -ENODATA && !is_refused)
         lane_break(lane, -error);
 }
 
@@ -90,6 +96,13 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
         fail_to_receive(lane, error);
         return false;
     }
+    if (http->request.unbounded && !http_may_write(lane, http->body.next, http->body.length)) {
+        http_note_outside(lane, http->body.next, http->body.length);
+        body_drop_memory(lane, &http->body);
+        return false;
+    }
+    if (http->request.unbounded)
+        http->request.length += http->body.length;
     http->moved = http->body.slow ? 0 : http->moved + http->body.length;
     take_piece(http, piece);
     return true;
@@ -123,55 +136,55 @@ static void begin_write(struct iou_lane *lane, struct piece *piece) {
     operation_begin(lane, &piece->op);
 }
 
-static void write_piece(struct lane_thread *thread, struct piece *piece) {
-    if (http_of(thread->lane)->failed)
+static void write_piece(struct task *task, struct piece *piece) {
+    if (http_of(task->lane)->failed)
         op_unclaim(&piece->op);
     else
-        http_run(thread, &piece->op);
+        http_run(task, &piece->op);
 }
 
 /* Wait until all earlier pieces were sent. False: the request has failed, or, with until_pause, the client pauses. */
 static bool await_order(struct iou_lane *lane, const struct piece *piece, bool until_pause) {
     struct http *http = http_of(lane);
-    struct timespec deadline;
-    pthread_mutex_lock(&http->lock);
+    uint64_t pause = LANE_PAUSE_MS * UINT64_C(1000000), until = now_ns() + pause, before = lane->socket.sent;
     while (http->sent != piece->number && !http->failed) {
-        uint64_t before = lane->socket.sent;
-        deadline_in(CLOCK_REALTIME, &deadline, until_pause ? LANE_PAUSE_MS : UINT32_MAX);
-        if (pthread_cond_timedwait(&http->changed, &http->lock, &deadline) &&
-            lane->socket.sent - before < LANE_PAUSE_BYTES)
+        lane_await(lane, until_pause ? until : FOR_EVER);
+        if (!until_pause || now_ns() < until)
+            continue;
+        if (lane->socket.sent - before < LANE_PAUSE_BYTES)
             break;
+        before = lane->socket.sent;
+        until = now_ns() + pause;
     }
     bool goes_on = http->sent == piece->number && !http->failed;
     http->started = http->started || goes_on;
-    pthread_mutex_unlock(&http->lock);
     return goes_on;
 }
 
-static bool read_data(struct lane_thread *thread, const struct piece *piece) {
+static bool read_data(struct task *task, const struct piece *piece) {
     struct op op = {
         .kind = IOU_READ,
         .offset = piece->offset,
         .length = piece->length,
         .buffer = place_in(piece->memory, piece->offset),
     };
-    return http_run(thread, &op);
+    return http_run(task, &op);
 }
 
 /* Read a piece again whose memory was given back. */
-static bool read_again(struct lane_thread *thread, struct piece *piece) {
-    return get_memory(thread->lane, piece->offset, piece->length, &piece->memory) && read_data(thread, piece);
+static bool read_again(struct task *task, struct piece *piece) {
+    return get_memory(task->lane, piece->offset, piece->length, &piece->memory) && read_data(task, piece);
 }
 
 /* Read a piece, and wait for its turn. A client that pauses holds no memory: the piece is read again afterwards. */
-static bool read_in_turn(struct lane_thread *thread, struct piece *piece) {
-    struct iou_lane *lane = thread->lane;
-    if (!read_data(thread, piece))
+static bool read_in_turn(struct task *task, struct piece *piece) {
+    struct iou_lane *lane = task->lane;
+    if (!read_data(task, piece))
         return false;
     if (await_order(lane, piece, true))
         return true;
     put_memory(lane, piece);
-    return await_order(lane, piece, false) && read_again(thread, piece);
+    return await_order(lane, piece, false) && read_again(task, piece);
 }
 
 /* Note whether the client has paused after so many bytes. */
@@ -188,8 +201,8 @@ static uint64_t answer(struct iou_lane *lane, const struct piece *piece, bool fi
 }
 
 /* Send a piece that was read. False: after a pause, the rest could not be read again. */
-static bool send_data(struct lane_thread *thread, struct piece *piece) {
-    struct iou_lane *lane = thread->lane;
+static bool send_data(struct task *task, struct piece *piece) {
+    struct iou_lane *lane = task->lane;
     uint64_t sent = answer(lane, piece, piece->number == 0);
     note_pause(http_of(lane), sent < piece->length, sent);
     while (sent < piece->length && !lane->state.broken) {
@@ -197,68 +210,59 @@ static bool send_data(struct lane_thread *thread, struct piece *piece) {
         piece->length -= sent;
         put_memory(lane, piece);
         lane_await_reader(lane);
-        if (!read_again(thread, piece))
+        if (!read_again(task, piece))
             return false;
         sent = answer(lane, piece, false);
     }
     return true;
 }
 
-static void read_piece(struct lane_thread *thread, struct piece *piece) {
-    struct http *http = http_of(thread->lane);
-    if (!read_in_turn(thread, piece) || !send_data(thread, piece))
+static void read_piece(struct task *task, struct piece *piece) {
+    struct http *http = http_of(task->lane);
+    if (!read_in_turn(task, piece) || !send_data(task, piece))
         return;
-    pthread_mutex_lock(&http->lock);
     http->sent++;
-    pthread_cond_broadcast(&http->changed);
-    pthread_mutex_unlock(&http->lock);
+    http_changed(task->lane);
 }
 
 static void end_piece(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     put_memory(lane, piece);
-    pthread_mutex_lock(&http->lock);
     http->under_way--;
-    pthread_cond_broadcast(&http->changed);
-    pthread_mutex_unlock(&http->lock);
-    http_tell_leader(lane);
+    http_changed(lane);
 }
 
-static void await_pieces(struct http *http) {
-    pthread_mutex_lock(&http->lock);
-    while (http->under_way)
-        pthread_cond_wait(&http->changed, &http->lock);
-    pthread_mutex_unlock(&http->lock);
+static void await_pieces(struct iou_lane *lane) {
+    while (http_of(lane)->under_way)
+        lane_await(lane, FOR_EVER);
 }
 
-static bool serve_piece(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool serve_piece(struct task *task) {
+    struct iou_lane *lane = task->lane;
     struct http *http = http_of(lane);
     bool writes = http->request.kind == IOU_WRITE;
     struct piece piece;
     if (!(writes ? receive : prepare)(lane, &piece))
         return true;
-    if (writes)
+    if (writes && piece.length)
         begin_write(lane, &piece);
-    bool leads = piece.last || !turn_hand_over(thread);
-    if (leads)
-        turn_begin(thread);
-    if (writes)
-        write_piece(thread, &piece);
-    else
-        read_piece(thread, &piece);
+    bool leads = !task_hand_over(task);
+    if (!writes)
+        read_piece(task, &piece);
+    else if (piece.length) /* the end of a body in chunks may be a piece without bytes */
+        write_piece(task, &piece);
     end_piece(lane, &piece);
     if (piece.last) {
-        await_pieces(http);
-        http_finish(thread);
+        await_pieces(lane);
+        http_finish(task);
     }
-    return leads && turn_end(thread);
+    return leads;
 }
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
-static bool serve_alone(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool serve_alone(struct task *task) {
+    struct iou_lane *lane = task->lane;
     const struct http_request *request = &http_of(lane)->request;
     struct op op = {
         .kind = request->kind,
@@ -275,12 +279,22 @@ static bool serve_alone(struct lane_thread *thread) {
     if (op.kind == IOU_FLUSH)
         op.flags = 0;
     operation_begin(lane, &op);
-    turn_begin(thread);
-    http_run(thread, &op);
-    http_finish(thread);
-    return turn_end(thread);
+    bool leads = !task_hand_over(task); /* the next leader watches the client */
+    http_run(task, &op);
+    http_finish(task);
+    return leads;
 }
 
-bool http_serve(struct lane_thread *thread) {
-    return http_of(thread->lane)->body.left ? serve_piece(thread) : serve_alone(thread);
+/* Serve a GET or a PUT of no bytes. */
+static bool serve_nothing(struct task *task) {
+    bool leads = !task_hand_over(task);
+    http_finish(task);
+    return leads;
+}
+
+bool http_serve(struct task *task) {
+    const struct http *http = http_of(task->lane);
+    if (http->body.left)
+        return serve_piece(task);
+    return http->request.kind == IOU_READ || http->request.kind == IOU_WRITE ? serve_nothing(task) : serve_alone(task);
 }

@@ -64,10 +64,6 @@ static struct claim **count_down(struct claims *claims, struct claim *later, str
     if (--later->blockers)
         return freed;
     claims->waiting--;
-    if (!later->admitted) {
-        pthread_cond_broadcast(&claims->changed);
-        return freed;
-    }
     *freed = later;
     return &later->next_admitted;
 }
@@ -95,26 +91,27 @@ static void remove_claim(struct claims *claims, struct claim *claim, struct clai
 void claims_init(struct claims *claims) {
     *claims = (struct claims){0};
     pthread_mutex_init(&claims->lock, NULL);
-    pthread_cond_init(&claims->changed, NULL);
 }
 
 void claims_destroy(struct claims *claims) {
     pthread_mutex_destroy(&claims->lock);
-    pthread_cond_destroy(&claims->changed);
     free(claims->all);
+}
+
+static bool is_canceled(const struct claim *claim) {
+    return claim->canceled && __atomic_load_n(claim->canceled, __ATOMIC_RELAXED);
 }
 
 int claim_take(struct claims *claims, struct claim *claim, const struct range *range) {
     pthread_mutex_lock(&claims->lock);
-    int error = make_room(claims) ? 0 : -ENOMEM;
+    claim->blockers = count_overlaps(claims, range);
+    claim->withdrawn = false;
+    claim->next_admitted = NULL;
+    int error = !make_room(claims) ? -ENOMEM : claim->blockers && is_canceled(claim) ? -ECANCELED : 0;
     if (!error) {
-        claim->blockers = count_overlaps(claims, range);
-        claim->next_admitted = NULL;
         claims->all[claims->count++] = (struct claimed){*range, claim};
-        if (claim->blockers) {
-            claims->waiting++;
-            error = -EAGAIN;
-        }
+        claims->waiting += claim->blockers > 0;
+        error = claim->blockers ? -EAGAIN : 0;
     }
     pthread_mutex_unlock(&claims->lock);
     return error;
@@ -128,28 +125,35 @@ void claim_release(struct claims *claims, struct claim *claim) {
     claims_admit(freed);
 }
 
-bool claim_wait(struct claims *claims, struct claim *claim, const uint32_t *canceled) {
-    pthread_mutex_lock(&claims->lock);
-    while (claim->blockers && !(canceled && __atomic_load_n(canceled, __ATOMIC_RELAXED)))
-        pthread_cond_wait(&claims->changed, &claims->lock);
-    bool admitted = claim->blockers == 0;
-    pthread_mutex_unlock(&claims->lock);
-    return admitted;
-}
-
-void claims_wake(struct claims *claims) {
-    pthread_mutex_lock(&claims->lock);
-    pthread_cond_broadcast(&claims->changed);
-    pthread_mutex_unlock(&claims->lock);
-}
-
 bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **freed) {
     pthread_mutex_lock(&claims->lock);
-    bool waits = claim->blockers > 0;
+    bool waits = claim->blockers > 0 && !claim->withdrawn;
     if (waits)
         remove_claim(claims, claim, freed);
     pthread_mutex_unlock(&claims->lock);
     return waits;
+}
+
+/* Return the first claim that waits and is canceled. The lock is held. */
+static struct claim *find_canceled(const struct claims *claims) {
+    for (uint32_t i = 0; i < claims->count; i++)
+        if (claims->all[i].claim->blockers && is_canceled(claims->all[i].claim))
+            return claims->all[i].claim;
+    return NULL;
+}
+
+void claims_cancel(struct claims *claims) {
+    struct claim *freed = NULL, *canceled = NULL, *claim;
+    pthread_mutex_lock(&claims->lock);
+    while ((claim = find_canceled(claims))) {
+        remove_claim(claims, claim, &freed);
+        claim->withdrawn = true;
+        claim->next_admitted = canceled;
+        canceled = claim;
+    }
+    pthread_mutex_unlock(&claims->lock);
+    claims_admit(canceled);
+    claims_admit(freed);
 }
 
 void claims_admit(struct claim *freed) {
@@ -182,4 +186,42 @@ struct range change_range(const struct op *op) {
         .start = is_aligned(start, unit) ? start : round_down(start, lock_unit),
         .end = is_aligned(end, unit) ? end : round_up(end, lock_unit),
     };
+}
+
+/* ---- the claim of an operation ---------------------------------------------------------------------------------- */
+
+int claim_operation(struct op *op) {
+    return claim_range(op, change_range(op));
+}
+
+int claim_range(struct op *op, struct range range) {
+    if (op->length == 0)
+        return 0;
+    int error = claim_take(&op->handle->image->claims, &op->claim, &range);
+    op->claimed = error == 0 || error == -EAGAIN;
+    op->waits = error == -EAGAIN;
+    return error;
+}
+
+void claim_wake(struct claim *claim) {
+    waiter_wake(&container_of(claim, struct op, claim)->waiter);
+}
+
+/* Its wake-up may be on the way, and has to come before the operation is gone. */
+static bool give_up_waiting(struct op *op) {
+    struct claim *freed = NULL;
+    if (!claim_withdraw(&op->handle->image->claims, &op->claim, &freed)) {
+        waiter_sleep(&op->waiter, FOR_EVER);
+        return op->claim.withdrawn;
+    }
+    waiter_end(&op->waiter);
+    claims_admit(freed);
+    return true;
+}
+
+void claim_release_operation(struct op *op) {
+    bool removed = op->waits && op->claim.admitted == claim_wake && give_up_waiting(op);
+    op->waits = false;
+    if (!removed)
+        claim_release(&op->handle->image->claims, &op->claim);
 }

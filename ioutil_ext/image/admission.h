@@ -24,9 +24,11 @@ struct range {
  * deadlocks, starves, or takes effect after a later one that it overlaps.
  */
 struct claim {
-    uint32_t blockers; /* earlier claims that it overlaps; 0: the operation may run */
+    uint32_t blockers;        /* earlier claims that it overlaps; 0: the operation may run */
+    bool withdrawn;           /* canceled while it waited: it is not among the claims any more */
+    const uint32_t *canceled; /* that claims_cancel() looks at; NULL: it is not canceled so */
     struct claim *next_admitted;
-    void (*admitted)(struct claim *claim); /* called without locks; NULL: a thread waits in claim_wait() */
+    void (*admitted)(struct claim *claim); /* called without locks when its wait ends */
 };
 
 struct claimed {
@@ -37,8 +39,7 @@ struct claimed {
 /* The claims of one image. */
 struct claims {
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* for claim_wait() */
-    struct claimed *all;    /* in order of arrival */
+    struct claimed *all; /* in order of arrival */
     uint32_t count, room;
     uint32_t waiting; /* claims with blockers; 0: a release need not look for claims that may run now */
 };
@@ -46,16 +47,14 @@ struct claims {
 void claims_init(struct claims *claims);
 void claims_destroy(struct claims *claims);
 
-/* Enter a claim. -EAGAIN: it waits, and claim->admitted will be called, possibly before this returns. -ENOMEM. */
+/* Enter a claim. -EAGAIN: it waits, and claim->admitted will be called, possibly before this returns. -ECANCELED: it
+   would wait, and is canceled already; -ENOMEM. */
 int claim_take(struct claims *claims, struct claim *claim, const struct range *range);
 
-/* Sleep until a claim without an admitted function may run. False: *canceled was set before. Code that sets *canceled
-   calls claims_wake(). canceled: NULL: the wait cannot be canceled. */
-bool claim_wait(struct claims *claims, struct claim *claim, const uint32_t *canceled);
-void claims_wake(struct claims *claims);
+/* Withdraw the claims that wait and are canceled, and call their admitted. Who sets *canceled calls this then. */
+void claims_cancel(struct claims *claims);
 
-/* Remove a claim that may run, or that a thread has waited for. Calls admitted of the claims that may run now, so the
-   caller must not hold locks. */
+/* Remove a claim that may run. Calls admitted of the claims that may run now, so the caller must not hold locks. */
 void claim_release(struct claims *claims, struct claim *claim);
 
 /* Remove a claim that waits. False: it was admitted meanwhile, and was not removed. Chains the claims that may run now
@@ -63,7 +62,13 @@ void claim_release(struct claims *claims, struct claim *claim);
 bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **freed);
 void claims_admit(struct claim *freed);
 
-/* Return the range that a change of a file or device claims: rounded to blocks where it covers a block in part. */
-struct range change_range(const struct op *op);
+/* The claim of an operation: enter that of its change_range(), or of another range, as struct image_ops has it; remove
+   it, waiting or not. */
+int claim_operation(struct op *op);
+int claim_range(struct op *op, struct range range);
+void claim_release_operation(struct op *op);
+
+/* Wake who waits for the claim of an operation with op->waiter: for claim->admitted. */
+void claim_wake(struct claim *claim);
 
 #endif

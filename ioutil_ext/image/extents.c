@@ -60,10 +60,10 @@ int extents_run(struct op *op) {
         error = find_run(op, start, end, &stop, &hole);
         if (error)
             break;
-        if (op->result.count && extents[op->result.count - 1].hole == hole) /* the image has changed meanwhile */
+        if (op->result.count && extents[op->result.count - 1].flags == hole) /* the image has changed meanwhile */
             extents[op->result.count - 1].length += stop - start;
         else
-            extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .hole = hole};
+            extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .flags = hole};
         op_advance(op, stop - start);
     }
     return error;

@@ -10,9 +10,8 @@
 #include "image/handle.h"
 #include "image/locks.h"
 
-void handle_close(iou_handle *handle) {
+static void close_file(iou_handle *handle) {
     sys_close(handle->fd);
-    handle->fd = -1;
     if (handle->tail_fd != -1)
         sys_close(handle->tail_fd);
     atomic_fetch_sub(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
@@ -20,6 +19,14 @@ void handle_close(iou_handle *handle) {
         handle->image->writers--;
     locks_release(handle);
     image_put(handle->image);
+}
+
+void handle_close(iou_handle *handle) {
+    if (handle->ops->close)
+        handle->ops->close(handle);
+    else
+        close_file(handle);
+    handle->fd = -1;
     handle->image = NULL;
     iou_durable_release(handle->durable);
     handle->durable = NULL;
@@ -100,7 +107,7 @@ void iou_handle_info(iou_handle *handle, iou_info *info) {
 }
 
 int iou_handle_durable(iou_handle *handle, iou_durable *record) {
-    if (handle->ops->remote || handle->durable)
+    if (handle->durable)
         return -EINVAL;
     iou_durable_retain(record);
     handle->durable = record;

@@ -34,6 +34,9 @@ struct iou_handle {
     struct op closer; /* closes the descriptors on a worker if the last reference ends elsewhere */
 };
 
+/* A flag of an open: the file has a format. It is locked for reading, too, and for writing by one handle alone. */
+#define HANDLE_FORMAT (1u << 31)
+
 /* Open op->path into op->result.handle (open.c). ops: the functions of the image. */
 int handle_open(struct op *op, const struct image_ops *ops);
 

@@ -62,6 +62,18 @@ void image_destroy(struct image *image) {
     claims_destroy(&image->claims);
 }
 
+void image_begin_generations(struct image *image) {
+    pthread_mutex_lock(&registry_lock);
+    image->activity = (last_generation + 1) << WRITERS_BITS;
+    pthread_mutex_unlock(&registry_lock);
+}
+
+void image_end_generations(const struct image *image) {
+    pthread_mutex_lock(&registry_lock);
+    last_generation = max_u64(last_generation, image->activity >> WRITERS_BITS);
+    pthread_mutex_unlock(&registry_lock);
+}
+
 static struct image *image_new(iou_type type, dev_t device, ino_t inode) {
     struct image *image = calloc(1, sizeof(*image));
     if (image)

@@ -21,20 +21,22 @@
 enum { CAN_PUNCH_HOLE, CAN_ZERO_RANGE, CAN_FALLOCATE, CAN_BLKZEROOUT, CAN_SEEK_HOLE, CAPABILITIES };
 enum { CONTENT_UNKNOWN, CONTENT_ZERO, CONTENT_WRITTEN };
 
-/* How a long request is cut into pieces (api/external.h). piece: 0: the frontend decides. */
+/* How a long request is cut into pieces (api/nbd_client.h). piece: 0: the frontend decides. */
 struct pieces {
     uint64_t piece;
     uint32_t ahead;
 };
 
-/* A file or device: one in the process for all of its handles; or an external image. Lives as long as its handles. */
+/* A file or device: one in the process for all of its handles; or an image that a server has, or with a format. Lives
+   as long as its handles. */
 struct image {
     struct image *next; /* in the registry, whose lock guards next and refs */
     uint32_t refs;
     iou_type type;
-    dev_t device; /* st_dev of a file, st_rdev of a block device */
-    ino_t inode;  /* 0 for block devices */
-    bool grows;   /* a write past the end makes it larger */
+    dev_t device;          /* st_dev of a file, st_rdev of a block device */
+    ino_t inode;           /* 0 for block devices */
+    bool grows;            /* a write past the end makes it larger */
+    atomic_bool in_memory; /* a file of tmpfs: calls only copy */
     struct pieces pieces;
 
     pthread_mutex_t size_lock; /* held during a change of the size, from the fresh fstat to the end of the change */
@@ -56,12 +58,18 @@ struct image {
     pthread_mutex_t lock_lock; /* guards the members below, also while the locks are taken */
     int lock_fd;               /* its open file description has the locks; -1: there are none */
     uint32_t lock_holders;     /* handles */
+    int lock_use;              /* theirs, of locks.c */
     atomic_bool locked;        /* false with a holder: the file system has no such locks */
 };
 
-/* Initialise and destroy an image that is not in the registry, as that of external.c. */
+/* Initialise and destroy an image that is not in the registry, as those of nbd_client/ and qcow2/. */
 void image_init(struct image *image, iou_type type, dev_t device, ino_t inode);
 void image_destroy(struct image *image);
+
+/* Let the generations of such an image be above all that there were, at its beginning; and those of later images above
+   its own, at its end. */
+void image_begin_generations(struct image *image);
+void image_end_generations(const struct image *image);
 
 /* Get a reference to an image, and make the image if there is none. NULL: no memory. image_put() ends the reference. */
 struct image *image_get(iou_type type, dev_t device, ino_t inode);

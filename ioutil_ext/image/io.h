@@ -5,12 +5,16 @@
 #ifndef IOUTIL_IMAGE_IO_H
 #define IOUTIL_IMAGE_IO_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "image/handle.h"
 
 int io_read(struct op *op);
 int io_write(struct op *op);
+
+/* Whether a fiber can run the operation itself: by direct I/O that is asynchronous, or on a file in memory. */
+bool io_is_prompt(const struct op *op);
 
 /* Put all that was changed before on stable storage: for a flush, which may cover the operation's range only in the
    record of durable ranges, and for a change with FUA. */

@@ -66,8 +66,17 @@ int iou_lock(int fd, uint32_t writes) {
     return is_unsupported(error) ? -ENOLCK : error;
 }
 
+/* For what an image is locked. */
+enum { TO_WRITE_RAW, TO_READ, TO_WRITE_ALONE };
+
+static int wanted_use(const struct op *op) {
+    if (!(op->flags & HANDLE_FORMAT))
+        return TO_WRITE_RAW;
+    return op->flags & IOU_WRITABLE ? TO_WRITE_ALONE : TO_READ;
+}
+
 static int lock_bytes(struct op *op, struct image *image) {
-    int error = lock_descriptor(image->lock_fd, true, image->grows);
+    int error = lock_descriptor(image->lock_fd, image->lock_use != TO_READ, image->grows);
     image->locked = !error;
     return error && !is_unsupported(error) ? op_fail(op, IOU_SYS_LOCK, error) : 0;
 }
@@ -75,7 +84,8 @@ static int lock_bytes(struct op *op, struct image *image) {
 /* Open the descriptor of the locks. Fails if the path names another file now. */
 static int open_again(struct op *op, iou_handle *handle) {
     struct stat before, st;
-    int exclusively = handle->image->type == IOU_BLOCK ? O_EXCL : 0;
+    bool writes = handle->image->lock_use != TO_READ;
+    int exclusively = writes && handle->image->type == IOU_BLOCK ? O_EXCL : 0;
     int fd = sys_open(op->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | exclusively);
     if (fd < 0)
         return op_fail(op, IOU_SYS_OPEN, fd);
@@ -98,7 +108,11 @@ int locks_hold(struct op *op, iou_handle *handle) {
     struct image *image = handle->image;
     int error = 0;
     pthread_mutex_lock(&image->lock_lock);
-    if (image->lock_holders == 0) {
+    int use = wanted_use(op);
+    if (image->lock_holders && (use != image->lock_use || use == TO_WRITE_ALONE)) {
+        error = op_fail(op, IOU_SYS_LOCK, EBUSY);
+    } else if (image->lock_holders == 0) {
+        image->lock_use = use;
         error = open_again(op, handle);
         if (!error)
             error = lock_bytes(op, image);

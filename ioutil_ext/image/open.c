@@ -6,11 +6,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/fork.h"
@@ -197,6 +199,11 @@ void iou_file_birth(int fd, iou_birth *birth) {
         birth->version = (uint32_t)version;
 }
 
+static bool is_in_memory(int fd) {
+    struct statfs fs;
+    return fstatfs(fd, &fs) == 0 && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+}
+
 static int join_image(struct op *op, iou_handle *handle, const struct stat *st) {
     bool is_file = S_ISREG(st->st_mode);
     if (is_file)
@@ -204,6 +211,7 @@ static int join_image(struct op *op, iou_handle *handle, const struct stat *st) 
     handle->image = is_file ? image_get(IOU_FILE, st->st_dev, st->st_ino) : image_get(IOU_BLOCK, st->st_rdev, 0);
     if (!handle->image)
         return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    handle->image->in_memory = is_file && is_in_memory(handle->fd);
     handle->flush_failures = handle->image->flush_failures;
     atomic_fetch_add(handle->direct ? &handle->image->direct_handles : &handle->image->buffered_handles, 1);
     if (handle->writable)
@@ -232,7 +240,7 @@ static int set_up(struct op *op, iou_handle *handle) {
     int error = open_descriptors(op, handle, &st);
     if (!error)
         error = join_image(op, handle, &st);
-    if (!error && handle->writable && !(op->flags & IOU_SHARED))
+    if (!error && (handle->writable || op->flags & HANDLE_FORMAT) && !(op->flags & IOU_SHARED))
         error = locks_hold(op, handle);
     if (error)
         return error;

@@ -8,51 +8,50 @@
 #ifndef IOUTIL_IMAGE_OPERATION_H
 #define IOUTIL_IMAGE_OPERATION_H
 
-#include <semaphore.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "api/ioutil.h"
+#include "api/qcow2.h"
 #include "base/clock.h"
 #include "base/link.h"
+#include "base/waiter.h"
 #include "image/admission.h"
 
 struct device;
 struct op;
 
 /*
- * The functions of a kind of image: engine/file_image.c has those of files and devices, external.c those of external
- * images. engine/running.c has the course of an operation on any image.
+ * The functions of a kind of image: engine/file_image.c has those of files and devices, nbd_client/extents.c those of
+ * images that a server has, qcow2/image.c those of images with that format. engine/running.c has the course of an
+ * operation on any image.
  */
 struct image_ops {
-    /* The image is external: the thread that runs an operation waits for the owner. */
+    /* Another server has the image: an operation waits for that, and FUA is part of each change. */
     bool remote;
 
-    /* Claim the range of a change, in order of arrival: see op_claim(), op_await(), op_unclaim(). */
+    /* Claim the range of a change, in order of arrival: see op_claim(). */
     int (*claim)(struct op *op);
-    void (*await_claim)(struct op *op);
-    void (*unclaim)(struct op *op);
+
+    /* Whether a fiber can run the operation without keeping its thread: the calls are asynchronous, or short. */
+    bool (*is_prompt)(const struct op *op);
 
     /* Do an operation, or a turn of it, by iou_kind from IOU_STAT on. 0 or -errno. */
     int (*run[IOU_EXTENTS + 1])(struct op *op);
 
-    /* Put the change of an operation on stable storage. NULL: the change itself does so. */
+    /* Put the change of an operation on stable storage. */
     int (*sync)(struct op *op);
 
-    /* Controls were canceled: wake the threads that wait in operations of the image. */
+    /* Controls were canceled: end the waits in operations of the image, but for those for claims. NULL: there are none.
+     */
     void (*wake)(const iou_handle *handle);
+
+    /* Close the image of the handle, which is gone then. Blocks. NULL: it is a file or device, or there is nothing to
+       be done. */
+    void (*close)(iou_handle *handle);
 
     /* Free the handle's part of the image, after its last use. NULL: there is none. */
     void (*free)(iou_handle *handle);
-};
-
-/* The errand of an operation on an external image (external.c). */
-struct errand {
-    struct link link; /* in the list of queued or of taken operations */
-    sem_t ended;
-    uint64_t id; /* 0: it was not taken */
-    bool ready;  /* it may be taken */
-    bool told;   /* the owner knows that it is canceled */
 };
 
 /* The state of a zero that tries one method after the other (zero/policy.c), or of a trim; kept between turns. */
@@ -76,26 +75,31 @@ struct zeroing {
  * An operation. Its progress has no gaps: a turn goes on at offset + result.done, where the turn before has stopped.
  */
 struct op {
-    struct link link; /* in a device's queue, the parked list, or a completion queue */
+    struct link link; /* in a device's queue, the parked list, a completion queue, or the engine's own_thread */
     struct iou_engine *engine;
     struct iou_queue *queue; /* NULL: it has no completion */
+    const void *owner;       /* the lane that it is for, or NULL */
     struct device *device;
-    iou_handle *handle; /* holds a reference; NULL: open */
-    char *path;         /* open: owned */
+    iou_handle *handle;           /* holds a reference; NULL: open */
+    char *path;                   /* open: owned */
+    const iou_qcow2_chain *chain; /* open of an image with a format; the caller's */
     uint32_t kind, flags;
     uint64_t offset, length;
     void *buffer;
     uint64_t buffer_size;
+    uint64_t
+        tells; /* extents, of lanes: the flags that are wanted, of each bitmap its own; 0: what the flags above say */
     iou_control *control;
     uint64_t submitted_at, started_at; /* started_at: 0: it has not begun */
     uint64_t turn_end;                 /* ns: the end of the turn */
-    uint64_t most;                     /* most bytes of a turn of a write; 0: no limit */
+    uint64_t most;                     /* most bytes of a turn of a write, at least a page; 0: no limit */
     bool claimed;                      /* claim is in the image's claims */
     bool waits;                        /* the claim had blockers when it was taken */
+    bool sleeps;                       /* who began it sleeps until a worker has run it */
     bool abandoned;                    /* the engine was stopped: it must not run */
     bool changes;                      /* it is counted in image->activity */
+    struct waiter waiter;              /* of who began it: for its claim, a worker, or the server of the image */
     struct claim claim;
-    struct errand errand;
     struct zeroing zeroing;
     char *bounce; /* aligned memory of io.c, allocated at its first use */
     iou_completion result;

@@ -18,11 +18,7 @@ void body_begin(struct body *body, uint64_t offset, uint64_t length) {
     body->next = offset;
     body->left = length;
     body->length = body->got = 0;
-    body->is_encoded = false;
-}
-
-uint64_t *body_unread(struct body *body) {
-    return body->is_encoded ? &body->encoded : &body->left;
+    body->is_encoded = body->is_chunked = false;
 }
 
 void body_advance(struct body *body) {
@@ -45,7 +41,8 @@ void body_drop_memory(struct iou_lane *lane, struct body *body) {
 /* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not come. */
 static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
     uint64_t since = now_ns();
-    if (!socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error)) {
+    if (!(body->is_chunked ? body_gather_chunks(lane, body, error)
+                           : socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error))) {
         body->left -= lane->staging.end - lane->staging.start; /* fewer than requested, so all are of this body */
         lane->staging.start = lane->staging.end;
         return 0;
@@ -63,26 +60,26 @@ int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, e
 }
 
 /* Get memory for a part of at most `most` bytes, of a slow body for those that are here. */
-static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most, bool wait) {
+static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
     if (body->slow) {
-        uint64_t staged = wait ? gather(lane, body, &error) : 0;
+        uint64_t staged = gather(lane, body, &error);
+        if (body->left == 0 && !error)
+            return 0;
         if (staged == 0)
-            return wait ? error ? error : -ENODATA : -EAGAIN;
+            return error ? error : -ENODATA;
         length = min_u64(length, staged);
     }
-    return body_get_memory(lane, body, length, wait ? MEMORY_WAIT : MEMORY_NOW);
-}
-
-char *body_place(const struct body *body, uint64_t byte) {
-    return place_in(body->memory, body->next) + byte;
+    return body_get_memory(lane, body, length, MEMORY_WAIT);
 }
 
 /* Receive further bytes of the part. */
-static int receive_more(struct iou_lane *lane, struct body *body, enum socket_patience patience) {
+static int receive_more(struct iou_lane *lane, struct body *body) {
     int error;
-    body->got += socket_receive(lane, body_place(body, body->got), body->length - body->got, patience, &error);
+    if (body->is_chunked)
+        return body_receive_chunks(lane, body);
+    body->got += socket_receive(lane, body_place(body, body->got), body->length - body->got, SOCKET_MOMENT, &error);
     return body->got == body->length ? 0 : error ? error : -ENODATA;
 }
 
@@ -95,10 +92,16 @@ static void cut(struct iou_lane *lane, struct body *body) {
 }
 
 int body_receive(struct iou_lane *lane, struct body *body, uint64_t most) {
+    int error = body_unframe(lane, body);
+    if (error)
+        return error;
     for (;;) {
-        int error = body->memory ? 0 : begin_part(lane, body, most, true);
+        if (!body->memory && body->left)
+            error = begin_part(lane, body, most);
+        if (!error && body->left == 0) /* the chunks have ended behind the part before */
+            return 0;
         if (!error)
-            error = receive_more(lane, body, SOCKET_MOMENT);
+            error = receive_more(lane, body);
         if (error == -EAGAIN) {
             cut(lane, body);
             error = 0;
@@ -110,9 +113,4 @@ int body_receive(struct iou_lane *lane, struct body *body, uint64_t most) {
         if (error)
             return error;
     }
-}
-
-int body_receive_ahead(struct iou_lane *lane, struct body *body, uint64_t most) {
-    int error = body->memory ? 0 : begin_part(lane, body, most, false);
-    return error ? error : receive_more(lane, body, SOCKET_NOW);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The connection of a lane. A failure of the socket breaks the lane and wakes all of its threads that wait. */
+/* The connection of a lane. A failure of the socket breaks the lane and wakes all of its tasks that wait. */
 
 #include <errno.h>
 #include <sys/socket.h>
@@ -18,12 +18,13 @@
 #define CHECK_NS 250000u
 
 void lane_wake(struct iou_lane *lane) {
-    socket_wake(lane);
-    counts_wake(lane);
+    loop_interrupt(&lane->tasks.loop);
     memory_wake(lane->lanes);
     if (lane->bucket)
         bucket_wake(lane->bucket);
-    lane->handle->ops->wake(lane->handle);
+    claims_cancel(&lane->handle->image->claims);
+    if (lane->handle->ops->wake)
+        lane->handle->ops->wake(lane->handle);
 }
 
 void lane_break(struct iou_lane *lane, int error) {
@@ -73,5 +74,11 @@ uint64_t lane_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsig
 void lane_await_reader(struct iou_lane *lane) {
     int error = lane->state.broken ? 0 : socket_await_room(lane);
     if (error)
+        lane_break(lane, error);
+}
+
+void lane_flush(struct iou_lane *lane) {
+    int error = socket_flush(lane);
+    if (error && !lane->state.broken)
         lane_break(lane, error);
 }

@@ -17,7 +17,7 @@
 /* Break the connection: its requests end at their next step, and nothing more is sent. Keeps the first error. */
 void lane_break(struct iou_lane *lane, int error);
 
-/* Wake all threads that wait, so that they check the lane's state. */
+/* Wake all tasks that wait, so that they check the lane's state. */
 void lane_wake(struct iou_lane *lane);
 
 /* Break the connection if its peer is gone. */
@@ -34,7 +34,8 @@ void lane_watch(struct iou_lane *lane, bool received);
 void lane_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
 uint64_t lane_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count);
 
-/* As socket_await_room(). A failure breaks the connection. */
+/* As socket_await_room() and socket_flush(). A failure breaks the connection. */
 void lane_await_reader(struct iou_lane *lane);
+void lane_flush(struct iou_lane *lane);
 
 #endif

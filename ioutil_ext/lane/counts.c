@@ -7,15 +7,19 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+#include "base/clock.h"
 #include "base/numbers.h"
 #include "lane/lane.h"
 
-/* Most ranges of a lane. A thread that has another one waits until the owner has fetched some. */
+/* Most ranges of a lane. A task that has another one waits until the owner has fetched some. */
 #define MAX_RANGES 65536u
 #define FIRST_RANGES 64u
 
 /* With so many ranges, the owner is notified to fetch them. */
 #define MANY_RANGES 8192u
+
+/* A task that waits for the owner looks again after so long: it may have fetched some in between. */
+#define LOOK_NS UINT64_C(100000000)
 
 #define SLOW_NS (IOU_SLOW_SECONDS * UINT64_C(1000000000))
 
@@ -71,23 +75,19 @@ static bool make_room(struct iou_lane *lane) {
            lane->counts.ranges_count < lane->counts.ranges_size;
 }
 
-/* Append a range. A broken lane may lose ranges: its owner may not fetch any more. */
+/* Append a range. A broken lane may lose ranges: its owner may not fetch any more. Releases the lock while it waits. */
 static void append(struct iou_lane *lane, uint64_t start, uint64_t end) {
     while (!make_room(lane)) {
         if (lane->state.broken)
             return;
+        pthread_mutex_unlock(&lane->counts.lock);
         lane_notify(lane);
-        pthread_cond_wait(&lane->counts.fetched, &lane->counts.lock);
+        lane_await(lane, now_ns() + LOOK_NS);
+        pthread_mutex_lock(&lane->counts.lock);
     }
     lane->counts.ranges[lane->counts.ranges_count++] = (iou_range){.start = start, .end = end};
     if (lane->counts.ranges_count == MANY_RANGES)
         lane_notify(lane);
-}
-
-void counts_wake(struct iou_lane *lane) {
-    pthread_mutex_lock(&lane->counts.lock);
-    pthread_cond_broadcast(&lane->counts.fetched);
-    pthread_mutex_unlock(&lane->counts.lock);
 }
 
 void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end) {
@@ -111,8 +111,9 @@ int iou_lane_counted(iou_lane *lane, iou_range *ranges, uint32_t max) {
     lane->counts.ranges_count -= count;
     if (count)
         memcpy(ranges, lane->counts.ranges + lane->counts.ranges_count, count * sizeof(*ranges));
-    pthread_cond_broadcast(&lane->counts.fetched);
     pthread_mutex_unlock(&lane->counts.lock);
+    if (count)
+        loop_interrupt(&lane->tasks.loop);
     return (int)count;
 }
 
@@ -135,6 +136,7 @@ void counts_report(struct iou_lane *lane, const struct op *op, int error) {
         .kind = op->kind,
         .error = error,
         .syscall = op->result.syscall,
+        .size = op->result.size,
     };
     memcpy(report.given_up, op->result.given_up, sizeof(report.given_up));
     pthread_mutex_lock(&lane->counts.lock);

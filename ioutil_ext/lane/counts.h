@@ -16,7 +16,6 @@ struct lane_counts {
     int event_fd;
     atomic_uint_fast64_t zeroed[IOU_METHODS], read, written, failed;
     pthread_mutex_t lock; /* guards all below; a leaf */
-    pthread_cond_t fetched;
     iou_lane_report reports[IOU_LANE_REPORTS];
     uint32_t reports_count;
     uint64_t reports_lost;
@@ -28,9 +27,6 @@ void counts_free(struct iou_lane *lane);
 
 /* Add a range of bytes that were transferred. Waits for the owner if there are too many ranges. */
 void counts_add(struct iou_lane *lane, uint64_t start, uint64_t end);
-
-/* Wake threads that wait in counts_add(), so that they check the lane's state. */
-void counts_wake(struct iou_lane *lane);
 
 /* Add a report of an operation if it has failed (error), was slow, or has given up a method. */
 void counts_report(struct iou_lane *lane, const struct op *op, int error);

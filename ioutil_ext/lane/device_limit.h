@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "api/lane.h"
-#include "lane/waiters.h"
+#include "base/waiter.h"
 
 struct device_limit {
     pthread_mutex_t lock; /* a leaf */

@@ -2,12 +2,18 @@
 
 /*
  * A body that is one frame of zstd. It is decoded from the staging into the memory of a part, by the leader. As with
- * other bodies, a client that does not send holds no memory of parts. The memory for the window of its frame is apart
- * (memory.c), and stays until the frame ends. One thing differs: when all content is here and the end of the frame is
- * not, the part waits for it, so that no frame that turns out to be bad was answered with success.
+ * other bodies, a client that does not send holds no memory of parts. The memory of the decoder is apart
+ * (zstd/windows.c), and stays until the frame ends; if the client lets it wait while others need it, the request ends
+ * (-ENOBUFS).
+ *
+ * One thing differs: the last bytes of the content wait for the end of the frame, so that no frame that turns out to be
+ * bad was answered with success. If that end does not come in a moment, they are kept in a page, the tail, and what is
+ * before them is written.
  */
 
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/numbers.h"
@@ -20,18 +26,17 @@ void body_begin_encoded(struct body *body, uint64_t encoded) {
     body->is_encoded = true;
     body->encoded = encoded;
     body->decoder = NULL;
-    body->window = 0;
+    body->tail = NULL;
     body->refusal = 0;
 }
 
-void body_end_encoded(struct iou_lane *lane, struct body *body) {
+void body_end_encoded(struct body *body) {
     if (!body->is_encoded)
         return;
     iou_zstd_free(body->decoder);
-    if (body->window)
-        memory_put_window(lane, body->window);
+    free(body->tail);
     body->decoder = NULL;
-    body->window = 0;
+    body->tail = NULL;
 }
 
 static int refuse(struct body *body, iou_zstd_refusal refusal) {
@@ -53,15 +58,28 @@ static const char *data_of(const struct iou_lane *lane) {
     return lane->staging.bytes + lane->staging.start;
 }
 
+/* Receive further bytes for at most so many ms. -EAGAIN: none came; -ENOBUFS: another one needs the decoder's memory.
+ */
+static int stage(struct iou_lane *lane, struct body *body, int ms) {
+    uint64_t since = work_wait(IOU_WAIT_PEER);
+    iou_zstd_rest(body->decoder);
+    ssize_t count = body_stage(lane, body, ms);
+    iou_zstd_go_on(body->decoder);
+    work_go_on(IOU_WAIT_PEER, since);
+    if (count == 0 || (count < 0 && count != -ETIMEDOUT && count != -EAGAIN))
+        return count ? (int)count : -ENODATA;
+    if (iou_zstd_is_wanted(body->decoder)) /* also if bytes have come: the other one waits for it */
+        return -ENOBUFS;
+    return count > 0 ? 0 : -EAGAIN;
+}
+
 /* Wait until so many bytes are staged. Since then no content was made: bytes that make none are no progress. */
 static int gather(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
-    int error;
-    while (staged(lane, body) < least) {
-        if (!socket_gather(lane, (uint32_t)staged(lane, body) + 1, &error)) {
-            take(lane, body, staged(lane, body)); /* fewer than requested, so all are of this body */
-            return error ? error : -ENODATA;
-        }
-        if (socket_is_too_slow(lane, since, 0))
+    while (staged(lane, body) < min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
+        int error = stage(lane, body, (int)LANE_MOMENT_MS);
+        if (error && error != -EAGAIN)
+            return error;
+        if (staged(lane, body) < min_u64(least, body->encoded) && socket_is_too_slow(lane, since, 0))
             return -ETIMEDOUT;
     }
     return 0;
@@ -78,12 +96,11 @@ static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t si
     return error == -ETIMEDOUT && staged(lane, body) ? 0 : error;
 }
 
-/* Get the memory for the window of the frame. *since: later by the wait, which is not the client's. */
-static int get_window(struct iou_lane *lane, struct body *body, uint64_t memory, uint64_t *since) {
+/* Get the memory for the decoder. *since: later by the wait, which is not the client's. */
+static int get_window(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t asked = now_ns();
-    int error = memory_get_window(lane, memory);
+    int error = memory_get_window(lane, body->decoder);
     *since += now_ns() - asked;
-    body->window = error ? 0 : memory;
     return error;
 }
 
@@ -98,8 +115,10 @@ static int get_memory(struct iou_lane *lane, struct body *body, uint64_t most, u
 /* Read the head of the frame, and get the memory that it needs. */
 static int begin(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t memory = 0;
-    int error = body->decoder ? 0 : iou_zstd_new(body->left, &body->decoder);
-    while (!error && !body->window && !memory) {
+    if (body->decoder)
+        return 0;
+    int error = iou_zstd_new(body->left, &body->decoder);
+    while (!error && !memory) {
         if (!body->encoded)
             return refuse(body, IOU_ZSTD_CUT);
         error = gather(lane, body, 1, *since);
@@ -108,7 +127,12 @@ static int begin(struct iou_lane *lane, struct body *body, uint64_t *since) {
             return refuse(body, (iou_zstd_refusal)-count);
         take(lane, body, (uint64_t)count);
     }
-    return !error && memory ? get_window(lane, body, memory, since) : error;
+    return error ? error : get_window(lane, body, since);
+}
+
+/* Whether the body may have ended, and the chunk that says so has not come. */
+static bool awaits_last_chunk(const struct iou_lane *lane, const struct body *body) {
+    return body->is_chunked && !body->chunks.ended && !staged(lane, body);
 }
 
 /* Decode what is staged. *goes_on: the memory was filled, so there may be more of it without further bytes. */
@@ -121,28 +145,13 @@ static int decode(struct iou_lane *lane, struct body *body, bool *goes_on, bool 
     body->got += step.made;
     body->refusal = step.refusal;
     *goes_on = room && step.made == room;
-    *ended = step.ended;
+    *ended = step.ended && !awaits_last_chunk(lane, body);
     return error;
-}
-
-/* Wait for further bytes until the deadline. full: since when all content is here; then until the timeout. */
-static int await_more(struct iou_lane *lane, struct body *body, uint64_t deadline, uint64_t full) {
-    if (!body->encoded)
-        return refuse(body, IOU_ZSTD_CUT);
-    if (full)
-        return gather(lane, body, 1, full);
-    uint64_t now = work_wait(IOU_WAIT_PEER);
-    int ms = now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0;
-    ssize_t count = socket_stage(lane, LANE_STAGING, ms);
-    work_go_on(IOU_WAIT_PEER, now);
-    if (count == -ETIMEDOUT)
-        return -EAGAIN;
-    return count > 0 ? 0 : count ? (int)count : -ENODATA;
 }
 
 /* Decode until the part is complete. -EAGAIN: its bytes pause. */
 static int fill(struct iou_lane *lane, struct body *body) {
-    uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS, full = 0;
+    uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS;
     bool goes_on, ended;
     for (;;) {
         int error = decode(lane, body, &goes_on, &ended);
@@ -150,11 +159,49 @@ static int fill(struct iou_lane *lane, struct body *body) {
             error = refuse(body, IOU_ZSTD_TRAILING);
         if (error || ended || (body->got == body->length && body->length < body->left))
             return error;
-        if (body->got == body->left && !full)
-            full = now_ns();
-        if (!staged(lane, body) && !goes_on && (error = await_more(lane, body, deadline, full)))
+        if (staged(lane, body) || goes_on)
+            continue;
+        if (!body->encoded)
+            return refuse(body, IOU_ZSTD_CUT);
+        uint64_t now = now_ns();
+        if ((error = stage(lane, body, now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0)))
             return error;
     }
+}
+
+/* Keep the last bytes of the content: those behind the last whole page that ends before. */
+static int keep_tail(struct body *body) {
+    uint64_t end = max_u64(round_down(body->next + body->got - 1, PAGE_UNIT), body->next), start = end - body->next;
+    body->tail = malloc(PAGE_UNIT);
+    if (!body->tail)
+        return -ENOMEM;
+    memcpy(body->tail, body_place(body, start), body->got - start);
+    body->got = start;
+    return 0;
+}
+
+/* Wait for the end of the frame without memory. Then the tail is the last part. */
+static int receive_end(struct iou_lane *lane, struct body *body, uint64_t *since) {
+    iou_zstd_step step = {0};
+    int error = 0;
+    while (!error && (!step.ended || awaits_last_chunk(lane, body))) {
+        if (!body->encoded)
+            return refuse(body, IOU_ZSTD_CUT);
+        if ((error = gather(lane, body, 1, *since)))
+            return error;
+        error = iou_zstd_decode(body->decoder, data_of(lane), staged(lane, body), NULL, 0, &step);
+        take(lane, body, step.taken);
+        body->refusal = step.refusal;
+    }
+    if (!error && body->encoded)
+        error = refuse(body, IOU_ZSTD_TRAILING);
+    if (!error)
+        error = get_memory(lane, body, body->left, since);
+    if (error)
+        return error;
+    memcpy(body_place(body, 0), body->tail, body->left);
+    body->got = body->left;
+    return 0;
 }
 
 /* Receive a part. It may be empty: -EAGAIN. */
@@ -167,6 +214,8 @@ static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint
     if (error != -EAGAIN)
         return error;
     body->slow = true;
+    if (body->got == body->left && (error = keep_tail(body)) != 0)
+        return error;
     if (!body->got)
         body_drop_memory(lane, body);
     body->length = body->got;
@@ -175,14 +224,16 @@ static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint
 
 int body_receive_encoded(struct iou_lane *lane, struct body *body, uint64_t most) {
     uint64_t since = now_ns();
-    int error = begin(lane, body, &since);
+    int error = body_unframe(lane, body);
+    if (!error)
+        error = begin(lane, body, &since);
     if (!error)
         do
-            error = receive(lane, body, most, &since);
+            error = body->tail ? receive_end(lane, body, &since) : receive(lane, body, most, &since);
         while (error == -EAGAIN);
     if (error)
         body_drop_memory(lane, body);
     if (error || body->length == body->left)
-        body_end_encoded(lane, body);
+        body_end_encoded(body);
     return error;
 }

@@ -9,11 +9,12 @@
 #include <unistd.h>
 
 #include "base/numbers.h"
+#include "engine/own_thread.h"
 #include "engine/workers.h"
 #include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
-#include "lane/operations.h"
+#include "lane/thread.h"
 
 static int check(const iou_handle *handle, const iou_lane_options *options) {
     if (!handle || options->rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
@@ -27,16 +28,12 @@ static int check(const iou_handle *handle, const iou_lane_options *options) {
 /* Free all but the state of its kind. */
 static void free_lane(struct iou_lane *lane) {
     lanes_leave(lane);
-    turns_free(lane);
-    if (lane->socket.wake_fd != -1)
-        close(lane->socket.wake_fd);
+    tasks_free(lane);
+    free(lane->socket.outbox.bytes);
     if (lane->counts.event_fd != -1)
         close(lane->counts.event_fd);
     counts_free(lane);
-    pthread_mutex_destroy(&lane->socket.send_lock);
-    pthread_mutex_destroy(&lane->turns.lock);
     pthread_mutex_destroy(&lane->counts.lock);
-    pthread_cond_destroy(&lane->counts.fetched);
     free(lane);
 }
 
@@ -55,25 +52,18 @@ static struct iou_lane *new_lane(iou_lanes *lanes, const iou_lane_options *optio
     lane->timeout_ms = (int)options->timeout_ms;
     lane->socket.fd = options->fd;
     lane->socket.tls = options->tls;
-    operations_init(lane);
-    socket_init_turns(lane);
-    pthread_mutex_init(&lane->turns.lock, NULL);
+    link_init(&lane->socket.waiters);
     pthread_mutex_init(&lane->counts.lock, NULL);
-    pthread_cond_init(&lane->counts.fetched, NULL);
-    link_init(&lane->turns.threads);
-    link_init(&lane->turns.idle);
-    link_init(&lane->turns.spare);
-    lane->socket.wake_fd = lane->counts.event_fd = -1;
+    lane->counts.event_fd = -1;
     if (options->rest_length)
         memcpy(lane->staging.bytes, options->rest, options->rest_length);
     lane->staging.end = (uint32_t)options->rest_length;
     return lane;
 }
 
-static int make_events(struct iou_lane *lane) {
-    lane->socket.wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+static int make_event(struct iou_lane *lane) {
     lane->counts.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    return lane->socket.wake_fd == -1 || lane->counts.event_fd == -1 ? -errno : 0;
+    return lane->counts.event_fd == -1 ? -errno : 0;
 }
 
 static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
@@ -84,13 +74,15 @@ static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *o
     lane->handle = handle;
     lane->kind = kind;
     lane->own = own;
+    tasks_init(lane);
     int error = lanes_join(lane);
     if (!error)
-        error = make_events(lane);
-    if (!error)
-        error = socket_init(lane);
-    if (!error && (error = turn_first(lane)))
-        socket_restore(lane);
+        error = make_event(lane);
+    if (!error) {
+        socket_init(lane);
+        if ((error = lane_thread_start(lane)))
+            socket_restore(lane);
+    }
     if (error)
         free_lane(lane);
     else
@@ -120,37 +112,37 @@ int iou_lane_fd(iou_lane *lane) {
 void iou_lane_refuse(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return;
-    pthread_mutex_lock(&lane->turns.lock);
+    pthread_mutex_lock(&lane->tasks.lock);
     lane->state.refusing = true;
-    if (!lane->turns.ended)
+    if (!lane->tasks.ended)
         lane_wake(lane);
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_unlock(&lane->tasks.lock);
 }
 
 void iou_lane_leave(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return;
-    pthread_mutex_lock(&lane->turns.lock);
-    turns_leave(lane);
-    if (!lane->turns.ended)
+    pthread_mutex_lock(&lane->tasks.lock);
+    lane->state.leaving = true;
+    if (!lane->tasks.ended)
         lane_wake(lane);
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_unlock(&lane->tasks.lock);
 }
 
 void iou_lane_abort(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return;
-    pthread_mutex_lock(&lane->turns.lock);
-    if (!lane->turns.ended)
+    pthread_mutex_lock(&lane->tasks.lock);
+    if (!lane->tasks.ended)
         lane_break(lane, ECANCELED);
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_unlock(&lane->tasks.lock);
 }
 
 /* Count the operations in storage, and get the longest time of one there. The lock is held. */
 static void look_at_storage(const struct iou_lane *lane, iou_lane_stats *stats) {
     uint64_t now = now_ns();
-    for (const struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
-        uint64_t since = container_of(node, const struct lane_thread, link)->storage_since;
+    for (const struct link *node = lane->tasks.all.next; node != &lane->tasks.all; node = node->next) {
+        uint64_t since = container_of(node, const struct task, link)->storage_since;
         if (since == 0)
             continue;
         stats->running++;
@@ -162,7 +154,7 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
     *stats = (iou_lane_stats){0};
     if (lanes_are_foreign(lane->lanes))
         return;
-    pthread_mutex_lock(&lane->turns.lock);
+    pthread_mutex_lock(&lane->tasks.lock);
     *stats = (iou_lane_stats){
         .requests = lane->state.requests,
         .received = lane->socket.received,
@@ -170,7 +162,7 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
         .read = lane->counts.read,
         .written = lane->counts.written,
         .failed = lane->counts.failed,
-        .ended = lane->turns.ended,
+        .ended = lane->tasks.ended,
         .error = lane->state.error,
     };
     look_at_storage(lane, stats);
@@ -182,23 +174,17 @@ void iou_lane_get_stats(iou_lane *lane, iou_lane_stats *stats) {
     pthread_mutex_unlock(&lane->counts.lock);
     for (size_t i = 0; i < LENGTH(stats->zeroed); i++)
         stats->zeroed[i] = lane->counts.zeroed[i];
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_unlock(&lane->tasks.lock);
 }
 
 int iou_lane_slowest(iou_lane *lane, iou_running *record) {
-    iou_running each;
-    int found = 0;
+    bool found = false;
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;
-    pthread_mutex_lock(&lane->turns.lock);
-    for (struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
-        struct lane_thread *thread = container_of(node, struct lane_thread, link);
-        if (!external_thread_look(lane->engine, &thread->external, &each) || (found && each.elapsed <= record->elapsed))
-            continue;
-        *record = each;
-        found = 1;
-    }
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_lock(&lane->tasks.lock);
+    if (!lane->tasks.ended) /* the engine may be freed otherwise */
+        found = engine_slowest(lane->engine, lane, record);
+    pthread_mutex_unlock(&lane->tasks.lock);
     return found;
 }
 
@@ -207,24 +193,24 @@ int iou_lane_oldest(iou_lane *lane, iou_record *record) {
     int found = 0;
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;
-    pthread_mutex_lock(&lane->turns.lock);
-    for (struct link *node = lane->turns.threads.next; node != &lane->turns.threads; node = node->next) {
-        struct lane_thread *thread = container_of(node, struct lane_thread, link);
-        if (!work_look(thread->work, &each) || (found && each.elapsed <= record->elapsed))
+    pthread_mutex_lock(&lane->tasks.lock);
+    for (struct link *node = lane->tasks.all.next; node != &lane->tasks.all; node = node->next) {
+        struct task *task = container_of(node, struct task, link);
+        if (!work_look(task->work, &each) || (found && each.elapsed <= record->elapsed))
             continue;
         *record = each;
         found = 1;
     }
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_unlock(&lane->tasks.lock);
     return found;
 }
 
 int iou_lane_free(iou_lane *lane) {
     if (lanes_are_foreign(lane->lanes))
         return -ECHILD;
-    pthread_mutex_lock(&lane->turns.lock);
-    bool ended = lane->turns.ended;
-    pthread_mutex_unlock(&lane->turns.lock);
+    pthread_mutex_lock(&lane->tasks.lock);
+    bool ended = lane->tasks.ended;
+    pthread_mutex_unlock(&lane->tasks.lock);
     if (!ended)
         return -EBUSY;
     lane->kind->end(lane);

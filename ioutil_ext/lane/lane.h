@@ -16,7 +16,7 @@
 #include "lane/shared.h"
 #include "lane/socket.h"
 #include "lane/state.h"
-#include "lane/turns.h"
+#include "lane/tasks.h"
 
 struct iou_lane {
     struct iou_lanes *lanes;
@@ -34,9 +34,8 @@ struct iou_lane {
     struct lane_memory memory;
     struct lane_state state;
     struct lane_socket socket;
-    atomic_uint_fast32_t sleeps[IOU_EXTENTS + 1]; /* how often operations of a kind slept lately; operations.c */
-    struct lane_staging staging;                  /* for the leader, which reads from the socket */
-    struct lane_turns turns;
+    struct lane_staging staging; /* for the leader, which reads from the socket */
+    struct lane_tasks tasks;
     struct lane_counts counts;
 };
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/numbers.h"
+#include "engine/engine.h"
 #include "lane/lane.h"
 #include "lane/lanes.h"
 #include "lane/records.h"
@@ -147,7 +148,7 @@ void iou_lanes_recall(iou_lanes *lanes, uint32_t more) {
         struct iou_lane *lane = container_of(node, struct iou_lane, memory.member);
         if (lane->state.rests && !lane->state.refusing && lane_gives_place(lane)) {
             lane->state.refusing = true;
-            socket_wake(lane);
+            loop_interrupt(&lane->tasks.loop);
         }
     }
     pthread_mutex_unlock(&lanes->lock);

@@ -79,19 +79,6 @@ static void free_long(struct memory *memory) {
     free(memory);
 }
 
-/* ---- windows ---------------------------------------------------------------------------------------------------- */
-
-/* Count the memory of a decoder, by the same rule for tickets. The lock is held. */
-static int take_window(struct iou_lane *lane, uint64_t size) {
-    struct iou_lanes *lanes = lane->lanes;
-    uint64_t left = IOU_ZSTD_WINDOWS - lanes->windows, used = lane->memory.quota->windows;
-    if (size > left || (used && used + size > 2 * (left - size)))
-        return -EAGAIN;
-    lanes->windows += size;
-    lane->memory.quota->windows += size;
-    return 0;
-}
-
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
 
 static bool is_long(size_t size) {
@@ -105,8 +92,6 @@ static bool is_long(size_t size) {
 static int take(struct claimant *claimant, bool *blocks) {
     struct iou_lane *lane = claimant->lane;
     *blocks = false;
-    if (claimant->window)
-        return take_window(lane, claimant->size);
     if (is_long(claimant->size))
         return take_long(lane->lanes, claimant->size, &claimant->memory);
     if (!lane_may_have(lane, slab_piece(claimant->size)))
@@ -212,7 +197,7 @@ int memory_ask(struct claimant *claimant) {
     struct link served;
     bool blocks;
     link_init(&served);
-    if (!claimant->window && claimant->size > lanes->long_limit)
+    if (claimant->size > lanes->long_limit)
         return -EOVERFLOW;
     if (lane_cuts(lane))
         return -ECANCELED;
@@ -237,18 +222,6 @@ void memory_put(struct iou_lane *lane, struct memory *memory) {
         lanes->long_taken = false;
     else
         put_piece(lane, memory);
-    serve(lanes, &served);
-    pthread_mutex_unlock(&lanes->lock);
-    waiters_wake(&served);
-}
-
-void memory_put_window(struct iou_lane *lane, uint64_t size) {
-    struct iou_lanes *lanes = lane->lanes;
-    struct link served;
-    link_init(&served);
-    pthread_mutex_lock(&lanes->lock);
-    lanes->windows -= size;
-    lane->memory.quota->windows -= size;
     serve(lanes, &served);
     pthread_mutex_unlock(&lanes->lock);
     waiters_wake(&served);

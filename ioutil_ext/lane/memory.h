@@ -8,9 +8,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "api/zstd.h"
 #include "base/link.h"
+#include "base/waiter.h"
 #include "lane/slabs.h"
-#include "lane/waiters.h"
+
+/*
+ * A request waits for the memory of a decoder for so long. Decoders that have bytes of a fast link end frames of a MiB
+ * within some ms, and those that rest are ended after 250 ms. Who waits longer is better off without compression.
+ */
+#define LANE_WINDOW_MS 2000u
 
 /* One request of all lanes at a time may have one piece of so many bytes. */
 #define LANE_LONG (32 * MIB)
@@ -39,7 +46,7 @@ enum memory_patience { MEMORY_NOW, MEMORY_WAIT };
 
 /*
  * Get memory of at least size bytes. With MEMORY_WAIT, wait until the quotas of the lane, its ticket and its device
- * allow it, at most for the lane's timeout. A thread that has memory must not wait for more. -EAGAIN: there is none now
+ * allow it, at most for the lane's timeout. A task that has memory must not wait for more. -EAGAIN: there is none now
  * (MEMORY_NOW); -ENOMEM: there was none in time; -EOVERFLOW: size is larger than any piece can be; -ECANCELED: the
  * request ends.
  */
@@ -47,11 +54,10 @@ int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience
 void memory_put(struct iou_lane *lane, struct memory *memory);
 
 /*
- * Count the memory of a decoder (zstd/decoder.c), and wait as memory_get() does until that is allowed. It has a limit
- * of its own, IOU_ZSTD_WINDOWS: a thread that has it may wait for pieces. -ENOMEM, -ECANCELED.
+ * Take the memory of a decoder (zstd/windows.c), and wait for it for LANE_WINDOW_MS. It is apart: a task that has it
+ * may wait for pieces. -ENOBUFS: there was none in time; -ECANCELED.
  */
-int memory_get_window(struct iou_lane *lane, uint64_t size);
-void memory_put_window(struct iou_lane *lane, uint64_t size);
+int memory_get_window(struct iou_lane *lane, iou_zstd *decoder);
 
 /* End the waits of requests whose lane has ended them. */
 void memory_wake(struct iou_lanes *lanes);
@@ -63,7 +69,6 @@ struct claimant {
     struct waiter waiter;
     struct iou_lane *lane;
     size_t size;
-    bool window; /* of a decoder */
     enum memory_patience patience;
     struct memory *memory;
     int error; /* 0; -ENOMEM: the system has no memory; -ECANCELED: the request ends */

@@ -8,6 +8,7 @@
 #include "base/numbers.h"
 #include "lane/connection.h"
 #include "lane/lane.h"
+#include "zstd/windows.h"
 
 /* A waiting thread checks at this interval whether its client is still there. */
 #define LOOK_NS UINT64_C(1000000000)
@@ -52,7 +53,26 @@ int memory_get(struct iou_lane *lane, size_t size, enum memory_patience patience
     return error;
 }
 
-int memory_get_window(struct iou_lane *lane, uint64_t size) {
-    struct claimant claimant = {.lane = lane, .size = size, .window = true, .patience = MEMORY_WAIT};
-    return get(&claimant);
+static int await_window(struct iou_lane *lane, iou_zstd *decoder) {
+    uint64_t deadline = now_ns() + LANE_WINDOW_MS * UINT64_C(1000000);
+    int error;
+    while ((error = iou_zstd_admit(decoder, lane->lease->number)) == -EAGAIN) {
+        lane_look(lane);
+        if (lane_cuts(lane))
+            return -ECANCELED;
+        if (now_ns() >= deadline)
+            return -ENOBUFS;
+        window_await(LANE_MOMENT_MS);
+    }
+    return error;
+}
+
+int memory_get_window(struct iou_lane *lane, iou_zstd *decoder) {
+    int error = iou_zstd_admit(decoder, lane->lease->number);
+    if (error == -EAGAIN) {
+        uint64_t since = work_wait(IOU_WAIT_TURN);
+        error = await_window(lane, decoder);
+        work_go_on(IOU_WAIT_TURN, since);
+    }
+    return error;
 }

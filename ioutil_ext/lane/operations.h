@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The operations of a lane, which run in the thread of their request (operations.c). */
+/* The operations of a lane, which run in the task of their request, or on a worker (operations.c). */
 
 #ifndef IOUTIL_LANE_OPERATIONS_H
 #define IOUTIL_LANE_OPERATIONS_H
@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "lane/turns.h"
+#include "lane/tasks.h"
 
 /*
  * Begin an operation on the lane's image: a change claims its range. Called as soon as the request has arrived, before
@@ -17,16 +17,15 @@
 void operation_begin(struct iou_lane *lane, struct op *op);
 
 /* Run the operation for a turn. May wait for other operations first. True: it has ended. */
-bool operation_turn(struct lane_thread *thread, struct op *op);
+bool operation_turn(struct task *task, struct op *op);
 
 /* Count an operation that has ended. Returns its errno. */
 int operation_end(struct iou_lane *lane, struct op *op);
 
 /* Run an operation to its end, and begin it first if it has not begun. Returns its errno. */
-int operation_run(struct lane_thread *thread, struct op *op);
+int operation_run(struct task *task, struct op *op);
 
-/* Whether operations of this kind seldom sleep in storage; see operations.c. */
-bool operation_is_quick(const struct iou_lane *lane, uint32_t kind);
-void operations_init(struct iou_lane *lane);
+/* Whether storage only copies, so that shorter pieces let the peer go on sooner. */
+bool operation_only_copies(const struct iou_lane *lane);
 
 #endif

@@ -13,7 +13,7 @@
 uint64_t rate_piece(const struct iou_lane *lane);
 
 /*
- * Take bytes of the limit, and wait until they may be moved. A thread that has memory, or a place that others need,
+ * Take bytes of the limit, and wait until they may be moved. A task that has memory, or a place that others need,
  * must not call this. The wait renews the ticket. -ECANCELED: the request ends, and the bytes are given back.
  */
 int rate_take(struct iou_lane *lane, uint64_t bytes);

@@ -25,13 +25,10 @@ struct lane_staging {
     char bytes[LANE_STAGING];
     uint32_t start, end;
     uint32_t refused; /* how often bytes were received after the lane's last request */
-    uint64_t look_ns; /* for so long the leader polls for the next header before it sleeps */
 };
 
-/* Set the socket up for receiving. -errno */
-int socket_init(struct iou_lane *lane);
-
-/* Restore the earlier state of the socket, for its owner. */
+/* Let TLS use the lane's descriptor of the socket, which is not blocking; and the owner's again. */
+void socket_init(struct iou_lane *lane);
 void socket_restore(struct iou_lane *lane);
 
 /*
@@ -41,8 +38,8 @@ void socket_restore(struct iou_lane *lane);
  */
 ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms);
 
-/* How long to wait for bytes of a payload: not at all, for LANE_MOMENT_MS, or for the timeout without progress. */
-enum socket_patience { SOCKET_NOW, SOCKET_MOMENT, SOCKET_LONG };
+/* How long to wait for bytes of a payload: for LANE_MOMENT_MS, or for the timeout without progress. */
+enum socket_patience { SOCKET_MOMENT, SOCKET_LONG };
 
 /*
  * Receive length bytes of a payload, or those that come in time. memory: NULL: discard them. Returns how many came. If
@@ -61,7 +58,7 @@ void socket_put_back(struct iou_lane *lane, const char *memory, size_t size);
 bool socket_gather(struct iou_lane *lane, uint32_t least, int *error);
 
 /*
- * Wait until the leader is woken, or the peer is gone (true). A TLS client that has closed its sending side cannot
+ * Wait until the leader is disturbed, or the peer is gone (true). A TLS client that has closed its sending side cannot
  * receive either. received: the whole request is here, so such a close is not within the request.
  */
 bool socket_watch(struct iou_lane *lane, bool received);

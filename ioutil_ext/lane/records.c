@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A record of each request, for the log. All threads of all lanes write to one ring, and the owner reads it. Writers
+ * A record of each request, for the log. All lanes write to one ring, and the owner reads it. Writers
  * and reader do not wait for each other: a record that finds no room is lost, and counted.
  *
  * Records are numbered. Record n goes to slot n modulo the size. The slot's turn says what may be done with it. 2 r:

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The state that all lanes share: memory, threads, places, records. */
+/* The state that all lanes share: memory, tasks, places, records. */
 
 #ifndef IOUTIL_LANE_SHARED_H
 #define IOUTIL_LANE_SHARED_H
@@ -14,14 +14,13 @@
 #include "base/fork.h"
 #include "base/link.h"
 
-/* What one ticket has of memory and threads, and its requests that wait for memory. */
+/* What one ticket has of memory and tasks, and its requests that wait for memory. */
 struct ticket_quota {
-    struct link link;             /* in lanes->quotas */
-    struct link turn;             /* in lanes->waiting, while a request waits */
-    const iou_lease *ticket;      /* identifies the ticket */
-    uint64_t used;                /* bytes of pieces */
-    uint64_t windows;             /* bytes of decoders */
-    atomic_uint_fast32_t threads; /* without the first thread of each lane */
+    struct link link;           /* in lanes->quotas */
+    struct link turn;           /* in lanes->waiting, while a request waits */
+    const iou_lease *ticket;    /* identifies the ticket */
+    uint64_t used;              /* bytes of pieces */
+    atomic_uint_fast32_t tasks; /* without the first task of each lane */
     uint32_t lanes;
     struct link waiters; /* in order of arrival */
 };
@@ -35,7 +34,6 @@ struct iou_lanes {
     uint64_t limit, used; /* of slabs */
     uint64_t long_limit;
     bool long_taken;
-    uint64_t windows; /* bytes of decoders */
     struct link kept; /* unused slabs; the one used last comes first, because it is in the caches */
     uint64_t kept_size;
     struct link quotas;
@@ -43,7 +41,7 @@ struct iou_lanes {
     struct link members;         /* lanes */
     uint32_t count;              /* of members */
     atomic_uint_fast32_t wanted; /* how many lanes have to give their places back; iou_lanes_recall() */
-    atomic_uint_fast32_t threads;
+    atomic_uint_fast32_t tasks;
 };
 
 /* Whether this process is a forked child of the one that made them. */

@@ -1,22 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The use of a lane's socket by any thread: check it, wake the leader, send. A send waits at most for the lane's
- * timeout without progress of the peer. receive.c has the functions for the leader only.
+ * The use of a lane's socket by all tasks: check it, and send. A send waits at most for the lane's timeout without
+ * progress of the peer. receive.c has the functions for the leader only.
+ *
+ * Short messages are collected in the outbox, which the loop sends before it sleeps. Longer ones are sent in turns, and
+ * what is in the outbox before them.
  */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/sockios.h>
 #include <poll.h>
-#include <sys/eventfd.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "base/clock.h"
 #include "lane/lane.h"
 
-/* A thread that waits for the peer to read checks the lane's state at this interval. */
+/* A task that waits for the peer to read checks the lane's state at this interval. */
 #define SEND_LOOK_MS 100
 
 bool socket_is_gone(const struct iou_lane *lane) {
@@ -24,21 +28,16 @@ bool socket_is_gone(const struct iou_lane *lane) {
     return poll(&polled, 1, 0) > 0;
 }
 
-void socket_wake(struct iou_lane *lane) {
-    eventfd_write(lane->socket.wake_fd, 1);
-}
-
 /* ---- sending ---------------------------------------------------------------------------------------------------- */
 
 static int await_room(struct iou_lane *lane) {
-    struct pollfd polled = {.fd = lane->socket.fd, .events = POLLOUT};
     int before = INT32_MAX, unsent = 0, waited = 0;
     while (!lane_canceled(lane)) {
-        int count = poll(&polled, 1, SEND_LOOK_MS);
-        if (count > 0)
+        uint64_t look = now_ns() + SEND_LOOK_MS * UINT64_C(1000000);
+        if (fiber_await(lane->socket.fd, POLLOUT, look))
             return 0;
-        if (count == -1 && errno != EINTR)
-            return errno;
+        if (now_ns() < look) /* only the state of the lane may have changed */
+            continue;
         if (ioctl(lane->socket.fd, SIOCOUTQ, &unsent) == -1)
             return errno;
         waited = unsent < before ? 0 : waited + SEND_LOOK_MS;
@@ -83,35 +82,6 @@ static ssize_t send_now(struct iou_lane *lane, struct iovec *parts, unsigned cou
     return -1;
 }
 
-void socket_init_turns(struct iou_lane *lane) {
-    pthread_mutexattr_t attributes;
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
-    pthread_mutex_init(&lane->socket.send_lock, &attributes);
-    pthread_mutexattr_destroy(&attributes);
-}
-
-bool socket_take_turn_until_pause(struct iou_lane *lane) {
-    struct timespec deadline;
-    uint64_t taken = LANE_PAUSE_BYTES;
-    int error = pthread_mutex_trylock(&lane->socket.send_lock);
-    while (error && taken >= LANE_PAUSE_BYTES) {
-        uint64_t before = lane->socket.sent;
-        deadline_in(CLOCK_REALTIME, &deadline, LANE_PAUSE_MS);
-        error = pthread_mutex_timedlock(&lane->socket.send_lock, &deadline);
-        taken = lane->socket.sent - before;
-    }
-    return error == 0;
-}
-
-void socket_take_turn(struct iou_lane *lane) {
-    pthread_mutex_lock(&lane->socket.send_lock);
-}
-
-void socket_give_turn(struct iou_lane *lane) {
-    pthread_mutex_unlock(&lane->socket.send_lock);
-}
-
 /* Whether the peer has taken so little since then that it pauses. */
 static bool takes_little(uint64_t since, uint64_t taken) {
     uint64_t ms = (now_ns() - since) / 1000000;
@@ -120,21 +90,19 @@ static bool takes_little(uint64_t since, uint64_t taken) {
 
 /* Wait for room, or until the peer pauses. taken: bytes since then. Returns 0; EAGAIN: it pauses; or an errno. */
 static int await_room_until_pause(struct iou_lane *lane, uint64_t since, uint64_t taken) {
-    struct pollfd polled = {.fd = lane->socket.fd, .events = POLLOUT};
     if (takes_little(since, taken))
         return EAGAIN;
-    uint64_t now = work_wait(IOU_WAIT_PEER);
-    int count = poll(&polled, 1, LANE_PAUSE_MS);
+    uint64_t now = work_wait(IOU_WAIT_PEER), until = now + LANE_PAUSE_MS * UINT64_C(1000000);
+    short events = fiber_await(lane->socket.fd, POLLOUT, until);
     work_go_on(IOU_WAIT_PEER, now);
-    return count > 0 || (count == -1 && errno == EINTR) ? 0 : count == 0 ? EAGAIN : errno;
+    return events || now_ns() < until ? 0 : EAGAIN;
 }
 
-/* Send all parts, or until the peer pauses. *all: how many bytes were sent. 0 or an errno. */
+/* Send all parts, or until the peer pauses. *all: how many bytes were sent. 0 or an errno. The caller has the turn. */
 static int send_parts(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause, uint64_t *all) {
     uint64_t since = until_pause ? now_ns() : 0;
     int error = 0;
     *all = 0;
-    pthread_mutex_lock(&lane->socket.send_lock);
     while (count && !lane->state.broken && !error) {
         ssize_t sent = send_now(lane, parts, count);
         error = sent >= 0 || errno == EINTR ? 0
@@ -147,15 +115,161 @@ static int send_parts(struct iou_lane *lane, struct iovec *parts, unsigned count
             count = advance(&parts, count, (size_t)sent);
         }
     }
-    pthread_mutex_unlock(&lane->socket.send_lock);
     return error == EAGAIN ? 0 : error;
+}
+
+/* ---- the turn --------------------------------------------------------------------------------------------------- */
+
+/* Take the turn if nobody else has it. */
+static bool take_free_turn(struct iou_lane *lane) {
+    const struct fiber *fiber = fiber_current();
+    if (lane->socket.sender && lane->socket.sender != fiber)
+        return false;
+    lane->socket.sender = fiber;
+    lane->socket.sender_depth++;
+    return true;
+}
+
+bool socket_take_turn_until_pause(struct iou_lane *lane) {
+    struct waiter waiter;
+    if (take_free_turn(lane))
+        return true;
+    waiter_join(&waiter, &lane->socket.waiters);
+    for (;;) {
+        uint64_t before = lane->socket.sent;
+        if (waiter_sleep(&waiter, now_ns() + LANE_PAUSE_MS * UINT64_C(1000000)))
+            return true;
+        if (lane->socket.sent - before >= LANE_PAUSE_BYTES)
+            continue;
+        link_remove(&waiter.link);
+        waiter_end(&waiter);
+        return false;
+    }
+}
+
+void socket_take_turn(struct iou_lane *lane) {
+    struct waiter waiter;
+    if (take_free_turn(lane))
+        return;
+    waiter_join(&waiter, &lane->socket.waiters);
+    waiter_sleep(&waiter, FOR_EVER);
+}
+
+/* The first one that waits gets the turn. */
+void socket_give_turn(struct iou_lane *lane) {
+    if (--lane->socket.sender_depth)
+        return;
+    lane->socket.sender = NULL;
+    if (link_empty(&lane->socket.waiters))
+        return;
+    struct waiter *waiter = container_of(lane->socket.waiters.next, struct waiter, link);
+    link_remove(&waiter->link);
+    lane->socket.sender = waiter->fiber;
+    lane->socket.sender_depth = 1;
+    waiter_wake(waiter);
+}
+
+/* ---- the outbox ------------------------------------------------------------------------------------------------- */
+
+/* Send the outbox, and wait for room. The caller has the turn. */
+static int send_outbox(struct iou_lane *lane) {
+    struct lane_outbox *outbox = &lane->socket.outbox;
+    int error = 0;
+    while (outbox->start < outbox->end && !error && !lane->state.broken) {
+        struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
+        uint64_t length = part.iov_len, sent;
+        error = send_parts(lane, &part, 1, false, &sent); /* meanwhile others may append */
+        outbox->start += (uint32_t)(error ? sent : length);
+    }
+    outbox->start = outbox->end = 0;
+    return error;
+}
+
+/* Send the outbox as a fiber of its own, which has the turn. The next socket_flush() returns its error. */
+static void flush(struct fiber *fiber) {
+    struct iou_lane *lane = container_of(fiber, struct iou_lane, socket.flusher);
+    lane->socket.flush_error = send_outbox(lane);
+    socket_give_turn(lane);
+}
+
+/* Begin to send the rest of the outbox. Its first message may be sent in part, so nobody else sends before. */
+static int begin_flush(struct iou_lane *lane) {
+    int error = loop_start(&lane->tasks.loop, &lane->socket.flusher, flush);
+    if (error)
+        return -error;
+    lane->socket.sender = &lane->socket.flusher;
+    lane->socket.sender_depth = 1;
+    return 0;
+}
+
+int socket_flush(struct iou_lane *lane) {
+    struct lane_outbox *outbox = &lane->socket.outbox;
+    if (lane->socket.flush_error)
+        return lane->socket.flush_error;
+    if (outbox->start == outbox->end || lane->socket.sender || lane->state.broken)
+        return 0; /* who has the turn sends it at the end */
+    struct iovec part = {.iov_base = outbox->bytes + outbox->start, .iov_len = outbox->end - outbox->start};
+    ssize_t sent = send_now(lane, &part, 1);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR)
+        return errno;
+    if (sent > 0) {
+        lane->socket.sent += (uint64_t)sent;
+        outbox->start += (uint32_t)sent;
+    }
+    if (outbox->start < outbox->end)
+        return begin_flush(lane);
+    outbox->start = outbox->end = 0;
+    return 0;
+}
+
+static uint64_t sum(const struct iovec *parts, unsigned count) {
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < count; i++)
+        bytes += parts[i].iov_len;
+    return bytes;
+}
+
+bool socket_has_room(const struct iou_lane *lane, uint64_t bytes) {
+    return bytes <= LANE_SHORT && bytes <= LANE_OUTBOX - lane->socket.outbox.end &&
+           lane->socket.sender != fiber_current();
+}
+
+/* Put a message into the outbox. False: there is no room, or the caller has the turn. */
+static bool put(struct iou_lane *lane, const struct iovec *parts, unsigned count) {
+    struct lane_outbox *outbox = &lane->socket.outbox;
+    if (!socket_has_room(lane, sum(parts, count)))
+        return false;
+    if (!outbox->bytes && !(outbox->bytes = malloc(LANE_OUTBOX)))
+        return false;
+    for (unsigned i = 0; i < count; i++) {
+        memcpy(outbox->bytes + outbox->end, parts[i].iov_base, parts[i].iov_len);
+        outbox->end += (uint32_t)parts[i].iov_len;
+    }
+    return true;
+}
+
+/* Send parts in a turn, behind the outbox. */
+static int send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned count, bool until_pause, uint64_t *sent) {
+    *sent = 0;
+    socket_take_turn(lane);
+    bool first = lane->socket.sender_depth == 1; /* or else a message of this task has begun, or may have */
+    int error = first ? send_outbox(lane) : 0;
+    if (!error)
+        error = send_parts(lane, parts, count, until_pause, sent);
+    socket_give_turn(lane);
+    return error;
 }
 
 int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
     uint64_t sent;
-    return send_parts(lane, parts, count, false, &sent);
+    return put(lane, parts, count) ? 0 : send_in_turn(lane, parts, count, false, &sent);
 }
 
 int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent) {
-    return send_parts(lane, parts, count, true, sent);
+    *sent = sum(parts, count);
+    if (!put(lane, parts, count))
+        return send_in_turn(lane, parts, count, true, sent);
+    for (unsigned i = 0; i < count; i++)
+        parts[i].iov_len = 0;
+    return 0;
 }

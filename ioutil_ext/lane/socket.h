@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The socket of a lane, for any thread (socket.c). These functions do not break the connection; connection.h does. */
+/* Sending on the socket of a lane, for all tasks (socket.c). These functions do not break the connection; connection.h
+   does. */
 
 #ifndef IOUTIL_LANE_SOCKET_H
 #define IOUTIL_LANE_SOCKET_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/uio.h>
 
 #include "api/lane.h"
+#include "base/link.h"
 #include "base/numbers.h"
 
 /*
@@ -22,28 +23,52 @@
 #define LANE_PAUSE_MS 250u
 #define LANE_PAUSE_BYTES MIB
 
+/*
+ * The outbox: short messages of a round, which are copied and go to the socket in one call. A longer message is sent
+ * from where it is: to copy 16 KiB takes as long as a call.
+ */
+#define LANE_OUTBOX (64 * KIB)
+#define LANE_SHORT (16 * KIB)
+
+struct lane_outbox {
+    char *bytes; /* NULL: there was no message yet */
+    uint32_t start, end;
+};
+
 /* The socket of a lane. */
 struct lane_socket {
-    int fd, wake_fd;
+    int fd;
     iou_tls *tls;  /* NULL: the connection has no TLS */
     int owners_fd; /* the descriptor of tls before and after the lane */
     atomic_uint_fast64_t received, sent;
-    pthread_mutex_t send_lock; /* the turn to send; recursive */
-    uint64_t checked_ns;       /* for the leader: the last check that the peer is alive; connection.c */
+    struct lane_outbox outbox;
+    const struct fiber *sender; /* it has the turn to send; NULL: none has */
+    uint32_t sender_depth;      /* how often it has taken it */
+    struct link waiters;        /* for the turn */
+    struct fiber flusher;       /* sends the outbox when the socket is full */
+    int flush_error;            /* errno of it */
+    bool emptied;               /* for the leader: the last receive has emptied the socket; receive.c */
+    uint64_t checked_ns;        /* for the leader: the last check that the peer is alive; connection.c */
 };
 
-/* Send all parts. Other threads do not send in between. Returns 0 or an errno; after that the connection is useless. */
+/* Send all parts, in one piece. Returns 0 or an errno; after that the connection is useless. A short message may still
+   be in the outbox: socket_flush(). */
 int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count);
+
+/* Whether a message of so many bytes would go to the outbox, so that sending does not wait. */
+bool socket_has_room(const struct iou_lane *lane, uint64_t bytes);
 
 /* Send until the peer pauses. *sent: how many bytes were sent. The parts are moved to the rest. */
 int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent);
 
-/* Take the turn to send, which keeps other threads from sending until it is given back. The first function returns
-   false if another thread has the turn and the peer pauses. */
+/* Send what is in the outbox, as far as the socket has room; the rest is sent when it has. For the loop. */
+int socket_flush(struct iou_lane *lane);
+
+/* Take the turn to send, which keeps other tasks from sending until it is given back. The first function returns
+   false if another task has the turn and the peer pauses. */
 bool socket_take_turn_until_pause(struct iou_lane *lane);
 void socket_take_turn(struct iou_lane *lane);
 void socket_give_turn(struct iou_lane *lane);
-void socket_init_turns(struct iou_lane *lane);
 
 /* Wait until the socket has room; returns 0 or an errno. Bytes that leave the kernel's buffer are progress, too: a slow
    reader makes room only seldom. */
@@ -51,8 +76,5 @@ int socket_await_room(struct iou_lane *lane);
 
 /* Whether the peer is gone: a reset, or its end of a unix socket is closed. */
 bool socket_is_gone(const struct iou_lane *lane);
-
-/* Wake the leader if it waits for the peer. */
-void socket_wake(struct iou_lane *lane);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The state of a lane, for all its threads and its owner, and the lease of its ticket (state.c). */
+/* The state of a lane, for its tasks and its owner, and the lease of its ticket (state.c). */
 
 #ifndef IOUTIL_LANE_STATE_H
 #define IOUTIL_LANE_STATE_H

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Where the time of a request goes. Each wait of a thread that works for a request is added when it ends, without the
+ * Where the time of a request goes. Each wait of a task that works for a request is added when it ends, without the
  * time that is told already: of waits at the same time, the first one to end counts. So the waits of a request are
- * together not longer than the request, however many threads work for it.
+ * together not longer than the request, however many tasks work for it.
  */
 
 #include "lane/work.h"
 #include "base/clock.h"
+#include "base/fiber.h"
 #include "base/numbers.h"
 #include "lane/lane.h"
 #include "lane/records.h"
 
 /* Shorter waits are not added, so that requests that storage answers out of its cache take no lock. */
 #define LEAST_NS 50000u
-
-static _Thread_local struct lane_work *mine;
 
 void work_init(struct lane_work *work) {
     pthread_mutex_init(&work->lock, NULL);
@@ -25,8 +24,10 @@ void work_destroy(struct lane_work *work) {
     pthread_mutex_destroy(&work->lock);
 }
 
-void work_for(struct lane_work *work) {
-    mine = work;
+/* Return the request that the calling task works for. NULL: the caller is no task. */
+static struct lane_work *mine(void) {
+    const struct fiber *fiber = fiber_current();
+    return fiber ? fiber->data : NULL;
 }
 
 void work_begin(struct lane_work *work, uint64_t began, const iou_record *what) {
@@ -92,23 +93,25 @@ bool work_look(struct lane_work *work, iou_record *record) {
 /* ---- waits ------------------------------------------------------------------------------------------------------ */
 
 uint64_t work_wait(iou_wait kind) {
-    if (mine)
-        mine->waiting[kind]++;
+    struct lane_work *work = mine();
+    if (work)
+        work->waiting[kind]++;
     return now_ns();
 }
 
 void work_go_on(iou_wait kind, uint64_t since) {
     uint64_t now = now_ns();
-    if (!mine)
+    struct lane_work *work = mine();
+    if (!work)
         return;
-    mine->waiting[kind]--;
+    work->waiting[kind]--;
     if (now - since < LEAST_NS)
         return;
-    pthread_mutex_lock(&mine->lock);
-    since = max_u64(since, mine->waited_until);
+    pthread_mutex_lock(&work->lock);
+    since = max_u64(since, work->waited_until);
     if (now > since) {
-        mine->waited[kind] += now - since;
-        mine->waited_until = now;
+        work->waited[kind] += now - since;
+        work->waited_until = now;
     }
-    pthread_mutex_unlock(&mine->lock);
+    pthread_mutex_unlock(&work->lock);
 }

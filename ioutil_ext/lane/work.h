@@ -15,16 +15,13 @@
 struct lane_work {
     atomic_uint_fast64_t began, offset, length; /* began: ns; 0: none runs */
     atomic_uint_fast32_t kind, flags;           /* as in iou_record */
-    atomic_uint_fast32_t waiting[IOU_WAITS];    /* threads that wait now, by iou_wait */
+    atomic_uint_fast32_t waiting[IOU_WAITS];    /* tasks that wait now, by iou_wait */
     pthread_mutex_t lock;                       /* a leaf; guards all below */
     uint64_t waited[IOU_WAITS], waited_until;
 };
 
 void work_init(struct lane_work *work);
 void work_destroy(struct lane_work *work);
-
-/* The calling thread works for this request, whichever runs: its waits count there. */
-void work_for(struct lane_work *work);
 
 /* A request begins, whose head arrived at `began`. what: its kind, flags, offset and length. */
 void work_begin(struct lane_work *work, uint64_t began, const iou_record *what);
@@ -38,7 +35,7 @@ void work_cut(struct iou_lane *lane, struct lane_work *work);
 /* Describe the request, with its waits so far. False: none runs. */
 bool work_look(struct lane_work *work, iou_record *record);
 
-/* Begin and end a wait of the calling thread. work_wait() returns the time, for work_go_on(). */
+/* Begin and end a wait of the calling task. work_wait() returns the time, for work_go_on(). */
 uint64_t work_wait(iou_wait kind);
 void work_go_on(iou_wait kind, uint64_t since);
 

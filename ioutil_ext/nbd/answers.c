@@ -35,7 +35,7 @@ struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     const struct nbd *nbd = nbd_of(lane);
     uint32_t error = (uint32_t)op->result.error;
     bool refused = error == ENOTSUP && op->flags & IOU_FAST_ONLY &&
-                   op->result.syscall != IOU_SYS_EXTERNAL; /* the client has set FAST_ZERO: no fault of the storage */
+                   op->result.syscall != IOU_SYS_SERVER; /* the client has set FAST_ZERO: no fault of the storage */
     lane_renew(lane);
     counts_report(lane, op, error == ECANCELED || refused ? 0 : (int)error);
     if (error == 0)
@@ -51,9 +51,9 @@ struct answer answer_of(struct iou_lane *lane, const struct op *op) {
     return (struct answer){known ? known : NBD_EIO, iou_nbd_text(IOU_NBD_FAILED)};
 }
 
-struct answer answer_run(struct lane_thread *thread, struct op *op) {
-    operation_run(thread, op);
-    return answer_of(thread->lane, op);
+struct answer answer_run(struct task *task, struct op *op) {
+    operation_run(task, op);
+    return answer_of(task->lane, op);
 }
 
 struct answer answer_no_memory(struct iou_lane *lane, int error) {
@@ -64,12 +64,12 @@ struct answer answer_no_memory(struct iou_lane *lane, int error) {
     return (struct answer){NBD_ENOMEM, iou_nbd_text(IOU_NBD_NO_MEMORY)};
 }
 
-struct answer answer_fill(struct lane_thread *thread, char *data, uint64_t offset, uint64_t length) {
-    uint64_t size = thread->lane->handle->image->size;
+struct answer answer_fill(struct task *task, char *data, uint64_t offset, uint64_t length) {
+    uint64_t size = task->lane->handle->image->size;
     uint64_t inside = offset < size ? min_u64(length, size - offset) : 0;
     struct op op = {.kind = IOU_READ, .offset = offset, .length = inside, .buffer = data};
     memset(data + inside, 0, length - inside);
-    return inside ? answer_run(thread, &op) : (struct answer){0, NULL};
+    return inside ? answer_run(task, &op) : (struct answer){0, NULL};
 }
 
 void request_end(struct iou_lane *lane) {

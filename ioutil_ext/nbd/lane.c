@@ -2,7 +2,7 @@
 
 /*
  * Lanes of NBD: the transmission phase of a connection. Many requests may run, and replies are sent in the order in
- * which requests end. So a leader whose request is likely to sleep in storage makes another thread the leader first.
+ * which requests end. The leader reads a request, makes another task the leader, and does the request.
  */
 
 #include <errno.h>
@@ -14,16 +14,16 @@
 /* The limit on errors_count. Errnos have smaller numbers. */
 #define MAX_ERRORS 4096u
 
-/* Send the last reply of the negotiation, and start a second thread, so that it exists when the first request needs it.
-   The first thread calls this before it leads. */
+/* Send the last reply of the negotiation. The first task calls this before it leads. */
 static void begin(struct iou_lane *lane) {
     struct nbd *nbd = nbd_of(lane);
     struct iovec part = {.iov_base = nbd->reply, .iov_len = nbd->reply_length};
+    socket_take_turn(lane); /* so that it does not go to the outbox */
     lane_send(lane, &part, 1);
+    socket_give_turn(lane);
     lane->socket.sent = 0; /* only replies to requests count */
     free(nbd->reply);
     nbd->reply = NULL;
-    turn_ensure_watcher(lane);
 }
 
 /* Wait for the limit on the rate. A WRITE has waited for its payload. A READ waits for what was read before it, and
@@ -35,37 +35,35 @@ static void await_rate(struct iou_lane *lane, const struct request *request) {
     rate_take(lane, command == CMD_READ ? request->length : IOU_BUCKET_SMALL);
 }
 
-/* Do a request; returns whether this thread still leads. */
-static bool take_turn(struct lane_thread *thread, struct request *request, struct payload *payload) {
-    struct iou_lane *lane = thread->lane;
+/* Do a request; returns whether this task still leads. */
+static bool take_turn(struct task *task, struct request *request, struct payload *payload) {
+    struct iou_lane *lane = task->lane;
     uint32_t told = 0;
     struct op op;
     request->told = &told;
     request_begin(lane, request, payload, &op);
-    bool leads = request_is_quick(lane, request) || !turn_hand_over(thread);
-    if (leads)
-        turn_begin(thread);
+    bool leads = !task_hand_over(task);
     lane->state.requests++;
-    request_run(thread, request, payload, &op, leads);
+    request_run(task, request, payload, &op);
     lane->counts.failed += told != 0;
     iou_record result = nbd_describe(request);
     result.result = told;
-    work_record(lane, thread->work, result);
+    work_record(lane, task->work, result);
     request_end(lane);
-    return leads && turn_end(thread);
+    return leads;
 }
 
-static bool lead(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool lead(struct task *task) {
+    struct iou_lane *lane = task->lane;
     struct request request;
     struct payload payload;
     if (nbd_of(lane)->reply)
         begin(lane);
     do {
-        if (!receive_request(thread, &request, &payload))
+        if (!receive_request(task, &request, &payload))
             return false;
         await_rate(lane, &request);
-    } while (take_turn(thread, &request, &payload));
+    } while (take_turn(task, &request, &payload));
     return true;
 }
 
@@ -92,7 +90,11 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
         .flags = flags,
         .header_size = flags & IOU_LANE_EXTENDED ? 32 : 28,
     };
-    nbd->context = options->context;
+    nbd->contexts_count = options->contexts_count;
+    for (uint32_t i = 0; i < options->contexts_count; i++) {
+        nbd->contexts[i] = options->contexts[i];
+        nbd->tells |= options->contexts[i].tells;
+    }
     nbd->errors_count = options->errors_count;
     nbd->errors = calloc(options->errors_count + 1, sizeof(*nbd->errors));
     nbd->reply_length = options->reply_length;
@@ -108,15 +110,20 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
     return nbd;
 }
 
-static struct lane_work *work_of(struct lane_thread *thread) {
-    return &thread->own;
+static bool has_contexts(const iou_nbd_options *options) {
+    bool wanted = options->lane.flags & IOU_LANE_STATUS;
+    return options->contexts_count <= IOU_LANE_CONTEXTS && (options->contexts_count || !wanted);
+}
+
+static struct lane_work *work_of(struct task *task) {
+    return &task->own;
 }
 
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
     static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .work = work_of, .end = end};
     if (lanes_are_foreign(lanes))
         return -ECHILD;
-    if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS)
+    if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS || !has_contexts(options))
         return -EINVAL;
     struct nbd *nbd = new_nbd(options);
     if (!nbd)

@@ -50,9 +50,11 @@ struct incoming {
 /* The state of an NBD lane. */
 struct nbd {
     struct dialect dialect;
-    uint32_t context;
+    iou_lane_context contexts[IOU_LANE_CONTEXTS];
+    uint32_t contexts_count;
+    uint64_t tells; /* what they tell together */
     uint32_t *errors, errors_count;
-    char *reply; /* the last one of the negotiation, until the first thread has sent it */
+    char *reply; /* the last one of the negotiation, until the first task has sent it */
     size_t reply_length;
     struct incoming incoming;
 };
@@ -84,10 +86,10 @@ struct answer answer_no_memory(struct iou_lane *lane, int error);
 
 /* Return the answer for an operation that has ended; or run the operation first. */
 struct answer answer_of(struct iou_lane *lane, const struct op *op);
-struct answer answer_run(struct lane_thread *thread, struct op *op);
+struct answer answer_run(struct task *task, struct op *op);
 
 /* Fill memory with the bytes of the image, and with zeros past its end. */
-struct answer answer_fill(struct lane_thread *thread, char *data, uint64_t offset, uint64_t length);
+struct answer answer_fill(struct task *task, char *data, uint64_t offset, uint64_t length);
 
 /* Count a request that was answered, or that will not be. */
 void request_end(struct iou_lane *lane);
@@ -98,7 +100,7 @@ void request_end(struct iou_lane *lane);
 void write_set(struct op *op, const struct payload *payload, bool fua);
 
 /* Write a piece of a payload before the last one, unless an earlier one has failed. fua: of the request. */
-void write_piece(struct lane_thread *thread, struct payload *payload, bool fua);
+void write_piece(struct task *task, struct payload *payload, bool fua);
 
 /* ---- replies ---------------------------------------------------------------------------------------------------- */
 
@@ -109,17 +111,19 @@ void reply_error(struct iou_lane *lane, const struct request *request, uint32_t 
  * Send a part or all of the data of a READ, which is at offset. done: it is the last part. If the client pauses, the
  * memory is given back and *memory is NULL afterwards.
  */
-void reply_data(struct lane_thread *thread, const struct request *request, struct memory **memory, uint64_t offset,
+void reply_data(struct task *task, const struct request *request, struct memory **memory, uint64_t offset,
                 uint64_t length, bool done);
 
-/* Send the reply to a BLOCK_STATUS. extents: count records, which are overwritten. */
-void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count);
+/* Send the reply to a BLOCK_STATUS, a chunk for each context. extents: count records. payload: memory for as many
+   extents of one chunk, of at most MAX_EXTENT bytes each; with one context it may be that of the records. */
+void reply_status(struct iou_lane *lane, const struct request *request, const iou_extent *extents, uint32_t count,
+                  char *payload);
 
 /* ---- READ and BLOCK_STATUS -------------------------------------------------------------------------------------- */
 
 /* Do a request that was not refused, and answer it. */
-void read_run(struct lane_thread *thread, const struct request *request);
-void read_status(struct lane_thread *thread, const struct request *request);
+void read_run(struct task *task, const struct request *request);
+void read_status(struct task *task, const struct request *request);
 
 /* ---- receiving; for the leader only ---------------------------------------------------------------------------------
  */
@@ -128,24 +132,17 @@ void read_status(struct lane_thread *thread, const struct request *request);
  * Receive a request and its payload. The pieces of a WRITE's payload are written, except the last one, which is left in
  * *payload for request_run(). Other payloads are discarded. False: the connection ends.
  */
-bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload);
-
-/* Receive the bytes of the next request that have arrived, if it is a WRITE. Does not wait. */
-void receive_ahead(struct iou_lane *lane);
+bool receive_request(struct task *task, struct request *request, struct payload *payload);
 
 /* Give back the memory of an incoming request that will not be done. */
 void receive_end(struct iou_lane *lane);
 
 /* ---- requests --------------------------------------------------------------------------------------------------- */
 
-/* Whether storage is likely to do the request so fast that another leader would cost more. */
-bool request_is_quick(struct iou_lane *lane, const struct request *request);
-
 /* Begin the change of a request. op->kind is 0 afterwards if the request is refused, or has no change. */
 void request_begin(struct iou_lane *lane, const struct request *request, struct payload *payload, struct op *op);
 
-/* Do a request, and answer it. Gives the payload's memory back. leads: this thread is the leader. */
-void request_run(struct lane_thread *thread, const struct request *request, struct payload *payload, struct op *op,
-                 bool leads);
+/* Do a request, and answer it. Gives the payload's memory back. */
+void request_run(struct task *task, const struct request *request, struct payload *payload, struct op *op);
 
 #endif

@@ -5,7 +5,7 @@
 #include "nbd/nbd.h"
 
 /*
- * Most bytes of a piece of a READ if storage does not sleep. A socket holds 208 KiB, and its client sleeps while the
+ * Most bytes of a piece of a READ if storage only copies. A socket holds 208 KiB, and its client sleeps while the
  * lane copies more. Measured with nbdcopy of 512 MiB out of tmpfs, requests of 256 KiB, on a quiet machine, 15 to 21
  * rounds. 1 connection: 277 ms with whole requests, 213 with 160 KiB, 210 with 128, 224 with 96; 4 connections: 181
  * with whole requests, 182 with 128 KiB, 211 with 64.
@@ -23,12 +23,12 @@ static bool get_memory(struct iou_lane *lane, const struct request *request, siz
 }
 
 /*
- * Wait for the turn to send the data in the memory. False: the client pauses, so the memory was given back meanwhile.
- * The caller fills the new memory before the next call, unless *error says that there is none. A thread with the turn
- * does not wait for memory: threads that wait for the turn may have it.
+ * Wait for the turn to send the data in the memory; a short message needs none. False: the client pauses, so the memory
+ * was given back meanwhile. The caller fills the new memory before the next call, unless *error says that there is
+ * none. A task with the turn does not wait for memory: tasks that wait for the turn may have it.
  */
 static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
-    if (*turn || (*turn = socket_take_turn_until_pause(lane)))
+    if (*turn || socket_has_room(lane, size + MAX_HEADER + 12) || (*turn = socket_take_turn_until_pause(lane)))
         return true;
     memory_put(lane, *memory);
     socket_take_turn(lane);
@@ -47,37 +47,38 @@ static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size
 /* ---- READ ------------------------------------------------------------------------------------------------------- */
 
 /* Read a piece and send it. *memory may be NULL afterwards. False: an error was sent. */
-static bool send_piece(struct lane_thread *thread, const struct request *request, struct memory **memory, size_t size,
+static bool send_piece(struct task *task, const struct request *request, struct memory **memory, size_t size,
                        uint64_t start, uint64_t length) {
-    struct iou_lane *lane = thread->lane;
+    struct iou_lane *lane = task->lane;
     struct answer answer;
     bool turn = false;
     int error = 0;
     do
-        answer = error ? answer_no_memory(lane, error) : answer_fill(thread, place_in(*memory, start), start, length);
+        answer = error ? answer_no_memory(lane, error) : answer_fill(task, place_in(*memory, start), start, length);
     while (!take_turn(lane, memory, size, &turn, &error));
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
-        reply_data(thread, request, memory, start, length, start + length == request->offset + request->length);
-    socket_give_turn(lane);
+        reply_data(task, request, memory, start, length, start + length == request->offset + request->length);
+    if (turn)
+        socket_give_turn(lane);
     return !answer.error;
 }
 
 /* If the reply must be one piece, read all data before any of it is sent: later it could not report an error. */
-void read_run(struct lane_thread *thread, const struct request *request) {
-    struct iou_lane *lane = thread->lane;
+void read_run(struct task *task, const struct request *request) {
+    struct iou_lane *lane = task->lane;
     bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
     uint64_t piece = room_for(request->offset, request->length);
     if (may_cut)
-        piece = min_u64(piece, operation_is_quick(lane, IOU_READ) ? QUICK_READ : LANE_PIECE);
+        piece = min_u64(piece, operation_only_copies(lane) ? QUICK_READ : LANE_PIECE);
     struct memory *memory = NULL;
     uint64_t start = request->offset, left = request->length, length;
     bool goes_on = true;
     for (; goes_on && left; start += length, left -= length) {
         length = min_u64(piece - start % PAGE_UNIT, left);
         goes_on = (memory || get_memory(lane, request, piece, &memory)) &&
-                  send_piece(thread, request, &memory, piece, start, length);
+                  send_piece(task, request, &memory, piece, start, length);
     }
     if (memory)
         memory_put(lane, memory);
@@ -87,32 +88,33 @@ void read_run(struct lane_thread *thread, const struct request *request) {
 
 /* Append an extent, or extend the last one if it is of the same kind. There is room for one. */
 static uint32_t add_extent(const struct request *request, iou_extent *extents, uint32_t count, uint64_t length,
-                           bool hole) {
+                           uint64_t flags) {
     iou_extent *last = count ? &extents[count - 1] : NULL;
-    if (length && last && last->hole == hole) {
+    if (length && last && last->flags == flags) {
         last->length += length;
         return count;
     }
     extents[count] = (iou_extent){
         .start = last ? last->start + last->length : request->offset,
         .length = length,
-        .hole = hole,
+        .flags = flags,
     };
     return length ? count + 1 : count;
 }
 
-/* Add the rest of the range. Bytes past the end of the image are a hole. Bytes of a remote image that its server has
-   not reported are data. */
+/* Add the rest of the range. Bytes past the end of the image are a hole, and have not changed. Bytes of a remote image
+   that its server has not reported are data, and every bitmap marks them. */
 static uint32_t add_rest(const struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t most,
                          uint32_t count) {
     uint64_t start = count ? extents[count - 1].start + extents[count - 1].length : request->offset;
     uint64_t left = request->offset + request->length - start, size = lane->handle->image->size;
     uint64_t untold = lane->handle->ops->remote && start < size ? min_u64(left, size - start) : 0;
-    count = add_extent(request, extents, count, untold, false);
-    return count < most ? add_extent(request, extents, count, left - untold, true) : count;
+    count = add_extent(request, extents, count, untold, nbd_of(lane)->tells & ~(uint64_t)IOU_EXTENT_ZERO);
+    return count < most ? add_extent(request, extents, count, left - untold, IOU_EXTENT_ZERO) : count;
 }
 
-static struct answer look_at_extents(struct lane_thread *thread, const struct request *request, iou_extent *extents,
+/* Look at the extents once for all contexts, so that these tell of the same state of the image. */
+static struct answer look_at_extents(struct task *task, const struct request *request, iou_extent *extents,
                                      uint32_t most, uint32_t *count) {
     struct op op = {
         .kind = IOU_EXTENTS,
@@ -120,50 +122,56 @@ static struct answer look_at_extents(struct lane_thread *thread, const struct re
         .length = request->length,
         .buffer = extents,
         .buffer_size = most * sizeof(iou_extent),
+        .tells = nbd_of(task->lane)->tells,
     };
-    struct answer answer = answer_run(thread, &op);
+    struct answer answer = answer_run(task, &op);
     *count = op.result.count;
     if (*count < most)
-        *count = add_rest(thread->lane, request, extents, most, *count);
+        *count = add_rest(task->lane, request, extents, most, *count);
     return answer;
 }
 
 static void answer_status(struct iou_lane *lane, const struct request *request, struct answer answer,
-                          iou_extent *extents, uint32_t count) {
+                          const iou_extent *extents, uint32_t count, char *payload) {
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
-        reply_status(lane, request, extents, count);
+        reply_status(lane, request, extents, count, payload);
 }
 
-static void run_long_status(struct lane_thread *thread, const struct request *request) {
-    struct iou_lane *lane = thread->lane;
+/* With several contexts half of the memory is for their chunks. */
+static void run_long_status(struct task *task, const struct request *request) {
+    struct iou_lane *lane = task->lane;
+    bool single = nbd_of(lane)->contexts_count == 1;
+    uint32_t most = single ? MAX_STATUS_EXTENTS : MAX_STATUS_EXTENTS / 2, count = 0;
     size_t size = MAX_STATUS_EXTENTS * sizeof(iou_extent);
     struct memory *memory;
-    uint32_t count = 0;
     if (!get_memory(lane, request, size, &memory))
         return;
     struct answer answer;
     bool turn = false;
     int error = 0;
     do
-        answer = error
-                     ? answer_no_memory(lane, error)
-                     : look_at_extents(thread, request, (iou_extent *)(void *)memory->data, MAX_STATUS_EXTENTS, &count);
+        answer = error ? answer_no_memory(lane, error)
+                       : look_at_extents(task, request, (iou_extent *)(void *)memory->data, most, &count);
     while (!take_turn(lane, &memory, size, &turn, &error));
-    answer_status(lane, request, answer, memory ? (iou_extent *)(void *)memory->data : NULL, count);
-    socket_give_turn(lane);
+    char *records = memory ? memory->data : NULL;
+    answer_status(lane, request, answer, (iou_extent *)(void *)records, count,
+                  single || !records ? records : records + size / 2);
+    if (turn)
+        socket_give_turn(lane);
     if (memory)
         memory_put(lane, memory);
 }
 
-void read_status(struct lane_thread *thread, const struct request *request) {
+void read_status(struct task *task, const struct request *request) {
     iou_extent one;
+    char payload[MAX_EXTENT];
     uint32_t count;
     if (!(request->flags & FLAG_REQ_ONE)) {
-        run_long_status(thread, request);
+        run_long_status(task, request);
         return;
     }
-    struct answer answer = look_at_extents(thread, request, &one, 1, &count);
-    answer_status(thread->lane, request, answer, &one, count);
+    struct answer answer = look_at_extents(task, request, &one, 1, &count);
+    answer_status(task->lane, request, answer, &one, count, payload);
 }

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Receiving requests: a header, then a payload. Between the parts of a long write that the leader does itself, it
- * receives bytes of the next request: a socket holds 208 KiB, and a client whose socket is full sleeps.
- */
+/* Receiving requests: a header, then a payload. */
 
 #include <errno.h>
 
@@ -19,15 +16,15 @@ static struct incoming *incoming_of(const struct iou_lane *lane) {
 
 /* ---- parts ------------------------------------------------------------------------------------------------------ */
 
-/* Stage the next header. NULL: there is none; with wait, the connection then ends. The rest of a header that has begun
-   must come within the timeout. */
-static const char *stage_header(struct iou_lane *lane, bool wait) {
+/* Stage the next header. NULL: there is none, and the connection ends. The rest of a header that has begun must come
+   within the timeout. */
+static const char *stage_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
     uint32_t size = nbd_of(lane)->dialect.header_size, left;
     while ((left = lane->staging.end - lane->staging.start) < size) {
-        int ms = !wait ? 0 : left ? lane->timeout_ms : -1;
+        int ms = left ? lane->timeout_ms : -1;
         ssize_t count = socket_stage(lane, incoming->after_long ? size : LANE_STAGING, ms);
-        if (count < 0 && count != -EAGAIN)
+        if (count < 0)
             incoming->error = (int)-count;
         if (count <= 0)
             return NULL;
@@ -49,7 +46,7 @@ static void take_header(struct iou_lane *lane) {
 
 static bool receive_header(struct iou_lane *lane) {
     struct incoming *incoming = incoming_of(lane);
-    const char *header = stage_header(lane, true);
+    const char *header = stage_header(lane);
     if (!header || lane->state.leaving) /* iou_lane_leave() was called while the header came */
         return false;
     if (wire_parse(&nbd_of(lane)->dialect, header, &incoming->request)) {
@@ -89,9 +86,9 @@ static bool take_piece(struct incoming *incoming) {
     return body->left == 0;
 }
 
-static void write_out(struct lane_thread *thread, struct payload *payload) {
-    write_piece(thread, payload, incoming_of(thread->lane)->request.flags & FLAG_FUA);
-    memory_put(thread->lane, payload->memory);
+static void write_out(struct task *task, struct payload *payload) {
+    write_piece(task, payload, incoming_of(task->lane)->request.flags & FLAG_FUA);
+    memory_put(task->lane, payload->memory);
     payload->memory = NULL;
 }
 
@@ -99,8 +96,6 @@ static void write_out(struct lane_thread *thread, struct payload *payload) {
 static int receive_piece(struct iou_lane *lane) {
     struct body *body = &incoming_of(lane)->body;
     uint64_t most = min_u64(body->left, most_of_piece(body));
-    if (body->memory) /* received ahead, when there was no limit */
-        return body_receive(lane, body, most);
     int error = rate_take(lane, most);
     if (!error && (error = body_receive(lane, body, most)) == 0)
         rate_give_back(lane, most - body->length);
@@ -108,14 +103,14 @@ static int receive_piece(struct iou_lane *lane) {
 }
 
 /* Receive all pieces, and write all but the last one. */
-static bool receive_pieces(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool receive_pieces(struct task *task) {
+    struct iou_lane *lane = task->lane;
     struct incoming *incoming = incoming_of(lane);
     int error;
     while (!(error = receive_piece(lane))) {
         if (take_piece(incoming))
             return true;
-        write_out(thread, &incoming->payload);
+        write_out(task, &incoming->payload);
     }
     if (error == -ENOMEM || error == -ECANCELED) {
         incoming->payload.answer = answer_no_memory(lane, error);
@@ -125,33 +120,32 @@ static bool receive_pieces(struct lane_thread *thread) {
     return false;
 }
 
-static bool receive_payload(struct lane_thread *thread) {
-    struct iou_lane *lane = thread->lane;
+static bool receive_payload(struct task *task) {
+    struct iou_lane *lane = task->lane;
     struct incoming *incoming = incoming_of(lane);
     const struct request *request = &incoming->request;
     if (request->payload == 0)
         return true;
     if (request->error && request->payload > MAX_DRAINED) {
-        lane->state.leaving = true; /* so that no thread reads the payload as requests */
+        lane->state.leaving = true; /* so that no task reads the payload as requests */
         return true;
     }
     incoming->after_long = request->payload >= LONG_PAYLOAD;
-    return request->error || request->command != CMD_WRITE ? drop_payload(lane) : receive_pieces(thread);
+    return request->error || request->command != CMD_WRITE ? drop_payload(lane) : receive_pieces(task);
 }
 
-/* Receive the payload of a request whose header has arrived. The thread works for it from here on. */
-static bool receive_begun(struct lane_thread *thread) {
-    const struct request *request = &incoming_of(thread->lane)->request;
+/* Receive the payload of a request whose header has arrived. The task works for it from here on. */
+static bool receive_begun(struct task *task) {
+    const struct request *request = &incoming_of(task->lane)->request;
     iou_record what = nbd_describe(request);
-    work_begin(thread->work, request->began, &what);
-    return receive_payload(thread);
+    work_begin(task->work, request->began, &what);
+    return receive_payload(task);
 }
 
-bool receive_request(struct lane_thread *thread, struct request *request, struct payload *payload) {
-    struct iou_lane *lane = thread->lane;
+bool receive_request(struct task *task, struct request *request, struct payload *payload) {
+    struct iou_lane *lane = task->lane;
     struct incoming *incoming = incoming_of(lane);
-    if (!incoming->error && !lane->state.leaving && (incoming->begun || receive_header(lane)) &&
-        receive_begun(thread)) {
+    if (!incoming->error && !lane->state.leaving && (receive_header(lane)) && receive_begun(task)) {
         *request = incoming->request;
         *payload = incoming->payload;
         incoming->begun = false;
@@ -163,34 +157,6 @@ bool receive_request(struct lane_thread *thread, struct request *request, struct
         request_end(lane);
     receive_end(lane);
     return false;
-}
-
-/* ---- ahead ------------------------------------------------------------------------------------------------------ */
-
-/* Take the header of the next request if it is a WRITE of one piece. All others, invalid ones and the end of the stream
-   are left to receive_request(). */
-static bool begin_ahead(struct iou_lane *lane) {
-    struct request *request = &incoming_of(lane)->request;
-    const char *header = stage_header(lane, false);
-    if (!header || wire_parse(&nbd_of(lane)->dialect, header, request) || request->error ||
-        request->command != CMD_WRITE || request->payload == 0 ||
-        room_for(request->offset, request->payload) > LANE_PIECE)
-        return false;
-    take_header(lane);
-    return true;
-}
-
-void receive_ahead(struct iou_lane *lane) {
-    struct incoming *incoming = incoming_of(lane);
-    if (lane->socket.tls) /* receiving may have to send, and would wait for room: receive_tls() */
-        return;
-    if (rate_piece(lane) != UINT64_MAX) /* the next request waits for the limit, without memory */
-        return;
-    if (incoming->error || (!incoming->begun && !begin_ahead(lane)))
-        return;
-    int error = body_receive_ahead(lane, &incoming->body, most_of_piece(&incoming->body));
-    if (error && error != -EAGAIN && error != -ENODATA && error != -ENOMEM && error != -ECANCELED)
-        incoming->error = -error;
 }
 
 void receive_end(struct iou_lane *lane) {

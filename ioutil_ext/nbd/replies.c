@@ -82,18 +82,18 @@ static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool 
 #define SLOW_PIECE (64 * KIB)
 
 /*
- * Read a piece again when the client reads, and send as much as it takes. The memory is the thread's own, outside of
- * the quotas: the thread has the turn to send, and must not wait for threads that have memory and wait for their turn.
+ * Read a piece again when the client reads, and send as much as it takes. The memory is the task's own, outside of
+ * the quotas: the task has the turn to send, and must not wait for tasks that have memory and wait for their turn.
  * A connection has at most one such piece.
  */
-static int send_piece_again(struct lane_thread *thread, uint64_t offset, uint64_t size, uint64_t *sent) {
-    struct iou_lane *lane = thread->lane;
+static int send_piece_again(struct task *task, uint64_t offset, uint64_t size, uint64_t *sent) {
+    struct iou_lane *lane = task->lane;
     lane_await_reader(lane);
     char *memory = aligned_alloc(PAGE_UNIT, SLOW_PIECE + PAGE_UNIT);
     if (!memory)
         return ENOMEM;
     struct iovec part = {.iov_base = memory + offset % PAGE_UNIT, .iov_len = size};
-    int error = answer_fill(thread, part.iov_base, offset, size).error ? EIO : 0;
+    int error = answer_fill(task, part.iov_base, offset, size).error ? EIO : 0;
     if (!error)
         *sent = lane_send_until_pause(lane, &part, 1);
     free(memory);
@@ -101,11 +101,11 @@ static int send_piece_again(struct lane_thread *thread, uint64_t offset, uint64_
 }
 
 /* Read data again and send it. Its head was sent, so an error breaks the connection. */
-static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t length) {
-    struct iou_lane *lane = thread->lane;
+static void send_again(struct task *task, uint64_t offset, uint64_t length) {
+    struct iou_lane *lane = task->lane;
     while (length && !lane->state.broken) {
         uint64_t sent = 0;
-        int error = send_piece_again(thread, offset, min_u64(length, SLOW_PIECE), &sent);
+        int error = send_piece_again(task, offset, min_u64(length, SLOW_PIECE), &sent);
         if (error)
             lane_break(lane, error);
         offset += sent;
@@ -114,9 +114,8 @@ static void send_again(struct lane_thread *thread, uint64_t offset, uint64_t len
 }
 
 /* Send a reply whose data is in the memory. If the client pauses, give the memory back and send the rest without it. */
-static void send_data(struct lane_thread *thread, struct iovec *parts, unsigned count, struct memory **memory,
-                      uint64_t offset) {
-    struct iou_lane *lane = thread->lane;
+static void send_data(struct task *task, struct iovec *parts, unsigned count, struct memory **memory, uint64_t offset) {
+    struct iou_lane *lane = task->lane;
     uintptr_t start = (uintptr_t)place_in(*memory, offset), end = (uintptr_t)(*memory)->data + (*memory)->size;
     lane_send_until_pause(lane, parts, count);
     for (unsigned i = 0; i < count; i++) {
@@ -127,15 +126,15 @@ static void send_data(struct lane_thread *thread, struct iovec *parts, unsigned 
             memory_put(lane, *memory);
         *memory = NULL;
         if (at >= start && at < end)
-            send_again(thread, offset + (at - start), parts[i].iov_len);
+            send_again(task, offset + (at - start), parts[i].iov_len);
         else
             lane_send(lane, &parts[i], 1);
     }
 }
 
-static void reply_runs(struct lane_thread *thread, const struct request *request, struct memory **memory,
-                       uint64_t offset, uint64_t length, bool done) {
-    struct iou_lane *lane = thread->lane;
+static void reply_runs(struct task *task, const struct request *request, struct memory **memory, uint64_t offset,
+                       uint64_t length, bool done) {
+    struct iou_lane *lane = task->lane;
     char heads[MAX_RUNS][MAX_HEAD], *data = place_in(*memory, offset);
     struct iovec parts[2 * MAX_RUNS];
     unsigned runs = 0, count = 0;
@@ -149,30 +148,31 @@ static void reply_runs(struct lane_thread *thread, const struct request *request
         if (!hole)
             parts[count++] = (struct iovec){.iov_base = data + start, .iov_len = stop - start};
     }
-    send_data(thread, parts, count, memory, offset);
+    send_data(task, parts, count, memory, offset);
 }
 
-void reply_data(struct lane_thread *thread, const struct request *request, struct memory **memory, uint64_t offset,
+void reply_data(struct task *task, const struct request *request, struct memory **memory, uint64_t offset,
                 uint64_t length, bool done) {
-    const struct iou_lane *lane = thread->lane;
+    const struct iou_lane *lane = task->lane;
     char head[MAX_HEAD];
     if (wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF) && length >= HOLE) {
-        reply_runs(thread, request, memory, offset, length, done);
+        reply_runs(task, request, memory, offset, length, done);
         return;
     }
     struct iovec parts[] = {
         {.iov_base = head, .iov_len = data_head(lane, head, request, offset, length, done)},
         {.iov_base = place_in(*memory, offset), .iov_len = length},
     };
-    send_data(thread, parts, 2, memory, offset);
+    send_data(task, parts, 2, memory, offset);
 }
 
 /* ---- block status ----------------------------------------------------------------------------------------------- */
 
-/* NBD_STATE_HOLE and NBD_STATE_ZERO. */
+/* The status of what a context tells: NBD_STATE_HOLE and NBD_STATE_ZERO; that it is dirty. */
 #define STATUS_HOLE 3u
+#define STATUS_DIRTY 1u
 
-/* Write an extent over its record, or before it: it is shorter than the record. Returns its size. */
+/* Write an extent. Returns its size. */
 static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t status) {
     if (extended) {
         wire_put64(place, length);
@@ -182,23 +182,47 @@ static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t s
     return 4 + wire_put32(place + 4, (uint32_t)status);
 }
 
-void reply_status(struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t count) {
-    bool extended = nbd_of(lane)->dialect.flags & IOU_LANE_EXTENDED;
-    char *payload = (char *)extents, head[MAX_HEADER + 8];
-    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT;
-    size_t length = 0;
-    uint32_t told = 0;
-    while (told < count) {
-        iou_extent extent = extents[told++];
-        length += put_extent(payload + length, extended, min_u64(extent.length, most), extent.hole ? STATUS_HOLE : 0);
-        if (extent.length > most)
+/* Return the length of the run of records from the first on that tell the same in a context. *next: the one after. */
+static uint64_t run_of(const iou_extent *extents, uint32_t count, uint64_t tells, uint32_t *next) {
+    bool has_it = extents[*next].flags & tells;
+    uint64_t length = 0;
+    while (*next < count && (bool)(extents[*next].flags & tells) == has_it)
+        length += extents[(*next)++].length;
+    return length;
+}
+
+/* Write what a context tells; returns the size. *told: how many extents. An extent is shorter than its record, and may
+   be written over it or before it. */
+static size_t put_status(char *payload, bool extended, const iou_extent *extents, uint32_t count, uint64_t tells,
+                         uint32_t *told) {
+    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT, run;
+    uint64_t is = tells == IOU_EXTENT_ZERO ? STATUS_HOLE : STATUS_DIRTY;
+    size_t size = 0;
+    for (uint32_t next = 0; next < count;) {
+        uint64_t status = extents[next].flags & tells ? is : 0;
+        run = run_of(extents, count, tells, &next);
+        size += put_extent(payload + size, extended, min_u64(run, most), status);
+        (*told)++;
+        if (run > most)
             break; /* an extent that is longer than its field can say must be the last one */
     }
-    size_t size = wire_chunk(head, &nbd_of(lane)->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS, true,
-                             (extended ? 8 : 4) + length);
-    size += wire_put32(head + size, nbd_of(lane)->context);
-    if (extended)
-        size += wire_put32(head + size, told);
-    struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};
-    lane_send(lane, parts, 2);
+    return size;
+}
+
+void reply_status(struct iou_lane *lane, const struct request *request, const iou_extent *extents, uint32_t count,
+                  char *payload) {
+    const struct nbd *nbd = nbd_of(lane);
+    bool extended = nbd->dialect.flags & IOU_LANE_EXTENDED;
+    for (uint32_t i = 0; i < nbd->contexts_count; i++) {
+        char head[MAX_HEADER + 8];
+        uint32_t told = 0;
+        size_t length = put_status(payload, extended, extents, count, nbd->contexts[i].tells, &told);
+        size_t size = wire_chunk(head, &nbd->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS,
+                                 i + 1 == nbd->contexts_count, (extended ? 8 : 4) + length);
+        size += wire_put32(head + size, nbd->contexts[i].id);
+        if (extended)
+            size += wire_put32(head + size, told);
+        struct iovec parts[] = {{.iov_base = head, .iov_len = size}, {.iov_base = payload, .iov_len = length}};
+        lane_send(lane, parts, 2);
+    }
 }

@@ -5,10 +5,10 @@
  * the NBD project). Numbers are big-endian.
  */
 
-#include <endian.h>
 #include <errno.h>
 #include <string.h>
 
+#include "base/big_endian.h"
 #include "nbd/wire.h"
 
 #define REQUEST 0x25609513u
@@ -18,39 +18,18 @@
 #define EXTENDED_CHUNK 0x6E8A278Cu
 #define CHUNK_DONE 1u
 
-static uint16_t get16(const char *place) {
-    uint16_t number;
-    memcpy(&number, place, sizeof(number));
-    return be16toh(number);
-}
-
-static uint32_t get32(const char *place) {
-    uint32_t number;
-    memcpy(&number, place, sizeof(number));
-    return be32toh(number);
-}
-
-static uint64_t get64(const char *place) {
-    uint64_t number;
-    memcpy(&number, place, sizeof(number));
-    return be64toh(number);
-}
-
 size_t wire_put16(char *place, uint16_t number) {
-    number = htobe16(number);
-    memcpy(place, &number, sizeof(number));
+    put16(place, number);
     return sizeof(number);
 }
 
 size_t wire_put32(char *place, uint32_t number) {
-    number = htobe32(number);
-    memcpy(place, &number, sizeof(number));
+    put32(place, number);
     return sizeof(number);
 }
 
 size_t wire_put64(char *place, uint64_t number) {
-    number = htobe64(number);
-    memcpy(place, &number, sizeof(number));
+    put64(place, number);
     return sizeof(number);
 }
 
@@ -83,8 +62,8 @@ static bool is_writing(unsigned command) {
 }
 
 static void check_status(const struct dialect *dialect, struct request *request) {
-    if (!(dialect->flags & IOU_LANE_ALLOCATION))
-        wire_refuse(request, NBD_EINVAL, "base:allocation was not negotiated");
+    if (!(dialect->flags & IOU_LANE_STATUS))
+        wire_refuse(request, NBD_EINVAL, "no metadata context was selected");
     else if (request->length == 0)
         wire_refuse(request, NBD_EINVAL, "an empty range has no status");
 }

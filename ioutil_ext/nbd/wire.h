@@ -14,6 +14,7 @@
 #include "base/numbers.h"
 
 #define MAX_HEADER 32u /* bytes of the longest header: of an extended request or reply */
+#define MAX_EXTENT 16u /* bytes of an extent in a reply */
 #define MAX_COMPACT_EXTENT (((uint64_t)1 << 32) - 64 * KIB)
 
 struct request {

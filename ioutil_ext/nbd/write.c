@@ -15,15 +15,15 @@ void write_set(struct op *op, const struct payload *payload, bool fua) {
 }
 
 /*
- * The sync after the last piece of a file covers all pieces. A remote image has no sync: FUA is part of each write
- * there, and covers only that write.
+ * The sync after the last piece of a file covers all pieces. On a remote image FUA is part of each write, and covers
+ * only that write.
  */
-void write_piece(struct lane_thread *thread, struct payload *payload, bool fua) {
-    bool is_part = !thread->lane->handle->ops->sync;
+void write_piece(struct task *task, struct payload *payload, bool fua) {
+    bool is_part = task->lane->handle->ops->remote;
     struct op op;
-    answer_check(thread->lane, &payload->answer);
+    answer_check(task->lane, &payload->answer);
     if (payload->answer.error)
         return;
     write_set(&op, payload, fua && is_part);
-    payload->answer = answer_run(thread, &op);
+    payload->answer = answer_run(task, &op);
 }

@@ -16,6 +16,7 @@
 
 #include "base/numbers.h"
 #include "zstd/frame.h"
+#include "zstd/windows.h"
 
 /*
  * What the library takes beside the window: 94 KiB of tables, a block of data and up to two of content (128 KiB each).
@@ -32,7 +33,7 @@
 _Static_assert(IOU_ZSTD_MAX_WINDOW + BESIDE_WINDOW <= IOU_ZSTD_MAX_MEMORY, "the largest window");
 
 /* Of iou_zstd_get_totals(). */
-static atomic_uint_fast64_t all_memory, all_taken, all_made;
+static atomic_uint_fast64_t all_taken, all_made;
 
 struct iou_zstd {
     uint64_t left;  /* bytes of content that were not made */
@@ -40,8 +41,9 @@ struct iou_zstd {
     unsigned char head[FRAME_MAX_HEAD];
     size_t size, needed; /* bytes of the head that have come; all, 0: not known */
     struct frame frame;
-    uint64_t memory;    /* bytes that decoding may take, 0: not known */
-    ZSTD_DCtx *context; /* NULL: decoding has not begun */
+    uint64_t memory;      /* bytes that decoding may take, 0: not known */
+    struct window window; /* these, when they were taken */
+    ZSTD_DCtx *context;   /* NULL: decoding has not begun */
     bool ended;
     iou_zstd_refusal refusal;
 };
@@ -62,12 +64,12 @@ void iou_zstd_free(iou_zstd *decoder) {
     if (!decoder)
         return;
     ZSTD_freeDCtx(decoder->context);
-    all_memory -= decoder->context ? decoder->memory : 0;
+    window_put(&decoder->window);
     free(decoder);
 }
 
 void iou_zstd_get_totals(iou_zstd_totals *totals) {
-    *totals = (iou_zstd_totals){.memory = all_memory, .taken = all_taken, .made = all_made};
+    *totals = (iou_zstd_totals){.memory = window_total(), .taken = all_taken, .made = all_made};
 }
 
 /* A text of its own, which the SBOM of a wheel is made from. */
@@ -110,6 +112,28 @@ int64_t iou_zstd_head(iou_zstd *decoder, const void *data, uint64_t length, uint
     return decoder->refusal ? -(int64_t)decoder->refusal : (int64_t)taken;
 }
 
+/* ---- its memory ------------------------------------------------------------------------------------------------- */
+
+int iou_zstd_admit(iou_zstd *decoder, uint64_t owner) {
+    if (!decoder->memory || decoder->window.memory)
+        return -EINVAL;
+    return window_take(&decoder->window, owner, decoder->memory);
+}
+
+void iou_zstd_rest(iou_zstd *decoder) {
+    if (decoder->window.memory)
+        window_rest(&decoder->window);
+}
+
+void iou_zstd_go_on(iou_zstd *decoder) {
+    if (decoder->window.memory)
+        window_go_on(&decoder->window);
+}
+
+uint32_t iou_zstd_is_wanted(const iou_zstd *decoder) {
+    return decoder->window.wanted;
+}
+
 /* ---- the content ------------------------------------------------------------------------------------------------ */
 
 static int refuse(iou_zstd *decoder, iou_zstd_refusal refusal, iou_zstd_step *step) {
@@ -124,6 +148,7 @@ static int run(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou
     if (ZSTD_isError(result))
         return refuse(decoder, IOU_ZSTD_DATA, step);
     decoder->left -= room->pos - before;
+    decoder->window.made += room->pos - before;
     decoder->ended = result == 0;
     return 0;
 }
@@ -133,14 +158,13 @@ static int begin(iou_zstd *decoder, iou_zstd_step *step) {
     ZSTD_inBuffer head = {decoder->head, decoder->size, 0};
     ZSTD_outBuffer none = {NULL, 0, 0};
     int log = 10;
-    if (!decoder->needed || decoder->size != decoder->needed)
+    if (!decoder->window.memory)
         return -EINVAL;
     while (UINT64_C(1) << log < decoder->frame.window)
         log++;
     decoder->context = ZSTD_createDCtx();
     if (!decoder->context)
         return -ENOMEM;
-    all_memory += decoder->memory;
     if (ZSTD_isError(ZSTD_DCtx_setParameter(decoder->context, ZSTD_d_windowLogMax, log)))
         return -EINVAL;
     return run(decoder, &head, &none, step);

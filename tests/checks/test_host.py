@@ -15,7 +15,7 @@ import trustme
 from imageio_daemon.checks import host
 from imageio_daemon.checks.finding import Finding, Verdict
 from imageio_daemon.config.config import Config
-from imageio_daemon.units import KiB
+from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
 
 Configure = Callable[..., Config]
@@ -81,6 +81,7 @@ def test_all_is_well_where_the_daemon_can_start(configure: Configure, tmp_path: 
         "control",
         "state_dir",
         "formats",
+        "lanes",
         "image",
         "image",
     ]
@@ -152,14 +153,14 @@ def test_run_directory_of_the_unit_is_made_by_systemd(configure: Configure) -> N
 def test_state_directory_is_for_its_user_alone(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     found = host.state_dir(str(tmp_path), prepared=False)
-    assert found.verdict is (Verdict.OK if mode == 0o700 else Verdict.WARNING)
-    assert mode == 0o700 or found.text.endswith("its mode is 0750, and must be 0700: nothing is kept")
+    assert found.verdict is (Verdict.OK if mode == 0o700 else Verdict.FAILED)
+    assert mode == 0o700 or found.text.endswith("expected mode 0700: it is 0750: nothing is kept")
 
 
 def test_state_directory_of_another_user_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert f"its owner is user {owner}" in host.state_dir(str(tmp_path), prepared=False).text
+    assert f"its owner is {owner}" in host.state_dir(str(tmp_path), prepared=False).text
 
 
 def test_state_directory_that_cannot_be_reached_is_told(tmp_path: Path) -> None:
@@ -217,26 +218,24 @@ def test_daemon_that_runs_is_found_by_its_socket(configure: Configure, tmp_path:
 # Images
 
 
-def test_command_of_notifications_must_be_a_program(configure: Configure, tmp_path: Path) -> None:
-    assert host.receiver("/bin/true with arguments").verdict is Verdict.OK
-    found = host.receiver(f"{tmp_path} x")
-    assert (found.verdict, found.check) == (Verdict.FAILED, "notify")
-    assert f"cannot run {tmp_path}" in found.text
-    assert "notify" in {
-        finding.check for finding in host.of_user(configure(control={"notify": "/x"}), (), prepared=False)
-    }
-
-
-def test_socket_of_notifications_without_a_listener_is_a_warning(tmp_path: Path) -> None:
-    path = tmp_path / "sock"
-    assert host.receiver(f"unix:{path}").verdict is Verdict.WARNING
-    with socket.create_server(str(path), family=socket.AF_UNIX):
-        assert host.receiver(f"unix:{path}").verdict is Verdict.OK
-
-
 def test_formats_need_qemu(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/no/such")
     assert "qemu-nbd is not installed" in host.formats(configure()).text
+    assert host.formats(configure()).verdict is Verdict.OK
+    assert host.formats(configure(backend_nbd={"allowed_paths": ("/images",)})).verdict is Verdict.FAILED
+
+
+def test_lanes_need_memory(configure: Configure) -> None:
+    assert host.lanes(configure()).verdict is Verdict.OK
+    assert host.lanes(configure(daemon={"buffer_memory": 16 * MiB})).verdict is Verdict.WARNING
+
+
+def test_state_directory_of_the_unit_may_have_another_mode(tmp_path: Path) -> None:
+    assert host.unit_state_dir(str(tmp_path / "not-yet")).verdict is Verdict.OK
+    tmp_path.chmod(0o755)
+    assert host.unit_state_dir(str(tmp_path)).verdict is Verdict.OK
+    (tmp_path / "version").write_text("2\n")
+    assert "expected version 1" in host.unit_state_dir(str(tmp_path)).text
 
 
 def test_allowed_paths_have_to_be_readable(configure: Configure) -> None:
@@ -271,3 +270,15 @@ def test_image_that_cannot_be_reached_is_a_failure() -> None:
 def test_image_that_the_unit_hides_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "HIDDEN", (str(tmp_path.parent),))
     assert host.image(str(tmp_path)).text.endswith(f"the systemd unit hides {tmp_path.parent} from the service")
+
+
+def test_state_directory_that_a_manager_has_named_is_checked(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path}:/another")
+    found = only(host.of_user(configure(), (), prepared=False), "state_dir")
+    assert (found.verdict, found.text) == (
+        Verdict.FAILED,
+        f"{tmp_path}: expected mode 0700: it is 0755: nothing is kept",
+    )

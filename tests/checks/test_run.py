@@ -10,7 +10,7 @@ import pytest
 
 from imageio_daemon.checks import run
 from imageio_daemon.checks.finding import Verdict
-from imageio_daemon.service import privileges
+from imageio_daemon.runtime import privileges
 from tests.support.daemon import Certificates, write_config
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who becomes another user")
@@ -122,3 +122,21 @@ def test_configuration_that_is_wrong_is_the_only_finding(tmp_path: Path) -> None
 def test_option_without_effect_is_a_warning(tmp_path: Path, config: dict[str, dict[str, object]]) -> None:
     write_config(tmp_path / "conf.d" / "a.conf", {**config, "profile": {}})
     assert verdicts(tmp_path)["configuration"][0] is Verdict.WARNING
+
+
+def test_limit_on_open_files_of_the_unit_counts(
+    tmp_path: Path, config: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path / "conf.d" / "a.conf", config)
+    (tmp_path / "bin").mkdir()
+    systemctl = tmp_path / "bin" / "systemctl"
+    systemctl.write_text('#!/bin/sh\n[ "$2" != --property=LimitNOFILE ] || echo 1024\n')
+    systemctl.chmod(0o755)
+    assert verdicts(tmp_path)["open_files"][0] is Verdict.OK
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setattr(run, "_SYSTEMD", Path("/"))
+    verdict, text = verdicts(tmp_path)["open_files"]
+    assert (verdict, text.partition(" connections")[0]) == (
+        Verdict.WARNING,
+        "1024 open files are enough for 112",
+    )

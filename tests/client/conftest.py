@@ -23,6 +23,12 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow servers without TLS: a ScriptedServer has none. tests/client/test_tickets.py shows that it is refused."""
+    monkeypatch.setattr("imageio_daemon.client.server.session.require_tls", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
 def states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory in which uploads keep what is done, one for each test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -100,14 +100,12 @@ class SlowNetwork:
         self, certificates: Certificates, directory: Path, config: Mapping[str, Section] | None = None
     ) -> Daemon:
         """Return a daemon on the server, with a certificate for its address, which is kept in the directory."""
-        issued = certificates.ca.issue_cert(SERVER_ADDRESS)
-        certfile, keyfile = directory / "cert.pem", directory / "key.pem"
-        issued.cert_chain_pems[0].write_to_path(str(certfile))
-        issued.private_key_pem.write_to_path(str(keyfile))
-        own = replace(certificates, certfile=certfile, keyfile=keyfile)
+        files = certificates.issue(directory, SERVER_ADDRESS)
+        own = replace(certificates, certfile=files["cert_file"], keyfile=files["key_file"])
         config = config or {}
         remote = {**config.get("remote", {}), "port": PORT}
-        return Daemon(own, {**config, "remote": remote}, wrapper=self.on_server)
+        # The two hosts have one file system, so the client would find the socket.
+        return Daemon(own, {"local": {"enable": False}, **config, "remote": remote}, wrapper=self.on_server)
 
     def take_away(self) -> None:
         """Pull the cable on the client's side: packets get lost, and nobody says so."""

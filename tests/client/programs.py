@@ -11,12 +11,20 @@ from pathlib import Path
 from tests.support.commands import Result
 
 TIMEOUT = 60.0
+COMMANDS = ("upload", "download", "copy", "info", "extents", "checksum", "verify", "nbd")
 PROGRAM = (sys.executable, "-m", "imageio_daemon.client.cli")
 
 
 def command(*arguments: str | Path) -> list[str]:
-    """Return the command line."""
-    return [*PROGRAM, *map(str, arguments)]
+    """Return the command line. Servers of tests may have no TLS, which has to be allowed."""
+    return [*PROGRAM, *plain_allowed(*arguments)]
+
+
+def plain_allowed(*arguments: str | Path) -> list[str]:
+    """Return arguments, which allow URLs with http:// if there are some, and if these are arguments of the command."""
+    given = list(map(str, arguments))
+    is_plain = given[:1] != [] and given[0] in COMMANDS and any(text.startswith("http://") for text in given)
+    return [*given, "--insecure"] if is_plain else given
 
 
 def environment() -> dict[str, str]:
@@ -42,7 +50,12 @@ def run(*arguments: str | Path, stdin: Path | None = None) -> Result:
 def start(*arguments: str | Path, program: tuple[str, ...] = PROGRAM, ignored: bool = False) -> subprocess.Popen[str]:
     """Start the command, or another program, where Ctrl-C is not ignored: it is in background jobs of scripts."""
     return subprocess.Popen(
-        ["env", "--ignore-signal=INT" if ignored else "--default-signal=INT,HUP,TERM", *program, *map(str, arguments)],
+        [
+            "env",
+            "--ignore-signal=INT" if ignored else "--default-signal=INT,HUP,TERM",
+            *program,
+            *plain_allowed(*arguments),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.commands import commands, man_page
 from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import Image, MakeImage, MiB
+from tests.support.ports import unused_port
 
 MAN_PAGE = PROJECT / "docs" / "imageio-client.1"
 
@@ -128,7 +129,17 @@ def test_server_that_is_not_there_is_told(source: Path) -> None:
         url = server.url
         run("upload", "--retry-for", "0", source, url).failed_with("the server failed", 4)
     quiet = run("upload", "--quiet", "--retry-for", "1", source, url)
-    quiet.failed_with("127.0.0.1:[0-9]+: Connection refused; given up", 4)
+    quiet.failed_with("127.0.0.1:[0-9]+: Connection refused: nothing listens there; given up after 1 s", 4)
+
+
+def test_port_that_was_never_open_is_soon_told(source: Path) -> None:
+    url = f"https://127.0.0.1:{unused_port()}/images/ticket"
+    run("upload", "--quiet", source, url).failed_with("refused: nothing listens there; given up after 5 s", 4)
+
+
+def test_socket_that_is_not_there_is_soon_told(tmp_path: Path) -> None:
+    arguments = ("info", "--quiet", "--unix-socket", tmp_path / "none", "https://host/images/x")
+    run(*arguments).failed_with("none: No such file or directory: nothing listens there; given up after 5 s", 4)
 
 
 def test_missing_image_is_told(daemon: Daemon) -> None:

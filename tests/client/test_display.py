@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from imageio_daemon.client.display import LINE_INTERVAL, Json, Text
+from imageio_daemon.client.display import LINE_INTERVAL, SKIPPED, Json, Text
 from imageio_daemon.client.transfer.progress import Phase, Progress
 from imageio_daemon.units import GiB, MiB
 
@@ -76,8 +76,15 @@ def test_narrow_terminal_has_share_rate_and_time_left(terminal: Terminal) -> Non
 def test_wide_terminal_has_all(terminal: Terminal) -> None:
     terminal.resize(200)
     bar = "#" * 15 + " " * 15
-    parts = "3.0 GiB data, 512.0 MiB zero, 512.0 MiB skipped"
+    parts = "3.0 GiB data, 512.0 MiB zeros, 512.0 MiB already zero"
     assert terminal.drawn(HALF) == f"[{bar}]  50% 100.0 MiB/s: {parts}, 0:40 left"
+
+
+def test_reading_has_a_share_and_its_bytes(terminal: Terminal) -> None:
+    terminal.resize(40)
+    reading = Progress(phase=Phase.READING, checked=GiB, to_check=4 * GiB)
+    assert terminal.drawn(reading) == "[###           ]  25% reading 1.0 GiB"
+    assert terminal.drawn(replace(reading, to_check=None)).endswith("  0% reading 1.0 GiB")
 
 
 def test_new_width_counts_at_once(terminal: Terminal) -> None:
@@ -85,6 +92,50 @@ def test_new_width_counts_at_once(terminal: Terminal) -> None:
     wide = terminal.drawn(HALF)
     terminal.resize(40)
     assert len(terminal.drawn(HALF)) < 40 < len(wide)
+
+
+def test_counters_that_are_zero_are_not_shown(terminal: Terminal) -> None:
+    terminal.resize(200)
+    assert terminal.drawn(replace(HALF, zero=0, skipped=0)).endswith("% 100.0 MiB/s: 3.0 GiB data, 0:40 left")
+
+
+def test_what_is_read_again_has_no_rate(terminal: Terminal) -> None:
+    """So does an upload that goes on and is verified: data does not move, and does not stand still."""
+    terminal.resize(80)
+    again = Progress(total=8 * GiB, resumed=2 * GiB, idle=0.2)
+    assert terminal.drawn(again).endswith("25% 2.0 GiB from before")
+    assert terminal.drawn(replace(again, idle=2.0)).endswith("25% 0 B/s: 2.0 GiB from before")
+
+
+def test_transfer_that_ends_early_steps_not_back(terminal: Terminal) -> None:
+    """The requests that are interrupted are taken back."""
+    display = Text(terminal.stream)
+    display.update(HALF)
+    display.update(replace(HALF, data=1 * GiB, ending=True))
+    display.abandon()
+    assert re.findall(r"\d+%", terminal.written()) == ["50%"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "told"),
+    [
+        (Progress(total=0), "uploaded 0 B in 0.00 s"),
+        (Progress(total=MiB, zero=MiB), "uploaded 1.0 MiB in 0.00 s: 1.0 MiB of zeros"),
+        (Progress(total=MiB, skipped=MiB), "uploaded 1.0 MiB in 0.00 s: 1.0 MiB already zero"),
+        (Progress(total=MiB, resumed=MiB), "uploaded 1.0 MiB in 0.00 s: 1.0 MiB were there from before"),
+        (Progress(total=MiB, data=MiB, elapsed=2), "uploaded 1.0 MiB in 2.00 s: 1.0 MiB of data at 512.0 KiB/s"),
+    ],
+)
+def test_summary_has_what_there_was(progress: Progress, told: str) -> None:
+    stream = io.StringIO()
+    Text(stream).finish("uploaded", progress)
+    assert stream.getvalue() == f"{told}\n"
+
+
+def test_what_a_download_leaves_is_unchanged() -> None:
+    stream = io.StringIO()
+    Text(stream, SKIPPED["download"]).finish("downloaded", Progress(total=2 * MiB, zero=MiB, skipped=MiB))
+    assert stream.getvalue() == "downloaded 2.0 MiB in 0.00 s: 1.0 MiB of zeros, 1.0 MiB unchanged\n"
 
 
 WAITING = replace(HALF, retries=3, reason="the connection to host:1 broke: reset", idle=2.0)
@@ -135,7 +186,7 @@ def test_line_comes_every_10_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     for second in range(35):
         clock.now = float(second)
         display.update(HALF if second < 25 else WAITING)
-    moves = "imageio-client: 50% 100.0 MiB/s: 3.0 GiB data, 512.0 MiB zero, 512.0 MiB skipped, 0:40 left"
+    moves = "imageio-client: 50% 100.0 MiB/s: 3.0 GiB data, 512.0 MiB zeros, 512.0 MiB already zero, 0:40 left"
     waits = "imageio-client: 50% waiting, the connection to host:1 broke: reset"
     assert LINE_INTERVAL == 10
     assert stream.getvalue().splitlines() == [moves, moves, waits]

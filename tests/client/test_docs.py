@@ -26,7 +26,7 @@ def work(tmp_path: Path) -> Path:
     """A directory with the image of the page, and the command in its PATH."""
     disk = tmp_path / "disk.raw"
     disk.write_bytes(pattern(2 * MiB))
-    os.truncate(disk, 1024 * MiB)
+    os.truncate(disk, 64 * MiB)
     install(tmp_path / "bin")
     return tmp_path
 
@@ -47,7 +47,7 @@ def test_examples(daemon: Daemon, work: Path, heading: str) -> None:
 
 def test_program_of_the_page(daemon: Daemon, work: Path, new_image: MakeImage) -> None:
     program = PAGE.read_text().partition("```python\n")[2].partition("```")[0]
-    target = new_image(size=1024 * MiB, sparse=True)
+    target = new_image(size=64 * MiB, sparse=True)
     result = subprocess.run(
         [sys.executable, "-c", program, daemon.url(target.ticket), str(daemon.cafile)],
         cwd=work,

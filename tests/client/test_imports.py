@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is imported when it is used, and not by each command: imageio_daemon/client/lazily.py."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from imageio_daemon import client
 from imageio_daemon.client import local
 from tests.client.programs import TIMEOUT
-from tests.support.daemon import Daemon
+from tests.support.daemon import PROJECT, Daemon
 from tests.support.images import MakeImage, pattern
 
 #: Runs the command with the arguments, and tells which modules it has imported.
@@ -47,3 +48,28 @@ def test_package_has_all_its_names(package: ModuleType) -> None:
 def test_other_names_are_no_attributes() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'other'"):
         client.__getattr__("other")
+
+
+#: Imports all that the client has, and tells all modules and where those of others are.
+EVERYTHING = """\
+import importlib, pkgutil, sys
+import imageio_daemon.client as client
+for module in pkgutil.walk_packages(client.__path__, f"{client.__name__}."):
+    importlib.import_module(module.name)
+for name, module in sys.modules.items():
+    if "site-packages" in (getattr(module, "__file__", None) or "") or name.startswith("imageio_daemon."):
+        print(name)
+"""
+
+
+def test_package_of_the_client_has_all_that_it_imports() -> None:
+    """packaging/split moves it: modules of this project, and those of others."""
+    split = (PROJECT / "packaging" / "split").read_text()
+    ours = {name for names in re.findall(r"^for name in ([a-z_ ]+); do", split, re.MULTILINE) for name in names.split()}
+    assert {"client", "units"} <= ours
+    told = subprocess.check_output([sys.executable, "-c", EVERYTHING], text=True, timeout=TIMEOUT).split()
+    assert {name.split(".")[1] for name in told if name.startswith("imageio_daemon.")} <= ours
+    others = {name.split(".")[0] for name in told} - {"imageio_daemon"}
+    # What pip and setuptools add to an environment for development is in no package.
+    others = {name for name in others if not name.startswith(("__editable__", "_distutils"))}
+    assert {name for name in others if f'"$site"/{name}' not in split and f'"$site/{name}"' not in split} == set()

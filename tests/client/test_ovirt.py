@@ -35,9 +35,10 @@ def server(certificates: Certificates) -> Iterator[Server]:
 
 
 @pytest.fixture(params=[True, False], ids=["unix", "tls"])
-def foreign(request: pytest.FixtureRequest, certificates: Certificates) -> Settings:
+def foreign(request: pytest.FixtureRequest, server: Server, certificates: Certificates) -> Settings:
     """Reach it by its unix socket, and by TLS."""
-    return Settings(cafile=str(certificates.cafile), local=request.param)
+    named = server.address("unix").removeprefix("unix:") if request.param else None
+    return Settings(cafile=str(certificates.cafile), unix_socket=named)
 
 
 @pytest.fixture
@@ -66,10 +67,15 @@ def url(server: Server, image: Path) -> str:
 def test_image_goes_up_and_down(server: Server, foreign: Settings, source: Path, target: Path, tmp_path: Path) -> None:
     there = url(server, target)
     done = upload(source, there, settings=foreign, verify=True)
-    assert done.local is foreign.local
+    assert done.local is (foreign.unix_socket is not None)
     assert target.read_bytes() == source.read_bytes()
     download(there, tmp_path / "copy", settings=foreign, verify=True)
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_socket_that_has_no_proof_is_not_used(server: Server, certificates: Certificates, target: Path) -> None:
+    """That server tells its socket in OPTIONS, and nothing by which it could be known."""
+    assert not info(url(server, target), settings=Settings(cafile=str(certificates.cafile))).local
 
 
 def test_open_image_is_read_and_written(server: Server, foreign: Settings, target: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from imageio_daemon.client import api
 from imageio_daemon.client.errors import LocalError, Usage
-from imageio_daemon.client.local import qemu
+from imageio_daemon.client.local import qemu_nbd
 from imageio_daemon.client.server.session import Settings
 from tests.support.daemon import Daemon
 from tests.support.fakeceph import FakeCeph
@@ -101,7 +101,7 @@ def test_cluster_that_does_not_answer_is_given_up(
     (ceph.bin / "qemu-nbd").write_text("#!/bin/sh\ntrap '' TERM INT\nexec sleep 99\n")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(qemu, "START_TIMEOUT", 0.1)
+    monkeypatch.setattr(qemu_nbd, "START_TIMEOUT", 0.1)
     with pytest.raises(LocalError, match="does its storage answer"):
         api.info("rbd:pool/disk")
     assert not list((tmp_path / "tmp").iterdir())

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.config import files, manual
-from imageio_daemon.config.backends import BackendFile
 from imageio_daemon.config.config import SECTIONS, Config, conflicts, show
 from imageio_daemon.config.files import Loaded
-from imageio_daemon.config.sections import Control, Daemon
-from imageio_daemon.config.services import Tls
+from imageio_daemon.config.sections import ControlSection
+from imageio_daemon.config.services import TlsSection
 from imageio_daemon.errors import ConfigError
+from imageio_daemon.units import MiB
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -257,16 +257,16 @@ def test_other_number_is_refused(conf: ConfDir, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("131072", 131072), ("64K", 65536), ("4m", 4194304), ("64M", 67108864), ("4096", 4096)]
+    ("text", "value"), [("1048577", 1048577), ("2048K", 2097152), ("4m", 4194304), ("64G", 68719476736)]
 )
 def test_size_is_bytes_or_has_a_binary_unit(conf: ConfDir, text: str, value: int) -> None:
-    assert conf.load(f"[backend_file]\nbuffer_size = {text}\n").backend_file.buffer_size == value
+    assert conf.load(f"[daemon]\nbuffer_memory = {text}\n").daemon.buffer_memory == value
 
 
-@pytest.mark.parametrize("text", ["", "M", "4 M", "4X", "1.5M", "4MiB", "-4M", "0", "65M", "1G", "4097", "9" * 5000])
+@pytest.mark.parametrize("text", ["", "M", "4 M", "4X", "1.5M", "4MiB", "-4M", "0", "65G", "1023K", "9" * 5000])
 def test_other_size_is_refused(conf: ConfDir, text: str) -> None:
-    reason = conf.refusal(f"[backend_file]\nbuffer_size = {text}\n")
-    assert reason.endswith("': expected bytes or with K, M, G, 4K to 64M, a multiple of 4K")
+    reason = conf.refusal(f"[daemon]\nbuffer_memory = {text}\n")
+    assert reason.endswith("': expected bytes or with K, M, G, 1M to 64G")
 
 
 @pytest.mark.parametrize(("text", "value"), [("0600", 0o600), ("660", 0o660), ("0000", 0)])
@@ -310,6 +310,21 @@ def test_directories_have_colons_between_them(conf: ConfDir, text: str, value: t
     assert conf.load(f"[backend_nbd]\nallowed_paths = {text}\n").backend_nbd.allowed_paths == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", ()), ("a:1M", (("a", MiB),)), ("a: 1M , the b:c:0,", (("a", MiB), ("the b:c", 0)))],
+)
+def test_rates_of_tenants_have_commas_between_them(
+    conf: ConfDir, text: str, value: tuple[tuple[str, int], ...]
+) -> None:
+    assert conf.load(f"[limits]\ntenants = {text}\n").limits.tenants == value
+
+
+@pytest.mark.parametrize("text", ["a", "a:", ":1M", "a:1", "a:20G", "a:1M,a:2M", "x" * 256 + ":1M", "a:-1M"])
+def test_other_rates_of_tenants_are_refused(conf: ConfDir, text: str) -> None:
+    assert "NAME:RATE with commas" in conf.refusal(f"[limits]\ntenants = {text}\n")
+
+
 @pytest.mark.parametrize(("text", "value"), [("", ()), ("a", ("a",)), ("a, b c/d ,d:e,", ("a", "b c/d", "d:e"))])
 def test_pools_have_commas_between_them(conf: ConfDir, text: str, value: tuple[str, ...]) -> None:
     assert conf.load(f"[backend_rbd]\nallowed_pools = {text}\n").backend_rbd.allowed_pools == value
@@ -340,22 +355,17 @@ def test_other_local_socket_is_refused(conf: ConfDir, text: str) -> None:
 
 # Options that depend on each other
 
-GOOD_TLS = Tls(key_file="key.pem", cert_file="cert.pem")
+GOOD_TLS = TlsSection(key_file="key.pem", cert_file="cert.pem")
 
 
 @pytest.mark.parametrize(
     ("config", "section", "name"),
     [
-        (Config(tls=Tls(cert_file="")), "tls", "cert_file"),
-        (Config(tls=Tls(key_file="")), "tls", "key_file"),
-        (Config(tls=Tls(enable=False, ca_file="ca.pem", client_auth="optional")), "tls", "client_auth"),
+        (Config(tls=TlsSection(cert_file="")), "tls", "cert_file"),
+        (Config(tls=TlsSection(key_file="")), "tls", "key_file"),
+        (Config(tls=TlsSection(enable=False, ca_file="ca.pem", client_auth="optional")), "tls", "client_auth"),
         (Config(tls=dataclasses.replace(GOOD_TLS, client_auth="required")), "tls", "ca_file"),
-        (Config(tls=GOOD_TLS, control=Control(transport="tcp", port=-1)), "control", "port"),
-        (
-            Config(tls=GOOD_TLS, daemon=Daemon(buffer_memory=2**20), backend_file=BackendFile(buffer_size=2**20)),
-            "daemon",
-            "buffer_memory",
-        ),
+        (Config(tls=GOOD_TLS, control=ControlSection(transport="tcp", port=-1)), "control", "port"),
     ],
 )
 def test_option_that_does_not_go_with_another_is_found(config: Config, section: str, name: str) -> None:
@@ -366,10 +376,10 @@ def test_option_that_does_not_go_with_another_is_found(config: Config, section: 
     "config",
     [
         Config(tls=GOOD_TLS),
-        Config(tls=Tls(enable=False)),
+        Config(tls=TlsSection(enable=False)),
         Config(tls=dataclasses.replace(GOOD_TLS, client_auth="required", ca_file="ca.pem")),
-        Config(tls=GOOD_TLS, control=Control(transport="tcp", port=0)),
-        Config(tls=GOOD_TLS, control=Control(enable=False, transport="tcp", port=-1)),
+        Config(tls=GOOD_TLS, control=ControlSection(transport="tcp", port=0)),
+        Config(tls=GOOD_TLS, control=ControlSection(enable=False, transport="tcp", port=-1)),
     ],
 )
 def test_options_that_go_together_are_no_conflict(config: Config) -> None:
@@ -404,7 +414,6 @@ def test_existing_file_has_its_effect(existing: Loaded) -> None:
     assert config.daemon.max_connections == 4
     assert config.daemon.inactivity_timeout == 120
     assert config.tls.key_file == "/etc/pki/host/private/key.pem"
-    assert config.backend_file.buffer_size == 131072
     assert config.local.socket == "@/org/example/images"
     assert config.control.socket == "/run/ovirt-imageio/sock"
 
@@ -414,6 +423,7 @@ def test_each_option_and_section_without_effect_has_one_warning(existing: Loaded
     assert [re.sub(r"^\d+: | has no effect: .*", "", warning) for warning in warned] == [
         "[daemon] poll_interval",
         "[tls] enable_tls1_1",
+        "[backend_file] buffer_size",
         "[backend_nbd] buffer_size",
         "[backend_http] buffer_size",
         "[control] prefer_ipv4",
@@ -433,17 +443,32 @@ def test_warning_says_where_and_why(conf: ConfDir) -> None:
     assert warning == f"{conf.conf_d}/a.conf:2: [tls] enable_tls1_1 has no effect: TLS 1.2 is the least"
 
 
+def test_the_number_of_event_loops_has_no_effect(conf: ConfDir) -> None:
+    conf.write("[daemon]\nloops = 4\n")
+    assert files.load(conf.path).warnings == [
+        f"{conf.conf_d}/a.conf:2: [daemon] loops has no effect: there is one event loop"
+    ]
+
+
+def test_a_receiver_of_notifications_has_no_effect_and_hears_what_to_do(conf: ConfDir) -> None:
+    conf.write("[control]\nnotify = /usr/bin/event --of imageio\n")
+    (warning,) = files.load(conf.path).warnings
+    place = f"{conf.conf_d}/a.conf:2: [control] notify has no effect"
+    assert warning.startswith(f"{place}: the daemon runs no command")
+    assert "GET /events" in warning
+
+
 def test_option_without_effect_in_several_files_has_one_warning(conf: ConfDir) -> None:
     conf.write("[daemon]\npoll_interval = 1\n", "a.conf")
     conf.write("[daemon]\npoll_interval = 2\n", "b.conf")
     assert len(files.load(conf.path).warnings) == 1
 
 
-def test_option_with_a_former_name_counts_and_has_a_warning(conf: ConfDir) -> None:
-    conf.write("[remote]\nfast_lane = false\n")
-    loaded = files.load(conf.path)
-    assert loaded.config.remote.c_lane is False
-    assert loaded.warnings == [f"{conf.conf_d}/a.conf:2: [remote] fast_lane is called c_lane now"]
+@pytest.mark.parametrize("name", ["c_lane", "fast_lane"])
+def test_option_who_moves_bytes_has_no_effect_any_more(conf: ConfDir, name: str) -> None:
+    conf.write(f"[remote]\n{name} = false\n")
+    (warning,) = files.load(conf.path).warnings
+    assert warning == f"{conf.conf_d}/a.conf:2: [remote] {name} has no effect: C moves all bytes of images"
 
 
 @pytest.mark.parametrize("name", ["c_lane", "fast_lane"])
@@ -451,16 +476,6 @@ def test_option_who_serves_nbd_has_no_effect_any_more(conf: ConfDir, name: str) 
     conf.write(f"[nbd]\n{name} = false\n")
     (warning,) = files.load(conf.path).warnings
     assert warning == f"{conf.conf_d}/a.conf:2: [nbd] {name} has no effect: C serves all connections"
-
-
-def test_of_both_names_of_an_option_the_last_counts(conf: ConfDir) -> None:
-    conf.write("[remote]\nc_lane = true\n", "a.conf")
-    conf.write("[remote]\nfast_lane = false\n", "b.conf")
-    assert files.load(conf.path).config.remote.c_lane is False
-
-
-def test_value_of_an_option_is_refused_by_the_name_that_was_written(conf: ConfDir) -> None:
-    assert "[remote] fast_lane = 'maybe': expected true or false" in conf.refusal("[remote]\nfast_lane = maybe\n")
 
 
 @pytest.mark.parametrize("name", ["logger", "loggers_x", "profile_x", "profiles"])

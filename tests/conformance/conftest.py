@@ -1,37 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-import asyncio
 import os
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from imageio_daemon.net.tls_contexts import client_context
 from imageio_daemon.storage.backend import Backend, Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
-from imageio_daemon.storage.http.backend import HttpBackend
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.qcow2.backend import Qcow2Backend
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend, Server
+from imageio_daemon.storage.qemu.chain import inspect
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.units import MiB
-from imageio_daemon.urls import http as http_url
 from imageio_daemon.urls import rbd as rbd_url
 from imageio_daemon.urls.nbd import parse
 from tests.support.backends import MemoryBackend
-from tests.support.daemon import Daemon
 from tests.support.fakeceph import FakeCeph
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
-from tests.support.polling import eventually_async
-
-OpenHttp = Callable[[str], Awaitable[HttpBackend]]
 
 NBD_SERVERS = ("qemu-nbd raw", "qemu-nbd qcow2", "nbdkit memory", "nbdkit blocks")
 NBD_OPTIONS = Options(dirty=False, context=None, timeout=10, greeting_timeout=10)
@@ -44,9 +37,9 @@ SIZE = MiB
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    engine = Engine(io_threads=8)
+    engine = Engine(io_threads=64)
     yield engine
-    await engine.release_loop()
+    await engine.release()
     assert engine.stop(timeout=10) == []
 
 
@@ -79,29 +72,6 @@ def loop_device(tmp_path: Path) -> Iterator[Path]:
     subprocess.check_call(["losetup", "--detach", device])
 
 
-@pytest.fixture
-async def open_http(other_daemon: Daemon) -> AsyncIterator[OpenHttp]:
-    """Open backends for tickets of the other daemon, closed after the test: await open_http(ticket_id)."""
-    context = client_context(str(other_daemon.cafile))
-    async with AsyncExitStack() as cleanup:
-
-        async def make(ticket_id: str) -> HttpBackend:
-            address = http_url.parse(other_daemon.url(ticket_id))
-            backend = await HttpBackend.open(address, context=context, max_connections=8)
-            cleanup.push_async_callback(backend.close)
-            return backend
-
-        yield make
-    # It does not wait for the farewell, under TLS, of connections whose answer was not read to its end.
-    await eventually_async(lambda: not _connections(other_daemon.port))
-
-
-def _connections(port: int) -> list[Any]:
-    transports = asyncio.get_running_loop()._transports.values()  # type: ignore[attr-defined]
-    is_open = [transport for transport in transports if transport.get_extra_info("socket").fileno() >= 0]
-    return [transport for transport in is_open if transport.get_extra_info("peername")[1:2] == (port,)]
-
-
 def serve_nbd(kind: str, directory: Path) -> AbstractContextManager[NbdServer]:
     """Serve SIZE zeros by a server of a kind."""
     if kind == "qemu-nbd raw":
@@ -130,12 +100,10 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("run")
 
 
-@pytest.fixture(params=["memory", "file", "block", "http", "managed", "rbd", *NBD_SERVERS])
+@pytest.fixture(params=["memory", "file", "block", "qcow2", "managed", "rbd", *NBD_SERVERS])
 async def backend(
     request: pytest.FixtureRequest,
     engine: Engine,
-    other_daemon: Daemon,
-    open_http: OpenHttp,
     nbd_servers: Callable[[str], NbdServer],
     run_dir: Path,
     tmp_path: Path,
@@ -144,7 +112,7 @@ async def backend(
     made: Backend
     if request.param in NBD_SERVERS:
         server = nbd_servers(request.param)
-        made = await NbdBackend.open(parse(server.url), NBD_OPTIONS, connections=3, writable=True)
+        made = await NbdBackend.open(engine, parse(server.url), NBD_OPTIONS, connections=3, writable=True)
         await made.zero(Operation(), 0, SIZE, allocate=False)
     elif request.param == "memory":
         made = MemoryBackend(bytes(SIZE))
@@ -154,17 +122,16 @@ async def backend(
         made = await ManagedBackend.start(
             engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True
         )
+    elif request.param == "qcow2":
+        path = make_qcow2(tmp_path / "image", SIZE)
+        found = inspect(str(path), "qcow2", backing_chain=True, allowed=())
+        made = await Qcow2Backend.start(engine, found, writable=True, shared=False)
     elif request.param == "rbd":
         ceph = FakeCeph(tmp_path / "ceph")
         request.getfixturevalue("monkeypatch").setenv("PATH", ceph.path)
         ceph.create("pool/image", SIZE)
         there = RbdImage(rbd_url.parse("rbd:pool/image"), "/etc/ceph.conf", "me", ("pool",))
-        made = await RbdBackend.start(there, NBD_OPTIONS, Server(str(run_dir), 3, writable=True))
-    elif request.param == "http":
-        path = tmp_path / "image"
-        path.touch()
-        os.truncate(path, SIZE)
-        made = await open_http(other_daemon.add_ticket(path, 2 * SIZE))
+        made = await RbdBackend.start(engine, there, NBD_OPTIONS, Server(str(run_dir), 3, writable=True))
     else:
         path = tmp_path / "image"
         if request.param == "file":

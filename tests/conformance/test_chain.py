@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.errors import StorageError
+from imageio_daemon.errors import StorageError, Unusable
 from imageio_daemon.storage.qemu import chain
 
 
@@ -56,6 +56,13 @@ def refusal(path: Path, *, allowed: Path) -> str:
     with pytest.raises(StorageError) as refused:
         inspect(path, allowed=allowed)
     assert refused.value.errno == errno.EPERM
+    return str(refused.value)
+
+
+def unusable(path: Path, *, allowed: Path) -> str:
+    with pytest.raises(Unusable) as refused:
+        inspect(path, allowed=allowed)
+    assert str(path.parent) not in refused.value.told
     return str(refused.value)
 
 
@@ -172,11 +179,19 @@ def test_a_data_file_outside_is_refused(tmp_path: Path, images: Path) -> None:
     ],
 )
 def test_a_protocol_is_refused(images: Path, name: bytes) -> None:
-    assert "no path" in refusal(poisoned(images / "top", name), allowed=images)
+    assert "no path" in unusable(poisoned(images / "top", name), allowed=images)
 
 
-def test_a_name_that_is_no_text_is_refused(images: Path) -> None:
-    assert "decode" in refusal(poisoned(images / "top", b"\xff\xfe"), allowed=images)
+def test_a_name_with_control_characters_is_refused(images: Path) -> None:
+    assert "control characters" in unusable(poisoned(images / "top", b"a\nb"), allowed=images)
+
+
+def test_a_name_that_is_not_utf_8_is_kept(images: Path, base: Path) -> None:
+    base.rename(images / "\udcff\udcfe")
+    top = overlay(images / "top", "xx")
+    top.write_bytes(top.read_bytes().replace(b"xx", b"\xff\xfe"))
+    node = inspect(top, allowed=images)
+    assert node["backing"]["file"] == file(images / "\udcff\udcfe")
 
 
 @pytest.mark.parametrize("image_format", [b"bochs", b"https", b"QCOW2"])
@@ -184,30 +199,30 @@ def test_a_backing_file_of_another_format_is_refused(images: Path, base: Path, i
     top = overlay(images / "top", base.name)
     head = struct.pack(">II", 0xE2792ACA, 5)
     top.write_bytes(top.read_bytes().replace(head + b"qcow2", head + image_format))
-    assert "format" in refusal(top, allowed=images)
+    assert "format" in unusable(top, allowed=images)
 
 
 def test_a_backing_file_whose_format_would_have_to_be_guessed_is_refused(images: Path, base: Path) -> None:
     top = overlay(images / "top", base.name)
     top.write_bytes(top.read_bytes().replace(struct.pack(">I", 0xE2792ACA), b"\1\1\1\1"))
-    assert "rebase" in refusal(top, allowed=images)
+    assert "rebase" in unusable(top, allowed=images)
 
 
 def test_a_chain_in_a_circle_is_refused(images: Path) -> None:
     overlay(images / "one", "two")
     overlay(images / "two", "one")
-    assert "twice" in refusal(images / "one", allowed=images)
+    assert "twice" in unusable(images / "one", allowed=images)
 
 
 def test_an_image_below_itself_is_refused(images: Path) -> None:
-    assert "twice" in refusal(overlay(images / "self", "self"), allowed=images)
+    assert "twice" in unusable(overlay(images / "self", "self"), allowed=images)
 
 
 def test_an_image_that_is_its_own_data_file_is_refused(images: Path) -> None:
     qemu_img("create", "-f", "qcow2", "-o", f"data_file={images / 'data'}", images / "top", "1M")
     (images / "data").unlink()
     (images / "data").symlink_to(images / "top")
-    assert "twice" in refusal(images / "top", allowed=images)
+    assert "twice" in unusable(images / "top", allowed=images)
 
 
 def test_a_chain_without_end_is_refused(images: Path) -> None:
@@ -216,12 +231,12 @@ def test_a_chain_without_end_is_refused(images: Path) -> None:
         link = images / f"{number:03}"
         shutil.copy(images / "000", link)
         link.write_bytes(link.read_bytes().replace(b"001", f"{number + 1:03}".encode()))
-    assert "64" in refusal(images / "000", allowed=images)
+    assert "64" in unusable(images / "000", allowed=images)
 
 
 def test_what_is_no_image_of_the_format_is_refused(images: Path) -> None:
     (images / "raw").write_bytes(bytes(4096))
-    assert "no qcow2" in refusal(images / "raw", allowed=images)
+    assert "no qcow2" in unusable(images / "raw", allowed=images)
 
 
 def test_a_missing_image_is_an_error(images: Path) -> None:
@@ -247,7 +262,7 @@ def test_what_is_no_file_is_an_error(images: Path, kind: str) -> None:
         path.symlink_to("/dev/zero")
     with pytest.raises(StorageError) as failure:
         inspect(path, allowed=images)
-    assert failure.value.errno == errno.EINVAL
+    assert failure.value.errno == errno.ENOTBLK
 
 
 def test_a_read_error_is_an_error(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from imageio_daemon.storage import completions
 from imageio_daemon.storage.backend import Operation
-from imageio_daemon.storage.file import loop_queue
+from imageio_daemon.storage.file import completion_queue
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from ioutil_ext import ffi, lib
@@ -40,7 +40,7 @@ async def engine() -> AsyncIterator[Engine]:
     """One thread: operations end in the order of submission."""
     engine = Engine(io_threads=1)
     yield engine
-    await engine.release_loop()
+    await engine.release()
     assert engine.stop(timeout=10) == []
 
 
@@ -72,9 +72,9 @@ def all_but_the_last_can_be_reaped(engine: Engine) -> None:
 async def test_queue_is_not_looked_at_after_it_was_given_up(
     engine: Engine, handle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_queue, "REAP_BATCH", 1)
+    monkeypatch.setattr(completion_queue, "REAP_BATCH", 1)
     await engine.submit(lib.IOU_STAT, handle)
-    await engine.release_loop()
+    await engine.release()
     await asyncio.sleep(0)
 
 
@@ -85,7 +85,7 @@ async def test_giving_up_a_loop_waits_for_what_its_tasks_submit_meanwhile(engine
 
     task = asyncio.create_task(stat_twice())
     await asyncio.sleep(0)
-    await engine.release_loop()
+    await engine.release()
     await task
 
 
@@ -116,7 +116,7 @@ async def test_completion_that_cannot_be_told_of_is_handed_back(
     def fail(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(loop_queue, "_tell", fail)
+    monkeypatch.setattr(completion_queue, "_tell", fail)
     async with asyncio.timeout(10):
         await engine.submit(lib.IOU_STAT, handle)
     monkeypatch.undo()

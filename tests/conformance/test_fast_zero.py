@@ -15,10 +15,9 @@ from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.engine import Engine
-from imageio_daemon.storage.nbd import session as nbd_session
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
-from imageio_daemon.units import KiB, MiB
+from imageio_daemon.units import GiB, KiB, MiB
 from imageio_daemon.urls.nbd import parse
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbdservers import nbdkit, qemu_nbd
@@ -182,23 +181,6 @@ async def test_other_formats_refuse_all(start: Start, tmp_path: Path, image_form
     assert await everything(backend) == before
 
 
-@pytest.mark.parametrize("name", ["MAX_COMPACT_LENGTH", "SEGMENT"])
-async def test_what_does_not_fit_into_one_request_is_refused(
-    make_image: Callable[..., Path], start: Start, content: bytes, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    version = subprocess.run(["qemu-nbd", "--version"], check=True, capture_output=True, text=True).stdout
-    if name == "MAX_COMPACT_LENGTH" and int(version.split()[1].partition(".")[0]) > 7:
-        pytest.skip("this qemu-nbd has extended headers, whose requests may have any length")
-    monkeypatch.setattr(nbd_session, name, MiB)
-    monkeypatch.setattr(nbd_session.ClientSession, "_may_mix", name != "SEGMENT")
-    backend = await start(make_image("plain"), connections=1)
-    assert not await attempt(backend, MiB, 2 * MiB)
-    assert not await attempt(backend, 0, SIZE)
-    assert await everything(backend) == content
-    assert await attempt(backend, MiB, MiB)
-    assert await everything(backend) == content[:MiB] + bytes(MiB) + content[2 * MiB :]
-
-
 async def test_a_range_outside_is_told_as_such(make_image: Callable[..., Path], start: Start) -> None:
     backend = await start(make_image("plain"))
     with pytest.raises(OutOfRange):
@@ -215,15 +197,17 @@ async def server() -> AsyncIterator[FakeNbd]:
         yield server
 
 
-async def opened(url: str, zero_unit: int | None = None) -> NbdBackend:
-    return await NbdBackend.open(parse(url), NBD_OPTIONS, connections=1, writable=True, zero_unit=zero_unit)
+async def opened(engine: Engine, url: str, zero_unit: int | None = None, connections: int = 1) -> NbdBackend:
+    return await NbdBackend.open(
+        engine, parse(url), NBD_OPTIONS, connections=connections, writable=True, zero_unit=zero_unit
+    )
 
 
 @pytest.mark.parametrize("fast", [True, False])
-async def test_a_server_of_an_unknown_image_is_not_asked(server: FakeNbd, fast: bool) -> None:
+async def test_a_server_of_an_unknown_image_is_not_asked(engine: Engine, server: FakeNbd, fast: bool) -> None:
     server.flags |= ExportFlag.SEND_FAST_ZERO
     server.flags &= ~(0 if fast else ExportFlag.SEND_FAST_ZERO)
-    backend = await opened(f"nbd:unix:{server.socket}")
+    backend = await opened(engine, f"nbd:unix:{server.socket}")
     assert not backend.info.can_fast_zero
     assert not backend.info.can_fast_allocate
     for allocate in (False, True):
@@ -232,26 +216,26 @@ async def test_a_server_of_an_unknown_image_is_not_asked(server: FakeNbd, fast: 
     await backend.close()
 
 
-async def test_a_server_without_the_flag_is_not_asked(server: FakeNbd) -> None:
+async def test_a_server_without_the_flag_is_not_asked(engine: Engine, server: FakeNbd) -> None:
     server.flags &= ~ExportFlag.SEND_FAST_ZERO
-    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
     assert not backend.info.can_fast_zero
     assert not await attempt(backend, 0, CLUSTER)
     assert not server.commands(Command.WRITE_ZEROES)
     await backend.close()
 
 
-async def test_whole_units_are_asked_for_with_the_flags(server: FakeNbd) -> None:
-    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+async def test_whole_units_are_asked_for_with_the_flags(engine: Engine, server: FakeNbd) -> None:
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
     assert await attempt(backend, CLUSTER, CLUSTER, allocate=True)
     (asked,) = server.commands(Command.WRITE_ZEROES)
     assert (asked.range, asked.header.flags) == ((CLUSTER, CLUSTER), CommandFlag.FAST_ZERO | CommandFlag.NO_HOLE)
     await backend.close()
 
 
-async def test_whole_units_that_are_parts_of_blocks_are_refused(server: FakeNbd) -> None:
+async def test_whole_units_that_are_parts_of_blocks_are_refused(engine: Engine, server: FakeNbd) -> None:
     server.sizes = BlockSizes(4096, 4096, MiB)
-    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=512)
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=512)
     assert not await attempt(backend, 4096, 512)
     assert not await attempt(backend, 512, 4096)
     assert not server.commands(Command.WRITE_ZEROES)
@@ -259,14 +243,14 @@ async def test_whole_units_that_are_parts_of_blocks_are_refused(server: FakeNbd)
     await backend.close()
 
 
-async def test_a_refusal_does_not_wait_for_other_changes(server: FakeNbd, pool: BufferPool) -> None:
+async def test_a_refusal_does_not_wait_for_other_changes(engine: Engine, server: FakeNbd, pool: BufferPool) -> None:
     go_on = asyncio.Event()
 
     async def late(asked: Asked) -> bytes:
         await go_on.wait()
         return server.success(asked)
 
-    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
     server.answer = late
     writing = asyncio.ensure_future(write(backend, pool, 0, b"x"))
     await eventually_async(lambda: server.commands(Command.WRITE))
@@ -277,11 +261,13 @@ async def test_a_refusal_does_not_wait_for_other_changes(server: FakeNbd, pool: 
     await backend.close()
 
 
-async def test_a_refusal_of_the_server_is_a_fault_for_something_may_have_changed(server: FakeNbd) -> None:
+async def test_a_refusal_of_the_server_is_a_fault_for_something_may_have_changed(
+    engine: Engine, server: FakeNbd
+) -> None:
     async def refuse(asked: Asked) -> bytes:
         return server.failure(asked, ErrorNumber.ENOTSUP)
 
-    backend = await opened(f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER)
     server.answer = refuse
     with pytest.raises(StorageError):
         await backend.zero(Operation(), 0, CLUSTER, allocate=False, fast_only=True)
@@ -290,23 +276,40 @@ async def test_a_refusal_of_the_server_is_a_fault_for_something_may_have_changed
 
 
 @pytest.mark.parametrize("allocate", [False, True], ids=["deallocate", "allocate"])
-async def test_a_raw_file_that_qemu_nbd_has_keeps_its_bytes(file_storage: Storage, allocate: bool) -> None:
+async def test_a_raw_file_that_qemu_nbd_has_keeps_its_bytes(
+    engine: Engine, file_storage: Storage, allocate: bool
+) -> None:
     """On ext2 it punches a hole, and then refuses because it cannot allocate."""
     path = file_storage.make(2 * MiB)
     content = os.urandom(2 * MiB)
     path.write_bytes(content)
     with qemu_nbd(path, "raw") as qemu:
-        backend = await opened(qemu.url)
+        backend = await opened(engine, qemu.url)
         assert not await attempt(backend, 0, MiB, allocate=allocate)
         assert await everything(backend) == content
         await backend.close()
 
 
-async def test_memory_of_nbdkit_keeps_its_bytes() -> None:
+async def test_memory_of_nbdkit_keeps_its_bytes(engine: Engine) -> None:
     with nbdkit("memory", str(2 * MiB)) as kit:
-        backend = await opened(kit.url)
+        backend = await opened(engine, kit.url)
         pool = BufferPool(4 * MiB)
         await write(backend, pool, 0, b"\xab" * MiB)
         assert not await attempt(backend, 0, MiB)
         assert await everything(backend) == b"\xab" * MiB + bytes(MiB)
         await backend.close()
+
+
+@pytest.mark.parametrize(("connections", "most"), [(1, 2**32 - 64 * KiB), (2, 128 * MiB)])
+async def test_what_does_not_fit_into_one_request_is_refused(
+    engine: Engine, server: FakeNbd, connections: int, most: int
+) -> None:
+    server.flags |= ExportFlag.SEND_FAST_ZERO
+    server.size = 10 * GiB
+    backend = await opened(engine, f"nbd:unix:{server.socket}", zero_unit=CLUSTER, connections=connections)
+    asked = len(server.asked)
+    assert not await attempt(backend, 0, most + CLUSTER)
+    assert not await attempt(backend, MiB, 128 * MiB) or connections == 1
+    assert await attempt(backend, 0, most)
+    assert [one.range for one in server.asked[asked:] if one.header.command == Command.WRITE_ZEROES][-1] == (0, most)
+    await backend.close()

@@ -2,7 +2,6 @@
 """What is special to files behind the C engine: who owns memory and handles, and for how long."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import threading
@@ -125,7 +124,7 @@ async def test_cancelling_the_awaiting_task_keeps_buffer_and_operation_until_the
     assert pool.in_use == buffer.size
     assert not ended
     stuck.release.set()
-    await engine.release_loop()
+    await engine.release()
     assert pool.in_use == 0
     assert ended == [op]
     assert stuck.seen == b"a" * PAGE
@@ -149,7 +148,7 @@ async def test_open_that_nobody_awaits_any_more_is_closed(engine: Engine, image:
     future = engine.submit_open(str(image), writable=True)
     fds = len(os.listdir("/proc/self/fd"))
     future.cancel()
-    await engine.release_loop()
+    await engine.release()
     assert len(os.listdir("/proc/self/fd")) <= max(before, fds)
 
 
@@ -271,21 +270,6 @@ async def test_image_that_was_closed_may_be_asked_about(engine: Engine, image: P
     with pytest.raises(Canceled):
         _ = backend.info
     assert backend.generation == 0
-
-
-async def test_image_may_be_asked_about_while_another_thread_closes_it(engine: Engine, image: Path) -> None:
-    for _ in range(100):
-        backend = await FileBackend.open(engine, str(image), writable=True)
-        asking = threading.Thread(target=_ask_until_closed, args=(backend,))
-        asking.start()
-        await backend.close()
-        await asyncio.to_thread(asking.join)
-
-
-def _ask_until_closed(backend: FileBackend) -> None:
-    with contextlib.suppress(Canceled):
-        while backend.info.size == MiB:
-            _ = backend.generation
 
 
 # What is available

@@ -9,15 +9,15 @@ import pytest
 
 from imageio_daemon.errors import ServerGone, StorageError
 from imageio_daemon.image.extents import ExtentList
+from imageio_daemon.lifecycle.watching import release_expired
 from imageio_daemon.nbdproto.constants import ExportFlag
-from imageio_daemon.storage.backend import Context, Operation
+from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.handshake import Options
 from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
-from imageio_daemon.transfers.expired import release_expired
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.nbdservers import make_qcow2
@@ -94,12 +94,12 @@ async def test_nothing_is_known_of_an_image_that_tells_less_than_it_is_asked(
     engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await start(engine, image, servers)
-    status = backend._status
+    ask = backend._extents
 
-    async def less(op: Operation, offset: int, length: int, context: Context, flags: int = 0) -> ExtentList:
-        return await status(op, offset, min(length, 512), context, flags)
+    async def less(op: Operation, offset: int, length: int, most: int) -> ExtentList:
+        return await ask(op, offset, min(length, 512), most)
 
-    monkeypatch.setattr(backend, "_status", less)
+    monkeypatch.setattr(backend, "_extents", less)
     assert not await backend.reads_zero(Operation())
     await backend.close()
 
@@ -111,7 +111,7 @@ async def test_nothing_is_known_of_an_image_that_cannot_be_asked(
         raise StorageError(5, "status", "on purpose")
 
     backend = await start(engine, image, servers)
-    monkeypatch.setattr(backend, "_status", fail)
+    monkeypatch.setattr(backend, "_extents", fail)
     assert not await backend.reads_zero(Operation())
     assert f"not known whether {image.path} reads as zeros" in caplog.text
     monkeypatch.undo()
@@ -155,16 +155,6 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
     await store.remove("x", 30)
 
 
-async def test_what_a_failed_flush_has_left_is_never_flushed(engine: Engine, image: Image, servers: Path) -> None:
-    backend = await start(engine, image, servers)
-    backend._reconnecting.flush_failure = StorageError(5, "flush", "fdatasync")
-    assert backend.info.unflushed
-    with pytest.raises(StorageError):
-        await backend.flush(Operation())
-    assert backend.info.unflushed
-    await backend.close()
-
-
 async def test_it_is_known_to_be_the_file_that_it_is(
     engine: Engine, image: Image, servers: Path, tmp_path: Path
 ) -> None:
@@ -175,12 +165,12 @@ async def test_it_is_known_to_be_the_file_that_it_is(
     assert backend.info.identity == raw.info.identity
     await backend.close()
     await raw.close()
-    await engine.release_loop()
+    await engine.release()
     assert engine.stop(10) == []
 
 
 async def test_it_can_all_that_clients_ask_for(engine: Engine, image: Image, servers: Path) -> None:
     backend = await start(engine, image, servers)
     wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
-    assert backend._reconnecting.agreed.flags & wanted == wanted
+    assert backend._client.agreed.flags & wanted == wanted
     await backend.close()

@@ -12,6 +12,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
+from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.qemu import rbd
 from imageio_daemon.storage.qemu.backend import Server
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
@@ -38,31 +39,36 @@ def servers(run_dir: Path) -> Iterator[Path]:
 
 
 async def start(
-    url: str, run_dir: Path, *, since: str | None = None, writable: bool = True, allowed: tuple[str, ...] = ("pool",)
+    engine: Engine,
+    url: str,
+    run_dir: Path,
+    *,
+    since: str | None = None,
+    writable: bool = True,
+    allowed: tuple[str, ...] = ("pool",),
 ) -> RbdBackend:
     image = RbdImage(parse(url), "/etc/ceph.conf", "me", allowed, since)
-    return await RbdBackend.start(image, NBD_OPTIONS, Server(str(run_dir), 2, writable))
+    return await RbdBackend.start(engine, image, NBD_OPTIONS, Server(str(run_dir), 2, writable))
 
 
-async def test_qemu_gets_the_node_with_user_and_configuration(ceph: FakeCeph, servers: Path) -> None:
-    backend = await start("rbd:pool/disk", servers)
+async def test_qemu_gets_the_node_with_user_and_configuration(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
+    backend = await start(engine, "rbd:pool/disk", servers)
     assert backend.info.size == SIZE
-    assert not backend.info.has_dirty
     await backend.close()
     assert ceph.asked() == [
         {"driver": "rbd", "pool": "pool", "image": "disk", "conf": "/etc/ceph.conf", "user": "me"},
     ]
 
 
-async def test_its_name_in_logs_is_its_address(ceph: FakeCeph, servers: Path) -> None:
-    backend = await start("rbd:pool/disk", servers)
+async def test_its_name_in_logs_is_its_address(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
+    backend = await start(engine, "rbd:pool/disk", servers)
     assert backend.name == "rbd:pool/disk"
     await backend.close()
 
 
-async def test_pool_that_is_not_allowed_is_never_asked_for(ceph: FakeCeph, servers: Path) -> None:
+async def test_pool_that_is_not_allowed_is_never_asked_for(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
     with pytest.raises(StorageError, match="allowed_pools") as failure:
-        await start("rbd:pool/disk", servers, allowed=("poo", "pool/disk"))
+        await start(engine, "rbd:pool/disk", servers, allowed=("poo", "pool/disk"))
     assert failure.value.errno == errno.EPERM
     with pytest.raises(FileNotFoundError):
         ceph.asked()
@@ -74,15 +80,15 @@ async def test_pool_that_is_not_allowed_is_never_asked_for(ceph: FakeCeph, serve
         ("error connecting: No such file or directory", errno.ENOENT),
         ("error connecting: Permission denied", errno.EACCES),
         ("error opening pool pool: Operation not permitted", errno.EPERM),
-        ("namespace 'x' does not exist", errno.EIO),
+        ("namespace 'x' does not exist", errno.ENOENT),
     ],
 )
 async def test_failure_has_the_error_number_that_qemu_tells(
-    ceph: FakeCeph, servers: Path, said: str, number: int
+    engine: Engine, ceph: FakeCeph, servers: Path, said: str, number: int
 ) -> None:
     ceph.fail(said)
     with pytest.raises(StorageError) as failure:
-        await start("rbd:pool/disk", servers)
+        await start(engine, "rbd:pool/disk", servers)
     assert failure.value.errno == number
     assert said in str(failure.value)
 
@@ -91,14 +97,16 @@ async def test_failure_has_the_error_number_that_qemu_tells(
     ("said", "remedy"),
     [("Unknown driver 'rbd'", "qemu-block-extra"), ("error connecting: No such file or directory", "key")],
 )
-async def test_failure_tells_what_helps(ceph: FakeCeph, servers: Path, said: str, remedy: str) -> None:
+async def test_failure_tells_what_helps(engine: Engine, ceph: FakeCeph, servers: Path, said: str, remedy: str) -> None:
     ceph.fail(said)
     with pytest.raises(StorageError, match=remedy):
-        await start("rbd:pool/disk", servers)
+        await start(engine, "rbd:pool/disk", servers)
 
 
-async def test_fast_zero_that_keeps_space_is_refused_and_other_is_done(ceph: FakeCeph, servers: Path) -> None:
-    backend = await start("rbd:pool/disk", servers)
+async def test_fast_zero_that_keeps_space_is_refused_and_other_is_done(
+    engine: Engine, ceph: FakeCeph, servers: Path
+) -> None:
+    backend = await start(engine, "rbd:pool/disk", servers)
     assert backend.info.can_fast_zero
     assert not backend.info.can_fast_allocate
     with pytest.raises(NotFast):
@@ -108,11 +116,10 @@ async def test_fast_zero_that_keeps_space_is_refused_and_other_is_done(ceph: Fak
     await backend.close()
 
 
-async def test_changes_are_those_since_the_snapshot(ceph: FakeCeph, servers: Path) -> None:
+async def test_changes_are_those_since_the_snapshot(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
     ceph.answer(diff((0, 4096, True), (8192, 8 * SIZE, False)))
     ceph.create("pool/disk@t", SIZE)
-    backend = await start("rbd:pool/disk@t", servers, since="s", writable=False)
-    assert backend.info.has_dirty
+    backend = await start(engine, "rbd:pool/disk@t", servers, since="s", writable=False)
     told = [e async for found in backend.extents(Operation(), 0, 2 * SIZE, Context.DIRTY) for e in found]
     assert [(e.start, e.length, e.dirty, e.zero) for e in told] == [
         (0, 4096, True, False),
@@ -127,15 +134,15 @@ async def test_changes_are_those_since_the_snapshot(ceph: FakeCeph, servers: Pat
     ]
 
 
-async def test_ticket_without_a_snapshot_tells_no_changes(ceph: FakeCeph, servers: Path) -> None:
-    backend = await start("rbd:pool/disk", servers)
+async def test_ticket_without_a_snapshot_tells_no_changes(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
+    backend = await start(engine, "rbd:pool/disk", servers)
     with pytest.raises(NotFound):
         [found async for found in backend.extents(Operation(), 0, SIZE, Context.DIRTY)]
     await backend.close()
 
 
-async def test_image_is_known_by_its_address(ceph: FakeCeph, servers: Path) -> None:
-    backend = await start("rbd:pool/disk", servers)
+async def test_image_is_known_by_its_address(engine: Engine, ceph: FakeCeph, servers: Path) -> None:
+    backend = await start(engine, "rbd:pool/disk", servers)
     assert backend.info.identity == backend.info.lasting == "rbd /etc/ceph.conf rbd:pool/disk"
     await backend.close()
 
@@ -151,19 +158,19 @@ def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def test_cluster_that_does_not_answer_is_given_up(
-    servers: Path, waiting: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, servers: Path, waiting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rbd, "ANSWER_TIMEOUT", 0.1)
     began = time.monotonic()
     with pytest.raises(StorageError) as failure:
-        await start("rbd:pool/disk", servers)
+        await start(engine, "rbd:pool/disk", servers)
     assert failure.value.errno == errno.ETIMEDOUT
     assert time.monotonic() - began < 5
 
 
-async def test_who_waits_for_a_cluster_can_be_cancelled(servers: Path, waiting: Path) -> None:
+async def test_who_waits_for_a_cluster_can_be_cancelled(engine: Engine, servers: Path, waiting: Path) -> None:
     """The removal of a ticket and the end of the daemon wait for it."""
-    opening = asyncio.create_task(start("rbd:pool/disk", servers))
+    opening = asyncio.create_task(start(engine, "rbd:pool/disk", servers))
     await eventually_async(waiting.exists)
     began = time.monotonic()
     opening.cancel()

@@ -167,3 +167,28 @@ def test_openssl_that_fails_is_told(
         monkeypatch.setattr(certificate, "OPENSSL_TIMEOUT", 0.1)
     assert cli.main([*ARGUMENTS, str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"imageioctl: {message}\n"
+
+
+def test_names_and_options_come_in_any_order(tmp_path: Path) -> None:
+    options = ("--directory", str(tmp_path), "--group", "root", "--json", "--days", "3")
+    for order in (
+        ("--self-signed", *options, "a", "b", "c"),
+        ("--self-signed", "a", *options, "b", "--force", "c"),
+        ("a", *options, "b", "c", "--self-signed"),
+        ("--self-signed", "a", *options, "b", "--", "c"),
+    ):
+        assert run("certificate", "--force", *order).json()[0]["names"] == ["a", "b", "c"], order
+
+
+def test_certificate_needs_a_name(tmp_path: Path) -> None:
+    run("certificate", "--self-signed", "--directory", str(tmp_path)).failed_with("which name?", 2)
+
+
+def test_directory_that_is_missing_comes_with_advice(tmp_path: Path) -> None:
+    done = run("certificate", "--self-signed", "localhost", "--directory", str(tmp_path / "a b"))
+    done.failed_with(rf"a b: No such file or directory: make it \(mkdir -p '{tmp_path}/a b'\)", 1)
+
+
+def test_directory_of_another_user_comes_with_advice(tmp_path: Path) -> None:
+    assert certificate._advice(PermissionError(), tmp_path).startswith(": root may write there")
+    assert certificate._advice(IsADirectoryError(), tmp_path) == ""

@@ -59,3 +59,13 @@ def test_daemon_that_is_not_ready_is_a_failure(own: Daemon) -> None:
         done = run(*check(own))
     assert done.status == 1
     assert "daemon         service: draining" in done.out
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_name_that_is_not_utf_8_is_checked(own: Daemon, image: Path, there: bool) -> None:
+    named = image.with_name("d\udcefsk")
+    if there:
+        image.rename(named)
+    done = run(*check(own, named))
+    assert done.status == (0 if there else 1)
+    assert r"d\xefsk: " in done.out

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.control import errors
-from imageio_daemon.control.arguments import FORMATS, parser
-from imageio_daemon.transfers import keys
+from imageio_daemon.control.arguments import parser
 from tests.control.conftest import PROGRAM, TIMEOUT, Ctl, run
 from tests.support.commands import commands, man_page
 from tests.support.daemon import PROJECT, Daemon
@@ -106,10 +105,6 @@ def test_starts_without_the_server() -> None:
     program = "import sys, imageio_daemon.control.cli; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
     assert not {"aiohttp", "uvloop", "asyncio", "prometheus_client", "imageio_daemon.daemon"} & set(loaded)
-
-
-def test_formats_are_those_of_tickets() -> None:
-    assert keys.FORMATS == FORMATS
 
 
 @pytest.mark.parametrize("name", COMMANDS)

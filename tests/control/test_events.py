@@ -31,6 +31,22 @@ def test_line_names_who_has_asked(by: dict[str, object], who: str) -> None:
     assert text({**EVENT, **by}) == f"2026-03-01T12:00:00.123Z {who}: ticket extended transfer=job timeout=60"
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("a timeout=9", '"a timeout=9"'),
+        ("a=b", '"a=b"'),
+        ('a"b', r'"a\"b"'),
+        ("", '""'),
+        ("Größe", "Größe"),
+        ("a\nb", r'"a\nb"'),
+    ],
+)
+def test_a_name_adds_no_other_detail(name: str, shown: str) -> None:
+    line = text({**EVENT, "transfer": name})
+    assert line == f"2026-03-01T12:00:00.123Z daemon: ticket extended transfer={shown} timeout=60"
+
+
 def test_events_are_shown_for_people_and_programs(daemon: Daemon, ctl: Ctl) -> None:
     daemon.add_ticket("/images/x", MiB, transfer_id="of-events")
     line = ctl("events").out.splitlines()[-1]

@@ -29,6 +29,23 @@ def test_limits_are_shown_and_changed(ctl: Ctl) -> None:
     assert ctl("limits", "show", "--json").json() == [wanted]
 
 
+def test_limit_of_one_tenant_is_shown_changed_and_taken_back(ctl: Ctl) -> None:
+    assert ctl("limits", "set", "--tenant-rate", "100M").status == 0
+    told = ctl("limits", "tenant", "b", "--rate", "20M", "a").out
+    common = "rate: no limit\ntenant_rate: 100.0 MiB/s\ntransfers: no limit\n"
+    assert told == common + "tenant a: 20.0 MiB/s\ntenant b: 20.0 MiB/s\n"
+    assert ctl("limits", "tenant", "b", "--rate", "0").out == common + "tenant a: 20.0 MiB/s\ntenant b: no limit\n"
+    assert ctl("limits", "show", "--json").json()[0]["tenants"] == {"a": 20 * MiB, "b": 0}
+    assert ctl("limits", "tenant", "a", "b", "never", "--common").out == common
+
+
+def test_limit_of_a_tenant_needs_a_name_and_a_rate(ctl: Ctl) -> None:
+    assert ctl("limits", "tenant", "--rate", "1M").status == 2
+    assert ctl("limits", "tenant", "a").status == 2
+    ctl("limits", "tenant", "a", "--rate", "1").failed_with("'a' must be 0, for no limit, or between", 1)
+    ctl("limits", "tenant", "", "--rate", "1M").failed_with("'tenant'", 1)
+
+
 def test_change_of_limits_needs_one(ctl: Ctl) -> None:
     ctl("limits", "set").failed_with("which limit?", 2)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from imageio_daemon.control.arguments import LEVELS
-from imageio_daemon.service import log_level
+from imageio_daemon.runtime import log_level
 from tests.control.conftest import Ctl
 from tests.support.daemon import Daemon
 

@@ -42,7 +42,7 @@ def test_add_takes_the_size_of_a_file(daemon: Daemon, ctl: Ctl, image: Path) -> 
 
 
 def test_add_has_all_options(daemon: Daemon, ctl: Ctl, image: Path) -> None:
-    options = ("--size", "4K", "--write-only", "--timeout", "2m", "--inactivity-timeout", "7", "--sparse")
+    options = ("--size", "4K", "--write", "--timeout", "2m", "--inactivity-timeout", "7", "--sparse")
     names = ("--filename", "x.img", "--transfer-id", "job", "--dirty")
     status = daemon.status(add(daemon, ctl, *options, *names, image))
     wanted = {
@@ -56,6 +56,14 @@ def test_add_has_all_options(daemon: Daemon, ctl: Ctl, image: Path) -> None:
         "dirty": True,
     }
     assert status.items() >= wanted.items()
+
+
+@pytest.mark.parametrize("option", ["--write", "--write-only"])
+def test_ticket_that_writes_may_read(daemon: Daemon, ctl: Ctl, image: Path, option: str) -> None:
+    ticket = add(daemon, ctl, option, image)
+    assert daemon.status(ticket)["ops"] == ["write"]
+    with daemon.connect("unix") as connection:
+        assert connection.request("GET", f"/images/{ticket}").status == 200
 
 
 def test_add_of_a_qcow2_takes_the_size_of_its_disk(daemon: Daemon, ctl: Ctl, tmp_path: Path) -> None:
@@ -104,7 +112,7 @@ def test_add_tells_the_name_as_json(daemon: Daemon, ctl: Ctl, image: Path) -> No
         (("nbd:unix:/socket",), "--size is needed for an image that is no local path"),
         (("--format", "vmdk", "/images/x"), "--size is needed for vmdk"),
         (("/no/such/image",), "--size is needed: can't tell that of /no/such/image: No such file"),
-        (("--format", "qcow2", "/etc/passwd"), "--size is needed: .*: it is no qcow2"),
+        (("--format", "qcow2", "/etc/passwd"), "--size is needed: .*: this is no qcow2 image"),
     ],
     ids=["url", "format", "missing", "not qcow2"],
 )
@@ -209,3 +217,33 @@ def test_remove_of_all_does_not_ask_a_script(certificates: Certificates, image: 
         done = run_on_terminal("ticket", "remove", "--all", "--yes", "--socket", daemon.control_socket, answer="")
         assert (done.status, done.out) == (0, "")
         assert daemon.control("GET", "/tickets/").json() == []
+
+
+# Names of files that are not UTF-8
+
+
+def test_name_that_is_not_utf_8_is_told_in_ascii(daemon: Daemon, ctl: Ctl, image: Path) -> None:
+    named = image.with_name("d\udcefsk")
+    image.rename(named)
+    ticket_id = add(daemon, ctl, "--transfer-id", "no-utf-8", named)
+    assert daemon.status(ticket_id)["url"] == f"file://{named}"
+    assert ctl("ticket", "show", "no-utf-8", "--json").json()[0]["url"] == f"file://{named}"
+    for command in (("show", "no-utf-8"), ("list",)):
+        done = ctl("ticket", *command)
+        assert done.status == 0, done
+    assert r"d\xefsk" in ctl("ticket", "show", "no-utf-8").out
+
+
+def test_name_that_is_not_utf_8_and_leads_nowhere_is_told(ctl: Ctl, tmp_path: Path) -> None:
+    done = ctl("ticket", "add", tmp_path / "d\udcefsk")
+    assert (done.status, "--size is needed" in done.err, r"d\xefsk" in done.err) == (2, True, True)
+
+
+def test_output_is_escaped_where_it_has_no_such_letters(
+    daemon: Daemon, ctl: Ctl, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = image.with_name("d\u00efsk")
+    image.rename(named)
+    add(daemon, ctl, "--transfer-id", "ascii", named)
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert r"d\xefsk" in ctl("ticket", "show", "ascii").out

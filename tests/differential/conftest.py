@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.differential.scene import Scene, Server, start
-from tests.support.daemon import Certificates, Daemon
+from tests.support.daemon import DECIDED_PROGRAM, Certificates, Daemon
 from tests.support.places import Place
 
 MakeScene = Callable[..., Scene]
 
 #: A built work tree of an earlier version, with which this one is compared.
 BEFORE = os.environ.get("IMAGEIO_TEST_BEFORE")
-#: All of HTTP by aiohttp.
-WITHOUT_LANE = {"c_lane": "false"}
 
 
 @pytest.fixture(scope="package")
@@ -28,10 +26,10 @@ def lane(certificates: Certificates) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="package")
-def aiohttp(certificates: Certificates) -> Iterator[Server]:
-    """This tree, all of whose HTTP is served by aiohttp."""
-    with start(certificates, remote=WITHOUT_LANE) as daemon:
-        yield Server("aiohttp", daemon, has_lane=False)
+def decided(certificates: Certificates) -> Iterator[Server]:
+    """This tree, all of whose requests Python decides."""
+    with start(certificates, program=DECIDED_PROGRAM) as daemon:
+        yield Server("decided", daemon, has_lane=False)
 
 
 @contextmanager

@@ -14,7 +14,12 @@ from tests.support.http_client import Connection, DisconnectedError, ProtocolErr
 #: What differs between two servers that answer alike: by lower-case name of the field.
 _OWN_FIELDS = {"date": "DATE", "etag": "TAG"}
 #: The same in the JSON of OPTIONS.
-_OWN_KEYS = {"available": "AVAILABLE", "instance": "INSTANCE", "unix_socket": "SOCKET"}
+_OWN_KEYS = {
+    "available": "AVAILABLE",
+    "instance": "INSTANCE",
+    "unix_socket": "SOCKET",
+    "unix_socket_proof": "PROOF",
+}
 
 #: A server that says nothing for so long is waiting, in seconds: longer than it reads what it has refused.
 SILENCE = 5.0

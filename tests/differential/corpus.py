@@ -89,6 +89,7 @@ RANGES = (
     f"bytes=0-{2**63 - 1}",
     f"bytes={2**64}-",
     f"bytes={2**64}-{2**64}",
+    "bytes=" + "1" * 5000 + "-",
     "bytes=-0",
     # Malformed
     *malformed.RANGES,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ioutil.disk import first_difference
-from tests.support.daemon import Certificates, Daemon, Section
+from tests.support.daemon import PROGRAM, Certificates, Daemon, Section
 from tests.support.images import Image, KiB, MiB, make_image, pattern
 from tests.support.places import Place, Setting, Trait
 from tests.support.polling import eventually
@@ -147,11 +147,12 @@ def _content(image: Image) -> bytes:
     return image.place._look()
 
 
-def start(certificates: Certificates, checkout: Path | None = None, **config: Section) -> Daemon:
+def start(
+    certificates: Certificates, checkout: Path | None = None, program: str = PROGRAM, **config: Section
+) -> Daemon:
     """Return a daemon, not started; of another checkout."""
     every: dict[str, Section] = {
-        "daemon": {"loops": 2},
         "nbd": {"enable": True, "host": "localhost", "port": 0, "socket": f"/tmp/nbd-{uuid.uuid4().hex[:8]}"},
         "backend_http": {"ca_file": certificates.cafile},
     }
-    return Daemon(certificates, {**every, **config}, checkout=checkout)
+    return Daemon(certificates, {**every, **config}, program=program, checkout=checkout)

@@ -29,25 +29,25 @@ def test_earlier_version_answers_like_itself(
 @pytest.mark.parametrize("service", ["tls", "unix"])
 @pytest.mark.parametrize("group", GROUPS)
 def test_answers_are_those_of_before(
-    make_scene: MakeScene, before: Server, lane: Server, aiohttp: Server, group: str, service: str, warm: bool
+    make_scene: MakeScene, before: Server, lane: Server, decided: Server, group: str, service: str, warm: bool
 ) -> None:
-    check(make_scene([before, lane, aiohttp]), group, service, warm=warm)
+    check(make_scene([before, lane, decided]), group, service, warm=warm)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.kind)
 @pytest.mark.parametrize("group", GROUPS)
 def test_answers_are_those_of_before_on_other_storage(
-    make_scene: MakeScene, before: Server, lane: Server, aiohttp: Server, group: str, kind: type[Place]
+    make_scene: MakeScene, before: Server, lane: Server, decided: Server, group: str, kind: type[Place]
 ) -> None:
-    check(make_scene([before, lane, aiohttp], kind), group, "unix", warm=True)
+    check(make_scene([before, lane, decided], kind), group, "unix", warm=True)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("service", ["tls", "unix"])
 def test_generated_requests_are_answered_as_before(
-    make_scene: MakeScene, before: Server, lane: Server, aiohttp: Server, service: str
+    make_scene: MakeScene, before: Server, lane: Server, decided: Server, service: str
 ) -> None:
-    scene = make_scene([before, lane, aiohttp])
+    scene = make_scene([before, lane, decided])
 
     for server in scene.servers:
         check_lane(server, service)

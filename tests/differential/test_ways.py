@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP: the same bytes get the same answers, and leave the same images, whether C serves them or aiohttp."""
+"""HTTP: the same bytes get the same answers, and leave the same images, whether C or Python decides them."""
 
 import pytest
 
@@ -15,7 +15,7 @@ OVER_TLS = ("framing", "delivery", "expectations", "chunked")
 @pytest.mark.parametrize(
     ("group", "service"), [*((group, "unix") for group in GROUPS), *((group, "tls") for group in OVER_TLS)]
 )
-def test_aiohttp_answers_like_the_lane(
-    make_scene: MakeScene, lane: Server, aiohttp: Server, group: str, service: str
+def test_python_decides_like_the_lane(
+    make_scene: MakeScene, lane: Server, decided: Server, group: str, service: str
 ) -> None:
-    check(make_scene([lane, aiohttp]), group, service, warm=True)
+    check(make_scene([lane, decided]), group, service, warm=True)

@@ -5,17 +5,25 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from imageio_daemon.frontends.http.disposition import content_disposition
 from tests.differential.conversation import Conversation, End, Told, Transcript
+from tests.support.places import Proxied
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A difference. concerns: tells the conversations; is_one: tells the old transcript with the new one."""
+    """A difference. concerns: tells the conversations; is_one: tells the old transcript with the new one.
+
+    kind: of the place of the image; None: any. changes: the images differ then.
+    """
 
     reason: str
     concerns: Callable[[Conversation], bool]
     is_one: Callable[[Transcript, Transcript], bool]
+    kind: str | None = None
+    changes: bool = False
 
 
 def says(pattern: bytes) -> Callable[[Conversation], bool]:
@@ -55,13 +63,17 @@ def _without_codings(transcript: Transcript) -> Transcript:
     return replace(transcript, answers=[told(answer) for answer in transcript.answers])
 
 
-def tells_more(before: Transcript, now: Transcript) -> bool:
-    """Tell whether JSON documents have further keys, and all else is the same."""
+def tells_more(before: Transcript, now: Transcript, but: str = "") -> bool:
+    """Tell whether JSON documents have further keys and elements, and all else is the same. but: a key of any value."""
     pairs = list(zip(before.answers, now.answers, strict=False))
-    return len(before.answers) == len(now.answers) and before.end == now.end and all(_has_more(*each) for each in pairs)
+    return (
+        len(before.answers) == len(now.answers)
+        and before.end == now.end
+        and all(_has_more(*each, but) for each in pairs)
+    )
 
 
-def _has_more(before: Told, now: Told) -> bool:
+def _has_more(before: Told, now: Told, but: str) -> bool:
     if before == now:
         return True
     fields = [{k: v for k, v in told.fields if k != "content-length"} for told in (before, now)]
@@ -71,7 +83,16 @@ def _has_more(before: Told, now: Told) -> bool:
         told = [json.loads(each.body or b"") for each in (before, now)]
     except ValueError:
         return False
-    return all(isinstance(each, dict) for each in told) and told[0].items() <= told[1].items()
+    return all(isinstance(each, dict) for each in told) and all(
+        key in told[1] and (key == but or _is_part(value, told[1][key])) for key, value in told[0].items()
+    )
+
+
+def _is_part(before: object, now: object) -> bool:
+    """Tell whether a value is the same, or a list with further elements."""
+    if isinstance(before, list) and isinstance(now, list):
+        return [each for each in now if each in before] == before
+    return before == now
 
 
 def _unannounced(transcript: Transcript) -> Transcript:
@@ -101,6 +122,51 @@ def closing(told: Told) -> Told:
     return told._replace(fields=tuple(sorted([*silent(told).fields, ("connection", "close")])))
 
 
+def cuts_ranges(before: Transcript, now: Transcript) -> bool:
+    """Tell whether ranges were refused that are served now, or refused with the size of the image as any number is."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    cut = [
+        old
+        for old, new in pairs
+        if old.status == 416 and new.status in (206, 416) and "content-range" in dict(new.fields)
+    ]
+    same = [old for old, new in pairs if old == new]
+    return bool(cut) and len(before.answers) == len(now.answers) == len(cut) + len(same) and before.end == now.end
+
+
+def leaves_out_100(before: Transcript, now: Transcript) -> bool:
+    """Tell whether all answers but 100 are the same, of which there was one more than requests."""
+    return now == Transcript([told for told in before.answers if told.status != 100], "closed")
+
+
+def serves_options(before: Transcript, now: Transcript) -> bool:
+    """Tell whether a request was malformed that is answered with Allow now."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    served = [old for old, new in pairs if old.status == 400 and new.status == 200 and "allow" in dict(new.fields)]
+    same = [old for old, new in pairs if old == new]
+    return bool(served) and len(before.answers) == len(now.answers) == len(served) + len(same)
+
+
+def tells_tags(before: Transcript, now: Transcript) -> bool:
+    """Tell whether answers have a tag that had none."""
+
+    def untagged(told: Told) -> Told:
+        return told._replace(fields=tuple(field for field in told.fields if field[0] != "etag"))
+
+    had = any(key == "etag" for told in before.answers for key, _ in told.fields)
+    return not had and before == replace(now, answers=[untagged(told) for told in now.answers])
+
+
+def zeroes_fast(before: Transcript, now: Transcript) -> bool:
+    """Tell whether zeros were refused because nobody knew whether they are fast, and are done now."""
+    pairs = list(zip(before.answers, now.answers, strict=False))
+    done = [old for old, new in pairs if ("x-error-code", "not_fast") in old.fields and new.status == 200]
+    same = [old for old, new in pairs if old == new]
+    return bool(done) and len(before.answers) == len(now.answers) == len(done) + len(same) and before.end == now.end
+
+
+PROXY = Proxied.kind
+
 #: All of them.
 WANTED: Sequence[Wanted] = (
     Wanted(
@@ -123,16 +189,82 @@ WANTED: Sequence[Wanted] = (
         may_be_cut,
         differs_in_telling,
     ),
-    Wanted("OPTIONS tells more: how large an image may be, and the codings of bodies", says(rb"^OPTIONS "), tells_more),
+    Wanted(
+        "OPTIONS tells more: the size that an image may have, codings of bodies, how to know the socket",
+        says(rb"^OPTIONS "),
+        tells_more,
+    ),
+    Wanted("a range that ends past the image is cut there (RFC 9110 14.1.2)", says(rb"^range:"), cuts_ranges),
+    Wanted("HTTP/1.0 has no 100 Continue (RFC 9110 10.1.1)", says(rb" HTTP/1\.0\r(?s:.*)^expect:"), leaves_out_100),
+    Wanted("OPTIONS * tells the methods of the server (RFC 9110 9.3.7)", says(rb"^OPTIONS \* "), serves_options),
+    Wanted("an image of another server has the tag that it has there", says(rb"^(GET|HEAD) "), tells_tags, PROXY),
+    Wanted(
+        "another server tells itself whether it zeroes fast", says(rb'"fast": ?true'), zeroes_fast, PROXY, changes=True
+    ),
+    Wanted(
+        "OPTIONS of an image of another server tells what that can do: fast zeros, durable ranges",
+        says(rb"^OPTIONS "),
+        partial(tells_more, but="fast_zero"),
+        PROXY,
+    ),
     Wanted("415 names the coding that is served", says(rb"^content-encoding:"), differs_in_codings),
 )
 
 
-def is_wanted(conversation: Conversation, before: Transcript, now: Transcript) -> bool:
-    """Tell whether a difference is wanted."""
-    return bool(before.answers) and any(
-        wanted.concerns(conversation) and wanted.is_one(before, now) for wanted in WANTED
-    )
+def is_wanted(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> bool:
+    """Tell whether a difference is wanted. kind: of the place of the image."""
+    before, now = _comparable(before, now)
+    return before == now or any(_wanted(conversation, kind, before, now))
+
+
+def changes_images(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> bool:
+    """Tell whether a difference is wanted after which the images differ."""
+    return any(wanted.changes for wanted in _wanted(conversation, kind, *_comparable(before, now)))
+
+
+def _comparable(before: Transcript, now: Transcript) -> tuple[Transcript, Transcript]:
+    """Return both without what differs in every answer."""
+    return without_caches(with_quoted_names(before)), without_caches(now)
+
+
+def _wanted(conversation: Conversation, kind: str, before: Transcript, now: Transcript) -> list[Wanted]:
+    """Return the wanted differences of which this is one."""
+    return [
+        wanted
+        for wanted in WANTED
+        if before.answers
+        and wanted.kind in (None, kind)
+        and wanted.concerns(conversation)
+        and wanted.is_one(before, now)
+    ]
+
+
+def without_caches(transcript: Transcript) -> Transcript:
+    """Return answers without what they tell caches and nginx: earlier builds tell them nothing."""
+
+    def told(answer: Told) -> Told:
+        return answer._replace(fields=tuple(each for each in answer.fields if each not in _FOR_CACHES))
+
+    return replace(transcript, answers=[told(answer) for answer in transcript.answers])
+
+
+_FOR_CACHES = (("cache-control", "no-store"), ("x-accel-buffering", "no"))
+
+
+def with_quoted_names(transcript: Transcript) -> Transcript:
+    """Return answers in which the names of images are as RFC 6266 has them: all answers with an image have one."""
+    start, quoted = "attachment; filename=", 'attachment; filename="'
+
+    def told(answer: Told) -> Told:
+        fields = (
+            (key, content_disposition(value.removeprefix(start)))
+            if value.startswith(start) and not value.startswith(quoted)
+            else (key, value)
+            for key, value in answer.fields
+        )
+        return answer._replace(fields=tuple(fields))
+
+    return replace(transcript, answers=[told(answer) for answer in transcript.answers])
 
 
 #: NBD_INFO_BLOCK_SIZE: the least, the preferred, and the largest size of a request.

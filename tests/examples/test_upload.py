@@ -81,12 +81,11 @@ def test_insecure_accepts_any_certificate(daemon: Daemon, source: Path, target: 
     assert run("upload", "--insecure", source, daemon.url(target.ticket)).status == 0
 
 
-def test_empty_image_leaves_the_target_alone(daemon: Daemon, image: Image, tmp_path: Path) -> None:
+def test_empty_image_is_refused_and_leaves_the_target_alone(daemon: Daemon, image: Image, tmp_path: Path) -> None:
     before = image.content()
     source = tmp_path / "empty"
     source.touch()
-    result = run("upload", "--cafile", daemon.cafile, source, daemon.url(image.ticket))
-    assert result.status == 0, result
+    run("upload", "--cafile", daemon.cafile, source, daemon.url(image.ticket)).failed_with("empty is empty: it has 0")
     assert image.content() == before
 
 

@@ -12,16 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.functional.test_lanes import LANES
-from tests.support.daemon import Daemon, MakeDaemon, ticket
+from tests.support.daemon import DECIDED_PROGRAM, Daemon, MakeDaemon, ticket
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
 from tests.support.manager import Manager
 from tests.support.polling import eventually
-from tests.support.processes import thread_names
+from tests.support.processes import times_slept
 from tests.support.realstorage import allocated, missing, mounted
 
 #: linux/fs.h: FIFREEZE, FITHAW.
 FREEZE, THAW = 0xC0045877, 0xC0045878
+#: What a socket holds: a lane that waits in a call of a frozen file system does not read further.
+SHORT = pattern(128 * 1024, seed=1)
 
 
 @contextmanager
@@ -60,7 +62,7 @@ def filesystem(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def own(filesystem: Path, make_daemon: MakeDaemon) -> Daemon:
     # After the file system: the daemon ends before it is unmounted.
-    config = {"loops": 2, "inactivity_timeout": 1, "shutdown_timeout": 2}
+    config = {"inactivity_timeout": 1, "shutdown_timeout": 2}
     return make_daemon(daemon=config, control={"remove_timeout": 1})
 
 
@@ -75,7 +77,7 @@ def elsewhere(own: Daemon, tmp_path: Path) -> MakeImage:
 
 
 def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: Image, filesystem: Path) -> None:
-    content = pattern(MiB, seed=1)
+    content = SHORT
     with own.connect("tls") as connection:
         with frozen(filesystem):
             connection.send(encode_request("PUT", image.url, None, content))
@@ -87,7 +89,7 @@ def test_a_write_that_waits_is_seen_and_ends_with_the_wait(own: Daemon, image: I
             assert status["slowest_operation"]["seconds"] >= 1
             assert connection.is_silent()
         assert connection.receive().status == 200
-    assert image.content() == content
+    assert image.read(0, len(content)) == content
     eventually(lambda: own.status(image.ticket)["storage_wait"] == 0, "the wait is over")
 
 
@@ -95,11 +97,11 @@ def test_a_write_that_waits_is_no_reason_for_a_restart(
     make_daemon: MakeDaemon, filesystem: Path, service_name: str
 ) -> None:
     with Manager(watchdog=0.6) as manager:
-        own = make_daemon(manager=manager, daemon={"loops": 2})
+        own = make_daemon(manager=manager)
         image = make_image(own, filesystem)()
         with own.connect(service_name) as connection:
             with frozen(filesystem):
-                connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+                connection.send(encode_request("PUT", image.url, None, SHORT))
                 eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "a write waits")
                 signs = manager.states.count("WATCHDOG=1")
                 eventually(lambda: manager.states.count("WATCHDOG=1") >= signs + 3, "the daemon is alive")
@@ -108,13 +110,12 @@ def test_a_write_that_waits_is_no_reason_for_a_restart(
         own.stop()
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_a_request_that_waited_for_storage_leaves_a_line(make_daemon: MakeDaemon, filesystem: Path, lane: str) -> None:
-    own = make_daemon(program="tests.support.slowrequests", **LANES[lane])
+def test_a_request_that_waited_for_storage_leaves_a_line(make_daemon: MakeDaemon, filesystem: Path) -> None:
+    own = make_daemon(program="tests.support.slowrequests")
     image = make_image(own, filesystem)()
     with own.connect("unix") as connection:
         with frozen(filesystem):
-            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            connection.send(encode_request("PUT", image.url, None, SHORT))
 
             def waits() -> bool:
                 status = own.status(image.ticket)
@@ -135,7 +136,7 @@ def test_removal_without_waiting_answers_409_while_something_runs(
     image = make_image(own, filesystem)()
     with own.connect(service_name) as connection:
         with frozen(filesystem):
-            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            connection.send(encode_request("PUT", image.url, None, SHORT))
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "a write waits")
             answer = own.control("DELETE", f"/tickets/{image.ticket}")
             assert answer.status == 409
@@ -146,14 +147,14 @@ def test_removal_without_waiting_answers_409_while_something_runs(
     own.stop()
 
 
-def has_noticed(own: Daemon, start: int) -> bool:
+def has_noticed(own: Daemon, start: int, slept: int) -> bool:
     """Tell whether the client of a request that waits for storage is known to be gone.
 
-    The second thread of a lane, which watches the client, ends at once. Python's connections, not those of the control
+    The thread of a lane sleeps, and wakes for the end of its client. Python's connections, not those of the control
     socket, end at once.
     """
     ended = own.log.find(r"connection ended client=(?!unix requests=1 )", start=start)
-    return ended is not None or thread_names(own.pid).count("http-lane") == 1
+    return ended is not None or times_slept(own.pid, "http-lane") > slept
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -164,7 +165,7 @@ def test_a_long_zero_ends_when_its_client_vanishes(
     if reason := missing("ext2"):
         pytest.skip(reason)
     with mounted("ext2", tmp_path, 64 * MiB) as directory:
-        own = make_daemon(**LANES[lane])
+        own = make_daemon(program=LANES[lane])
         image = make_image(own, directory)(size=48 * MiB, sparse=False)
         with frozen(directory):
             with own.connect(service_name) as connection:
@@ -172,8 +173,8 @@ def test_a_long_zero_ends_when_its_client_vanishes(
                     assert connection.get(image.url, {"Range": "bytes=0-0"}).status == 206
                 connection.send(encode_request("PATCH", image.url, None, b'{"op": "zero", "size": %d}' % (48 * MiB)))
                 eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the zero waits")
-                start = own.log.end()
-            eventually(lambda: has_noticed(own, start), "the daemon has noticed")
+                start, slept = own.log.end(), times_slept(own.pid, "http-lane")
+            eventually(lambda: has_noticed(own, start, slept), "the daemon has noticed")
             assert own.status(image.ticket)["active"], "the storage has not let go of it"
         eventually(lambda: not own.status(image.ticket)["active"], "the zero has ended")
         assert allocated(image.path) < 16 * MiB
@@ -186,7 +187,7 @@ def test_other_transfers_go_on(own: Daemon, image: Image, filesystem: Path, else
     try:
         with frozen(filesystem):
             for connection in waiting:
-                connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+                connection.send(encode_request("PUT", image.url, None, SHORT))
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the writes wait")
             with own.connect("tls") as connection:
                 for number in range(20):
@@ -201,7 +202,7 @@ def test_other_transfers_go_on(own: Daemon, image: Image, filesystem: Path, else
 def test_removal_answers_409_in_time_and_succeeds_later(own: Daemon, image: Image, filesystem: Path) -> None:
     with own.connect("unix") as connection:
         with frozen(filesystem):
-            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            connection.send(encode_request("PUT", image.url, None, SHORT))
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
             assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
             status = own.status(image.ticket)
@@ -249,8 +250,8 @@ WAYS = (remove_all, replace_twice, remove_in_vain, link_hard, link_softly)
 def test_removal_tells_the_truth_whatever_came_before(
     filesystem: Path, tmp_path: Path, make_daemon: MakeDaemon, way: Callable[..., str], lane: str
 ) -> None:
-    own = make_daemon(control={"remove_timeout": 1}, **LANES[lane])
-    image, content = make_image(own, filesystem)(), pattern(MiB, seed=1)
+    own = make_daemon(control={"remove_timeout": 1}, program=LANES[lane])
+    image, content = make_image(own, filesystem)(), SHORT
     image.path.with_name("hard").hardlink_to(image.path)
     image.path.with_name("soft").symlink_to(image.path)
     with own.connect("unix") as connection:
@@ -269,14 +270,14 @@ def test_removal_tells_the_truth_whatever_came_before(
 
 
 def test_a_ticket_whose_image_waits_to_be_opened_is_removed_at_once(filesystem: Path, make_daemon: MakeDaemon) -> None:
-    # Of the threads a device gets one; those of C's connections are others.
-    own = make_daemon(backend_file={"io_threads": 4}, remote={"c_lane": "false"})
+    # Of the threads a device gets one, which zeroes for Python; those of C's connections are others.
+    own = make_daemon(backend_file={"io_threads": 4}, program=DECIDED_PROGRAM)
     images = make_image(own, filesystem)
     image, waiting = images(), images()
     with own.connect("unix") as connection, own.connect("tls") as second:
         with frozen(filesystem):
-            connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
-            eventually(lambda: own.status(image.ticket)["storage_wait"], "the write waits")
+            connection.send(encode_request("PATCH", image.url, None, b'{"op": "zero", "size": 4096}'))
+            eventually(lambda: own.status(image.ticket)["storage_wait"], "the zero waits")
             second.send(encode_request("GET", waiting.url))
             eventually(lambda: own.status(waiting.ticket)["active"], "the request has begun")
             own.remove(waiting.ticket)
@@ -292,7 +293,7 @@ def test_a_first_request_whose_image_waits_to_be_opened_ends_as_any_other(
     fields = {"Range": "bytes=0-9"}
     with own.connect("unix") as holder:
         with frozen(filesystem), ExitStack() as cleanup:
-            holder.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            holder.send(encode_request("PUT", image.url, None, SHORT))
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
             assert own.control("DELETE", f"/tickets/{image.ticket}").status == 409
             left, removed, served = (own.add_ticket(image.path, MiB) for _ in range(3))
@@ -315,7 +316,7 @@ def test_a_new_ticket_waits_for_the_same_file_by_another_name(own: Daemon, image
     content = pattern(4096, seed=2)
     with own.connect("unix") as first, ExitStack() as cleanup:
         with frozen(filesystem):
-            first.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+            first.send(encode_request("PUT", image.url, None, SHORT))
             eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
             own.put_ticket({**ticket(link, MiB), "uuid": image.ticket})
             second = cleanup.enter_context(own.connect("unix"))
@@ -329,7 +330,7 @@ def test_a_new_ticket_waits_for_the_same_file_by_another_name(own: Daemon, image
 
 def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, filesystem: Path) -> None:
     with own.connect("unix") as connection, frozen(filesystem):
-        connection.send(encode_request("PUT", image.url, None, pattern(MiB, seed=1)))
+        connection.send(encode_request("PUT", image.url, None, SHORT))
         eventually(lambda: own.status(image.ticket)["storage_wait"] >= 1, "the write waits")
         own.send_signal(signal.SIGTERM)
         own.log.wait_for("does not end.*write.*offset=0", timeout=18)
@@ -343,7 +344,7 @@ def test_the_daemon_ends_in_time_and_says_what_hangs(own: Daemon, image: Image, 
 @pytest.fixture
 def scarce(filesystem: Path, make_daemon: MakeDaemon) -> Daemon:
     # The least that C can work with: three huge pages for a file system.
-    return make_daemon(daemon={"loops": 2, "inactivity_timeout": 3, "buffer_memory": 28 * MiB})
+    return make_daemon(daemon={"inactivity_timeout": 3, "buffer_memory": 28 * MiB})
 
 
 @contextmanager

@@ -22,8 +22,6 @@ from tests.support.images import Image, MiB, make_image
 
 pytestmark = pytest.mark.alone  # rates are compared
 
-#: Who serves HTTP: C or aiohttp.
-WAYS: dict[str, dict[str, Section]] = {"lane": {}, "aiohttp": {"remote": {"c_lane": False}}}
 SIZE = 256 * MiB
 #: What a client moves to tell how fast it is, at once and in all.
 PIECE = 2 * MiB
@@ -51,10 +49,10 @@ class World(NamedTuple):
 
 
 @contextmanager
-def _running(certificates: Certificates, directory: Path, name: str) -> Iterator[World]:
+def _running(certificates: Certificates, directory: Path) -> Iterator[World]:
     address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
     nbd = {"enable": True, "port": -1, "socket": address}
-    config: dict[str, Section] = {**WAYS[name], "nbd": nbd, "daemon": {"loops": 2, "max_connections": 100}}
+    config: dict[str, Section] = {"nbd": nbd, "daemon": {"max_connections": 100}}
     with Daemon(certificates, config) as daemon:
         try:
             hogs, others = (make_image(daemon, directory)(size=SIZE, inactivity_timeout=60) for _ in range(2))
@@ -64,8 +62,8 @@ def _running(certificates: Certificates, directory: Path, name: str) -> Iterator
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, certificates: Certificates, tmp_path: Path) -> Iterator[World]:
-    with _running(certificates, tmp_path, request.param) as world:
+def world(certificates: Certificates, tmp_path: Path) -> Iterator[World]:
+    with _running(certificates, tmp_path) as world:
         yield world
 
 
@@ -171,18 +169,8 @@ def half_sent_writes(world: World) -> AbstractAsyncContextManager[None]:
     return _exports(world, 48, begin)
 
 
-HTTP_HOGS, NBD_HOGS = (unread_gets, slow_puts), (unread_reads, half_sent_writes)
-#: Who serves HTTP matters if anybody speaks it.
-CASES = [
-    (way, client, hogs)
-    for way in WAYS
-    for client in CLIENTS
-    for hogs in (*HTTP_HOGS, *NBD_HOGS)
-    if way == "lane" or client == "http" or hogs in HTTP_HOGS
-]
-
-
-@pytest.mark.parametrize(("world", "client", "hogs"), CASES, indirect=["world"])
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("hogs", [unread_gets, slow_puts, unread_reads, half_sent_writes])
 async def test_others_keep_half_of_their_speed(
     world: World, client: str, hogs: Callable[[World], AbstractAsyncContextManager[None]]
 ) -> None:
@@ -198,10 +186,10 @@ async def test_others_keep_half_of_their_speed(
 async def test_clients_that_pause_have_no_memory_meanwhile(
     certificates: Certificates, tmp_path: Path, hogs: Callable[[World], AbstractAsyncContextManager[None]]
 ) -> None:
-    """There are more tickets than C has memory for pieces."""
-    with _running(certificates, tmp_path, "lane") as world:
+    """There are more tickets than there is memory for pieces."""
+    with _running(certificates, tmp_path) as world:
         async with AsyncExitStack() as pausing:
             for _ in range(40):
                 hog = make_image(world.daemon, tmp_path)(of=world.hogs, inactivity_timeout=60)
                 await pausing.enter_async_context(hogs(world._replace(hogs=hog, most=1)))
-            await _nbd(world)
+            await CLIENTS["nbd"](world)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.daemon import DECIDED_PROGRAM, Daemon, MakeDaemon
 from tests.support.http_client import DisconnectedError, ProtocolError, encode_request
 from tests.support.images import MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
@@ -14,7 +14,7 @@ from tests.support.polling import eventually
 
 @pytest.fixture
 def own(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(daemon={"loops": 2, "shutdown_timeout": 3})
+    return make_daemon(daemon={"shutdown_timeout": 3})
 
 
 @pytest.fixture
@@ -99,8 +99,8 @@ def test_a_request_that_does_not_end_is_answered_that_it_may_be_sent_again(
     assert image.content()[-1000:] == pattern(MiB)[-1000:]
 
 
-def test_a_request_in_python_is_answered_the_same(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon = make_daemon(daemon={"shutdown_timeout": 1}, remote={"c_lane": False})
+def test_a_request_that_python_has_decided_is_answered_the_same(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon = make_daemon(daemon={"shutdown_timeout": 1}, program=DECIDED_PROGRAM)
     image = make_image(daemon, tmp_path)()
     with daemon.connect("unix") as connection:
         connection.send(encode_request("PUT", image.url, None, bytes(MiB))[:-1000])

@@ -170,6 +170,6 @@ def test_what_is_no_image_is_an_error(
     gone = kind in ("missing", "link to nowhere")
     for method, body in (("GET", None), ("PATCH", b'{"op": "flush"}'), ("OPTIONS", None)):
         answer = client.request(method, f"/images/{ticket_id}", None, body)
-        assert (answer.status, answer.code) == (500, "storage_gone" if gone else "storage_io")
+        assert (answer.status, answer.code) == ((500, "storage_gone") if gone else (422, "image_unusable"))
     daemon.remove(ticket_id)
     check_others_work(daemon, new_image)

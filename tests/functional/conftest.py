@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Have the tests of the images API run with every kind of ticket."""
 
+import os
+
 import pytest
 
 from tests.support.places import KINDS, Place
-from tests.support.ways import C_LANE, EVERYTHING
+
+#: Tests of images with every kind of ticket take too long for each run: some are left to `make soak`.
+EVERYTHING = bool(os.environ.get("IMAGEIO_TEST_LONG"))
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.kind)
@@ -27,7 +31,7 @@ def _is_wanted(item: pytest.Item) -> bool:
         return True
     if not {trait for mark in item.iter_markers("needs") for trait in mark.args} <= kind.traits:
         return False
-    # One way and one service are enough: what differs from files lies below them.
-    if params.get("shared_daemon", C_LANE) != C_LANE or params.get("service") == "tls":
+    # One service is enough: what differs from files lies below it.
+    if params.get("service") == "tls":
         return False
     return EVERYTHING or item.get_closest_marker("every_kind") is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import Daemon, MakeDaemon
+from tests.support.daemon import DECIDED_PROGRAM, PROGRAM, Daemon, MakeDaemon
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, make_image
 from tests.support.polling import eventually
@@ -13,9 +13,9 @@ from tests.support.polling import eventually
 RANGE = {"Range": "bytes=0-9"}
 
 
-@pytest.fixture(params=["true", "false"], ids=["c_lane", "aiohttp"])
+@pytest.fixture(params=[PROGRAM, DECIDED_PROGRAM])
 def own(request: pytest.FixtureRequest, make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(limits={"transfers": 2}, remote={"c_lane": request.param})
+    return make_daemon(limits={"transfers": 2}, program=request.param)
 
 
 @pytest.fixture

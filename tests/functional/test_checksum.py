@@ -2,10 +2,10 @@
 """GET of an image's checksum."""
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
-from blake3 import blake3
 
 from tests.support.daemon import Daemon
 from tests.support.http_client import Connection
@@ -14,8 +14,6 @@ from tests.support.places import Trait, needs
 
 
 def digest(algorithm: str, data: bytes) -> bytes:
-    if algorithm == "blake3":
-        return blake3(data).digest()
     options: dict[str, Any] = {"digest_size": 32} if algorithm.startswith("blake2") else {}
     return hashlib.new(algorithm, data, **options).digest()
 
@@ -36,7 +34,7 @@ def test_by_default_it_is_blake2b_over_blocks_of_4_mib(client: Connection, new_i
     assert answer.json() == {"algorithm": "blake2b", "block_size": 4 * MiB, "checksum": checksum(CONTENT)}
 
 
-@pytest.mark.parametrize("algorithm", ["sha1", "md5", "sha256", "sha512", "sha3_256", "blake2b", "blake2s", "blake3"])
+@pytest.mark.parametrize("algorithm", ["sha1", "md5", "sha256", "sha512", "sha3_256", "blake2b", "blake2s"])
 def test_algorithms(client: Connection, new_image: MakeImage, algorithm: str) -> None:
     answer = client.get(f"{new_image(CONTENT).url}/checksum?algorithm={algorithm}").json()
     assert answer == {"algorithm": algorithm, "block_size": 4 * MiB, "checksum": checksum(CONTENT, algorithm)}
@@ -215,3 +213,61 @@ def test_it_is_no_progress(client: Connection, new_image: MakeImage, daemon: Dae
     image = new_image(ops=["read"])
     client.get(f"{image.url}/checksum")
     assert daemon.status(image.ticket)["transferred"] == 0
+
+
+# The list of the digests of blocks
+
+
+def listed(answer: bytes) -> list[dict[str, Any]]:
+    """Return the objects in an answer of JSON Lines."""
+    return [json.loads(line) for line in answer.splitlines()]
+
+
+@pytest.mark.every_kind
+@needs(Trait.HERE)
+def test_blocks_are_listed_and_zeros_are_named(client: Connection, new_image: MakeImage) -> None:
+    content = pattern(MiB) + bytes(MiB) + pattern(2 * MiB, 1) + bytes(3 * MiB) + pattern(12_345, 2)
+    answer = client.get(f"{new_image(content).url}/checksum?blocks={MiB}")
+    assert (answer.status, answer.headers["Content-Type"]) == (200, "application/jsonl")
+    head, *blocks, end = listed(answer.body)
+    assert head == {"algorithm": "blake2b", "block_size": MiB, "offset": 0}
+    assert end == {"length": len(content), "checksum": checksum(content, block_size=MiB)}
+    data = [
+        {"start": start, "length": length, "digest": digest("blake2b", content[start : start + length]).hex()}
+        for start, length in ((0, MiB), (2 * MiB, MiB), (3 * MiB, MiB), (7 * MiB, 12_345))
+    ]
+    assert [block for block in blocks if "digest" in block] == data
+    zeros = [(block["start"], block["length"]) for block in blocks if "zero" in block]
+    assert zeros == [(MiB, MiB), (4 * MiB, 3 * MiB)]
+
+
+def test_list_of_a_range_begins_there(client: Connection, new_image: MakeImage) -> None:
+    query = f"blocks={MiB}&offset=4096&length={MiB + 10}&algorithm=sha256"
+    part = CONTENT[4096 : 4096 + MiB + 10]
+    head, first, last, end = listed(client.get(f"{new_image(CONTENT).url}/checksum?{query}").body)
+    assert head == {"algorithm": "sha256", "block_size": MiB, "offset": 4096}
+    assert first == {"start": 4096, "length": MiB, "digest": digest("sha256", part[:MiB]).hex()}
+    assert last == {"start": 4096 + MiB, "length": 10, "digest": digest("sha256", part[MiB:]).hex()}
+    assert end == {"length": len(part), "checksum": checksum(part, "sha256", MiB)}
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 * 1024 * MiB])
+def test_list_of_a_hole_has_one_line_for_it(client: Connection, new_image: MakeImage, size: int) -> None:
+    _, *blocks, end = listed(client.get(f"{new_image(size=size).url}/checksum?blocks={16 * MiB}").body)
+    assert blocks == [{"start": 0, "length": size, "zero": True}][:size]
+    assert end["length"] == size
+
+
+def test_long_list_comes_in_pieces(client: Connection, new_image: MakeImage) -> None:
+    pieces = {at * MiB: b"x" for at in range(0, 1400, 2)}
+    image = new_image(size=1400 * MiB, pieces=pieces)
+    answer = client.get(f"{image.url}/checksum?blocks={MiB}")
+    assert "Content-Length" not in answer.headers
+    assert [block["start"] for block in listed(answer.body) if "digest" in block] == list(pieces)
+    assert [block["start"] for block in listed(answer.body) if "zero" in block] == [at + MiB for at in pieces]
+
+
+@pytest.mark.parametrize("size", ["", "0", "1048577", "x"])
+def test_blocks_have_the_sizes_of_checksums(client: Connection, image: Image, size: str) -> None:
+    answer = client.get(f"{image.url}/checksum?blocks={size}")
+    assert (answer.status, b"blocks" in answer.body) == (400, True)

@@ -19,7 +19,7 @@ from tests.support.http_client import Connection, DisconnectedError, connect_tls
 from tests.support.images import MakeImage, MiB, make_image, pattern
 from tests.support.polling import eventually
 
-IMPATIENT = {"loops": 2, "inactivity_timeout": 1, "max_connections": 2}
+IMPATIENT = {"inactivity_timeout": 1, "max_connections": 2}
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +271,7 @@ def test_silent_connections_are_reaped(fresh: Daemon) -> None:
 def small(make_daemon: MakeDaemon) -> Daemon:
     """A daemon for 40 connections."""
     nbd = {"enable": True, "host": "localhost", "port": 0, "tls": "off", "max_connections": 40}
-    return make_daemon(daemon={"loops": 2, "max_total_connections": 40}, nbd=nbd)
+    return make_daemon(daemon={"max_total_connections": 40}, nbd=nbd)
 
 
 @contextlib.contextmanager
@@ -381,7 +381,7 @@ def test_clients_with_a_ticket_get_through_a_crowd(
     make_daemon: MakeDaemon, tmp_path: Path, kind: str, connections: int, addresses: int
 ) -> None:
     nbd = {"enable": True, "host": "localhost", "port": 0, "tls": "off"}
-    daemon = make_daemon(daemon={"loops": 2, "max_total_connections": 256}, nbd=nbd, log={"level": "info"})
+    daemon = make_daemon(daemon={"max_total_connections": 256}, nbd=nbd, log={"level": "info"})
     image = make_image(daemon, tmp_path)(size=4096)
     memory = daemon.resident_memory()
     port = nbd_port(daemon) if kind == "nbd" else daemon.port

@@ -278,10 +278,11 @@ def test_get_tells_what_a_ticket_with_both_operations_has_moved(
     assert (status["written"], status["read"]) == (MiB, 4 * MiB)
 
 
-def test_get_tells_the_rate_of_now(daemon: Daemon, client: Connection, new_image: MakeImage) -> None:
+def test_get_tells_the_rate_of_now(daemon: Daemon, new_image: MakeImage) -> None:
     image = new_image(size=4 * MiB)
     start = now()
-    assert client.put(image.url, pattern(4 * MiB)).status == 200
+    with daemon.connect("unix") as client:
+        assert client.put(image.url, pattern(4 * MiB)).status == 200
     rates = {daemon.status(image.ticket)["bytes_per_second"] for _ in range(2)}
     assert min(rates) >= 4 * MiB / (now() - start + 10)
     eventually(lambda: daemon.status(image.ticket)["bytes_per_second"] == 0, "the upload is long ago", timeout=60)

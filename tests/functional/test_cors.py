@@ -111,7 +111,8 @@ def test_errors_can_be_read_by_a_browser(
     assert cors(answer)["access-control-allow-origin"] == "*"
 
 
-@pytest.mark.parametrize(
+#: Of each answer, whoever makes it: of a whole image, of what is refused, of what no resource has.
+ANSWERED = pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "{url}", 200),
@@ -124,6 +125,9 @@ def test_errors_can_be_read_by_a_browser(
         ("GET", "/info/", 200),
     ],
 )
+
+
+@ANSWERED
 def test_no_answer_is_taken_for_a_page(client: Connection, image: Image, method: str, path: str, status: int) -> None:
     answer = client.request(method, path.format(url=image.url))
     assert (answer.status, answer.headers["X-Content-Type-Options"]) == (status, "nosniff")
@@ -134,6 +138,23 @@ def test_no_short_answer_is_taken_for_a_page(client: Connection, image: Image) -
     for _ in range(3):
         for answer in (client.get(image.url, {"Range": "bytes=0-9"}), client.put(image.url, b"x")):
             assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@ANSWERED
+def test_no_answer_is_kept_by_a_cache(client: Connection, image: Image, method: str, path: str, status: int) -> None:
+    """A cache would answer with what was there before a write, and after the ticket has ended."""
+    answer = client.request(method, path.format(url=image.url))
+    assert (answer.status, answer.headers["Cache-Control"]) == (status, "no-store")
+    assert answer.headers["X-Accel-Buffering"] == "no"
+
+
+def test_no_short_answer_is_kept_by_a_cache(client: Connection, image: Image) -> None:
+    """Three times: the third comes from C, where C serves."""
+    for _ in range(3):
+        part, whole = client.get(image.url, {"Range": "bytes=0-9"}), client.get(image.url)
+        for answer in (part, whole, client.put(image.url, b"x")):
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert answer.headers["X-Accel-Buffering"] == "no"
 
 
 def test_info_can_be_read_by_a_browser(client: Connection) -> None:

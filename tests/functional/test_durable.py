@@ -105,6 +105,7 @@ def test_a_long_body_is_durable(client: Connection, empty: Image) -> None:
     assert durable(client, empty) == [(0, MiB)]
 
 
+@needs(Trait.HERE)
 def test_record_outlives_the_close_of_the_image(client: Connection, daemon: Daemon, empty: Image) -> None:
     write(client, empty, 0, 4096, flush=True)
     daemon.extend(empty.ticket, 0)
@@ -144,6 +145,7 @@ def test_options_tell_of_the_record(client: Connection, empty: Image) -> None:
     assert "durable" in client.request("OPTIONS", "/images/*").json()["features"]
 
 
+@needs(Trait.HERE)
 def test_status_of_the_ticket_tells_how_much_is_durable(client: Connection, daemon: Daemon, empty: Image) -> None:
     write(client, empty, 0, 10000, flush=True)
     write(client, empty, 20000, 30000)

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support import ways
+from tests.support import shared
 from tests.support.daemon import STATE, Certificates, Daemon, MakeDaemon, ticket
 from tests.support.http_client import Connection
 from tests.support.images import Image, MakeImage, MiB, pattern
@@ -25,7 +25,7 @@ OTHER = pattern(MiB, seed=4)
 @pytest.fixture
 def daemon(certificates: Certificates) -> Iterator[Daemon]:
     """A daemon of the test's own, which it may kill."""
-    with ways.start(ways.C_LANE, certificates) as made:
+    with shared.start(certificates) as made:
         yield made
 
 
@@ -73,6 +73,7 @@ def test_what_was_flushed_is_durable_after_a_crash(daemon: Daemon, empty: Image)
         assert client.get(empty.url).body[:65536] == DATA[:65536]
 
 
+@needs(Trait.HERE)
 @pytest.mark.every_kind
 def test_what_was_written_anew_and_not_flushed_is_not_durable_after_a_crash(daemon: Daemon, empty: Image) -> None:
     with client_of(daemon) as client:
@@ -139,8 +140,17 @@ def test_another_ticket_for_the_image_tells_nothing(daemon: Daemon, new_image: M
 
 
 def complaints(daemon: Daemon) -> list[str]:
-    """Return the warnings and errors in the log."""
-    return [line for line in daemon.log.text().splitlines() if " WARNING " in line or " ERROR " in line]
+    """Return the warnings and errors in the log, but for those that tell which feature is not in force meanwhile."""
+    lines = [line for line in daemon.log.text().splitlines() if " WARNING " in line or " ERROR " in line]
+    return [line for line in lines if NOT_IN_FORCE not in line]
+
+
+def not_in_force(daemon: Daemon) -> list[str]:
+    """Return which features are told to be not in force, each as often as it is told."""
+    return [line.split()[0] for line in daemon.log.text().split(NOT_IN_FORCE)[1:]]
+
+
+NOT_IN_FORCE = ": not in force feature="
 
 
 def check_serves_with_an_empty_record(daemon: Daemon, path: Path, ticket_id: str | None = None) -> str:
@@ -216,6 +226,33 @@ def test_state_directory_that_cannot_be_used_is_told_once(
     check_serves_with_an_empty_record(daemon, path)
     assert len(complaints(daemon)) == 1
     assert "cannot be used" in complaints(daemon)[0]
+    assert not_in_force(daemon) == ["state_dir"]
+
+
+def test_directory_in_the_place_of_a_journal_is_refused_by_its_name_at_the_start(daemon: Daemon, path: Path) -> None:
+    ticket_id = daemon.add_ticket(path, MiB)
+    with client_of(daemon) as client:
+        assert client.put_at(f"/images/{ticket_id}", 0, DATA[:65536]).status == 200
+    daemon.stop()
+    (journal,) = (daemon.directory / "state" / "durable").iterdir()
+    journal.unlink()
+    journal.mkdir()
+    daemon.restart()
+    check_serves_with_an_empty_record(daemon, path, ticket_id)
+    assert f"is not kept: durable/{journal.name}: expected a file, it is a directory" in complaints(daemon)[0]
+
+
+def test_directory_in_the_place_of_a_kept_ticket_is_refused_by_its_name_at_the_start(
+    daemon: Daemon, path: Path
+) -> None:
+    daemon.add_ticket(path, MiB)
+    daemon.stop()
+    (kept,) = (daemon.directory / "state" / "tickets").iterdir()
+    kept.unlink()
+    kept.mkdir()
+    daemon.restart()
+    daemon.remove(daemon.add_ticket(path, MiB))
+    assert f"tickets/{kept.name}: expected a file, it is a directory" in complaints(daemon)[0]
 
 
 @pytest.fixture
@@ -235,6 +272,7 @@ def test_state_directory_that_is_full_at_the_start_is_told_once(
         daemon = make_daemon(daemon={"state_dir": small})
         check_serves_with_an_empty_record(daemon, path)
         assert len(complaints(daemon)) == 1
+        assert not_in_force(daemon) == ["state_dir"]
         daemon.stop()
 
 

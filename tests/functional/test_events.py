@@ -108,3 +108,10 @@ def test_clients_of_tcp_have_their_address(make_daemon: MakeDaemon) -> None:
 def test_number_of_another_form_is_refused(daemon: Daemon, after: str) -> None:
     answer = daemon.control("GET", f"/events?after={after}")
     assert (answer.status, answer.text) == (400, "Invalid request: 'after' is no number\n")
+
+
+def test_changed_limit_of_a_tenant_is_an_event(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    told = daemon.control("PATCH", "/limits", b'{"tenants": {"red": 65536}}').json()
+    assert told["tenants"] == daemon.control("GET", "/limits").json()["tenants"] == {"red": 65536}
+    assert events(daemon)[-1]["tenants"] == {"red": 65536}

@@ -9,7 +9,7 @@ import pytest
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, MakeImage, MiB, make_image, pattern
-from tests.support.places import Device
+from tests.support.places import Device, Trait, needs
 from tests.support.polling import eventually
 from tests.support.processes import thread_names
 from tests.support.realstorage import loop_device, missing
@@ -23,6 +23,7 @@ def wait_closed(daemon: Daemon, image: Image) -> None:
     eventually(lambda: not image.place.is_open(daemon), "the image is closed", timeout=LIMIT)
 
 
+@needs(Trait.HERE)
 @pytest.mark.unopened
 @pytest.mark.every_kind
 def test_an_idle_connection_keeps_no_image_and_goes_on_when_the_ticket_is_revived(
@@ -39,12 +40,14 @@ def test_an_idle_connection_keeps_no_image_and_goes_on_when_the_ticket_is_revive
     assert image.place.is_open(daemon)
 
 
+@needs(Trait.HERE)
 def test_a_ticket_that_expires_by_itself_lets_go_too(client: Connection, new_image: MakeImage, daemon: Daemon) -> None:
     image = new_image(timeout=1)
     assert client.get(image.url).status == 200
     wait_closed(daemon, image)
 
 
+@needs(Trait.HERE)
 def test_a_running_request_keeps_the_image_until_its_end(
     client: Connection, new_image: MakeImage, daemon: Daemon
 ) -> None:
@@ -66,7 +69,7 @@ def test_a_running_request_keeps_the_image_until_its_end(
 
 @pytest.fixture
 def own(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(log={"level": "INFO"}, daemon={"loops": 2})
+    return make_daemon(log={"level": "INFO"})
 
 
 def hand_over(daemon: Daemon, service_name: str, image: Image) -> Connection:

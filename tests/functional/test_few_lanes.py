@@ -20,7 +20,7 @@ RANGE = {"Range": "bytes=0-9"}
 
 @pytest.fixture
 def few(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(program=FEW_LANES, daemon={"inactivity_timeout": 5, "loops": 2})
+    return make_daemon(program=FEW_LANES, daemon={"inactivity_timeout": 5})
 
 
 @pytest.fixture

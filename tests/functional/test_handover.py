@@ -154,15 +154,6 @@ def test_level_of_the_log_does_not_choose_who_serves(make_daemon: MakeDaemon, tm
         assert served_by_lane(own)
 
 
-def test_nothing_is_handed_over_if_it_is_switched_off(
-    make_daemon: MakeDaemon, tmp_path: Path, service_name: str
-) -> None:
-    own = make_daemon(tls={"enable": service_name != "tcp"}, remote={"c_lane": "false"})
-    with own.connect(service_name) as connection:
-        hand_over(connection, make_image(own, tmp_path)())
-        assert not served_by_lane(own)
-
-
 def test_idle_connection_costs_no_thread_and_is_handed_over_again(own: Daemon, image: Image, service_name: str) -> None:
     with own.connect(service_name) as connection:
         hand_over(connection, image)
@@ -384,11 +375,27 @@ def test_upload_ends_when_its_ticket_is_removed(own: Daemon, image: Image, servi
     assert image.content() == content
 
 
+@pytest.mark.parametrize("past", [MiB, 2**64, 10**23, 10**200])
+def test_ranges_that_end_past_the_ticket_stay_in_a_lane(
+    own: Daemon, new: MakeImage, service_name: str, past: int
+) -> None:
+    image = new(pattern(MiB), ops=["read"])
+    with own.connect(service_name) as connection:
+        hand_over(connection, image)
+        before = own.served_by_lane()
+        for first in range(MiB - 10, MiB):
+            answer = connection.get(image.url, {"Range": f"bytes={first}-{past}"})
+            assert (answer.status, answer.headers["Content-Range"]) == (206, f"bytes {first}-{MiB - 1}/{MiB}")
+            assert answer.body == image.read(first, MiB - first)
+        assert served_by_lane(own)
+        assert own.served_by_lane() == before + 10
+
+
 def test_what_the_ticket_does_not_allow_is_refused(own: Daemon, new: MakeImage, service_name: str) -> None:
     image = new(pattern(MiB), ops=["read"], ticket_size=MiB // 2)
     with own.connect(service_name) as connection:
         hand_over(connection, image)
-        assert connection.get(image.url, {"Range": f"bytes=0-{MiB // 2}"}).status == 416
+        assert connection.get(image.url, {"Range": f"bytes={MiB // 2}-{MiB}"}).status == 416
         hand_over(connection, image)
         assert served_by_lane(own)
         assert connection.put_at(image.url, 0, b"x").status == 403

@@ -14,6 +14,7 @@ from tests.support.http_client import Connection
 from tests.support.images import KiB, MiB, pattern
 from tests.support.locks import GUEST, locked, locks, served
 from tests.support.nbdservers import make_qcow2
+from tests.support.places import QCOW2
 from tests.support.realstorage import loop_device, missing
 
 pytestmark = pytest.mark.unopened
@@ -186,7 +187,8 @@ def test_write_to_a_qcow2_image_that_qemu_has_is_refused_until_it_ends(daemon: D
     start = daemon.log.end()
     with served(image, "qcow2"):
         assert refused(daemon, ticket)
-    daemon.log.wait_for("ERROR.*Is another process using the image", start=start)
+    if QCOW2 == "qemu-nbd":  # what that says
+        daemon.log.wait_for("ERROR.*Is another process using the image", start=start)
     assert not refused(daemon, ticket)
     daemon.remove(ticket)
 
@@ -201,7 +203,8 @@ def test_qcow2_image_that_is_written_is_read_only_by_a_shared_ticket(
         answer = remote.get(f"/images/{alone}")
         assert (answer.status, answer.code, answer.text) == (409, "image_in_use", LOCKED)
         assert remote.get(f"/images/{shared}").body == bytes(MiB)
-    daemon.log.wait_for("ERROR.*Is another process using the image", start=start)
+    if QCOW2 == "qemu-nbd":  # what that says
+        daemon.log.wait_for("ERROR.*Is another process using the image", start=start)
     for ticket in (alone, shared):
         daemon.remove(ticket)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All ways to serve a request give the same answers, and none sends bytes of another request."""
+"""C alone, and Python and C, give a request the same answer, and neither sends bytes of another request."""
 
 import random
 import threading
@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 
 from tests.support import malformed
-from tests.support.daemon import Certificates, Daemon, MakeDaemon
+from tests.support.daemon import DECIDED_PROGRAM, PROGRAM, Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, DisconnectedError, encode_request
 from tests.support.images import Image, MiB, make_image, pattern
 
-#: Ways to serve requests: by C, which takes over; by aiohttp. What make_daemon() is called with.
-LANES: dict[str, dict[str, dict[str, object]]] = {
-    "lane": {},
-    "general": {"remote": {"c_lane": "false"}},
-}
+#: Who decides requests: C those that are plain; Python all. The programs of daemons.
+LANES = {"plain": PROGRAM, "decided": DECIDED_PROGRAM}
 
 
 @pytest.fixture(scope="module")
 def lanes(certificates: Certificates) -> Iterator[list[Daemon]]:
     with ExitStack() as cleanup:
-        yield [cleanup.enter_context(Daemon(certificates, config)) for config in LANES.values()]
+        yield [cleanup.enter_context(Daemon(certificates, {}, program=program)) for program in LANES.values()]
 
 
 def streams(url: str) -> dict[str, list[tuple[str, bytes]]]:
@@ -245,8 +242,7 @@ def test_all_lanes_understand_a_doubtful_head_alike(lanes: list[Daemon], tmp_pat
 def test_no_download_is_ever_mixed_up_when_readers_are_slow_and_buffers_few(
     make_daemon: MakeDaemon, tmp_path: Path, service_name: str, lane: str
 ) -> None:
-    memory = 28 * MiB if lane == "lane" else MiB  # the least that C can work with
-    daemon = make_daemon(daemon={"buffer_memory": memory}, backend_file={"buffer_size": 256 * 1024}, **LANES[lane])
+    daemon = make_daemon(daemon={"buffer_memory": 28 * MiB}, program=LANES[lane])
     images = [make_image(daemon, tmp_path)(pattern(4 * MiB, seed=seed)) for seed in range(4)]
     failures: list[str] = []
 

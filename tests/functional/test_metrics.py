@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.local.compressed import zstd
+from imageio_daemon.runtime.degraded import Feature
 from tests.frontends.nbd.client import Client
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import encode_request
@@ -19,12 +20,12 @@ from tests.support.metrics import Metrics
 from tests.support.polling import eventually
 
 
-@pytest.fixture(params=[True, False], ids=["c_lane", "aiohttp"])
-def own(request: pytest.FixtureRequest, make_daemon: MakeDaemon, tmp_path: Path) -> Daemon:
+@pytest.fixture
+def own(make_daemon: MakeDaemon, tmp_path: Path) -> Daemon:
     nbd = {"enable": True, "port": -1, "socket": tmp_path / "nbd"}
     return make_daemon(
-        daemon={"loops": 2, "state_dir": tmp_path / "state"},
-        remote={"port": 0, "c_lane": request.param},
+        daemon={"state_dir": tmp_path / "state"},
+        remote={"port": 0},
         metrics={"enable": True, "port": 0},
         nbd=nbd,
     )
@@ -230,7 +231,8 @@ def test_metrics_cannot_be_changed(port: int) -> None:
 
 def test_each_check_of_health_is_told(own: Daemon) -> None:
     answer = own.control("GET", "/readyz?verbose")
-    assert (answer.status, answer.text) == (200, "service: ok\nlisteners: ok\nloops: ok\ncertificate: ok\n")
+    checks = ("service", "listeners", "lanes", *Feature)
+    assert (answer.status, answer.text) == (200, "".join(f"{check}: ok\n" for check in checks))
     assert own.control("GET", "/livez").text == "ok\n"
 
 

@@ -7,27 +7,50 @@ import pytest
 
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Connection, connect_unix
-from tests.support.images import MakeImage, MiB, make_image
+from tests.support.images import Image, MakeImage, MiB, make_image
+from tests.support.places import Trait, needs
 
-READ_FEATURES = ["checksum", "checksum_range", "extents"]
-WRITE_FEATURES = ["checksum", "checksum_range", "durable", "extents", "finalize", "flush", "zero"]
+READ_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "extents"]
+WRITE_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "durable", "extents", "finalize", "flush", "zero"]
+
+
+def told(image: Image, features: list[str]) -> list[str]:
+    """Return what is told of an image: lists of digests are not passed on from another server."""
+    return [name for name in features if name != "checksum_blocks" or Trait.HERE in image.place.traits]
 
 
 @pytest.mark.every_kind
 @pytest.mark.parametrize("ops", [["write"], ["read", "write"]], ids=str)
 def test_a_writable_image_offers_everything(client: Connection, new_image: MakeImage, ops: list[str]) -> None:
-    answer = client.request("OPTIONS", new_image(ops=ops).url)
+    image = new_image(ops=ops)
+    answer = client.request("OPTIONS", image.url)
     assert answer.status == 200
     assert answer.headers["Allow"] == "OPTIONS,GET,PUT,PATCH"
-    assert sorted(answer.json()["features"]) == WRITE_FEATURES
+    assert sorted(answer.json()["features"]) == told(image, WRITE_FEATURES)
 
 
 @pytest.mark.every_kind
 def test_a_read_only_image_offers_no_change(client: Connection, new_image: MakeImage) -> None:
-    answer = client.request("OPTIONS", new_image(ops=["read"]).url)
+    image = new_image(ops=["read"])
+    answer = client.request("OPTIONS", image.url)
     assert answer.status == 200
     assert answer.headers["Allow"] == "OPTIONS,GET"
-    assert sorted(answer.json()["features"]) == READ_FEATURES
+    assert sorted(answer.json()["features"]) == told(image, READ_FEATURES)
+
+
+def test_the_server_tells_its_methods_without_a_ticket(client: Connection, new_image: MakeImage) -> None:
+    image = new_image()
+    for _ in range(2):
+        answer = client.request("OPTIONS", "*")
+        assert (answer.status, answer.body) == (200, b"")
+        assert answer.headers["Allow"] == "OPTIONS,GET,PUT,PATCH"
+        assert client.get(image.url).status == 200, "the connection goes on"
+
+
+def test_the_control_service_tells_its_methods(daemon: Daemon) -> None:
+    answer = daemon.control("OPTIONS", "*")
+    assert answer.status == 200
+    assert sorted(answer.headers["Allow"].split(",")) == ["DELETE", "GET", "OPTIONS", "PATCH", "PUT"]
 
 
 @pytest.mark.every_kind
@@ -71,6 +94,7 @@ def test_max_connections_decides_how_many(make_daemon: MakeDaemon, tmp_path: Pat
     assert (options["max_readers"], options["max_writers"]) == (3, 3)
 
 
+@needs(Trait.HERE)
 def test_all_services_of_a_process_tell_the_same_instance(
     daemon: Daemon, new_image: MakeImage, make_daemon: MakeDaemon
 ) -> None:

@@ -95,3 +95,14 @@ def test_methods_are_told(browser: Connection) -> None:
 
 def test_page_fits_a_small_host(browser: Connection) -> None:
     assert sum(len(browser.get(name).body) for name in files(browser)) < 100_000
+
+
+def test_page_names_the_operator(certificates: Certificates) -> None:
+    config = {"ui": {"enable": True, "operator": 'A & "B" <i>Ltd</i>'}}
+    with Daemon(certificates, config) as daemon, daemon.connect("tls") as connection:
+        document = connection.get("/ui/").body.decode()
+    assert '<span id="operator">A &amp; &quot;B&quot; &lt;i&gt;Ltd&lt;/i&gt;</span>' in document
+
+
+def test_page_without_an_operator_has_nothing_in_its_place(browser: Connection) -> None:
+    assert '<span id="operator"></span>' in browser.get("/ui/").body.decode()

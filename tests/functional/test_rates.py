@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon import Daemon, MakeDaemon
-from tests.support.http_client import Connection
+from tests.support.http_client import Connection, encode_request
 from tests.support.images import Image, KiB, MakeImage, MiB, make_image
 from tests.support.polling import eventually
 from tests.support.pump import Pump
@@ -92,6 +92,7 @@ def test_changed_rate_counts_at_once(daemon: Daemon, new_image: MakeImage) -> No
         eventually(lambda: pump.total > changed + 100 * MiB, "there is no limit")
 
 
+@pytest.mark.alone
 def test_zeros_and_extents_cost_little_and_not_nothing(
     client: Connection, daemon: Daemon, new_image: MakeImage
 ) -> None:
@@ -140,7 +141,7 @@ def test_wait_is_no_inactivity(client: Connection, daemon: Daemon, new_image: Ma
 
 
 def test_waiting_ticket_takes_nothing_from_others(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    own = make_daemon(daemon={"buffer_memory": "28M"}, backend_file={"buffer_size": "1M"})
+    own = make_daemon(daemon={"buffer_memory": "28M"})
     make = make_image(own, tmp_path)
     slow, fast = make(size=SIZE, rate=LEAST), make(size=SIZE)
     with ExitStack() as pumps:
@@ -164,9 +165,8 @@ def test_default_rate_is_for_tickets_that_tell_none(make_daemon: MakeDaemon, tmp
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("c_lane", ["true", "false"])
-def test_tenants_have_equal_parts_whatever_they_open(make_daemon: MakeDaemon, tmp_path: Path, c_lane: str) -> None:
-    own = make_daemon(limits={"tenant_rate": "8M"}, remote={"c_lane": c_lane})
+def test_tenants_have_equal_parts_whatever_they_open(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    own = make_daemon(limits={"tenant_rate": "8M"})
     seconds = 12 if LONG else 4
     with ExitStack() as pumps:
         make = make_image(own, tmp_path)
@@ -187,6 +187,23 @@ def test_tenants_have_equal_parts_whatever_they_open(make_daemon: MakeDaemon, tm
     assert rates["a"] == pytest.approx(8 * MiB, rel=0.1 if LONG else 0.3)
 
 
+def test_rate_of_one_tenant_is_changed_while_it_transfers(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    own = make_daemon(limits={"tenants": f"red:{LEAST // 1024}K"})
+    make = make_image(own, tmp_path)
+    slow, fast = make(size=MiB, tenant="red"), make(size=MiB, tenant="blue")
+    with own.connect("unix") as connection:
+        began = time.monotonic()
+        assert connection.put(fast.url, bytes(MiB)).status == 200
+        assert time.monotonic() - began < 5
+    with own.connect("unix", timeout=60) as connection:
+        began = time.monotonic()
+        connection.send(encode_request("GET", slow.url, {}, None))  # 16 s at this rate
+        eventually(lambda: own.status(slow.ticket)["limited"] > 0, "it waits for its limit")
+        assert own.control("PATCH", "/limits", b'{"tenants": {"red": null}}').json().get("tenants") is None
+        assert connection.receive().status == 200
+        assert time.monotonic() - began < 10
+
+
 def test_kept_ticket_keeps_its_changed_rate(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     own = make_daemon(daemon={"state_dir": str(tmp_path / "state")})
     image = make_image(own, tmp_path)(rate=LEAST, tenant="blue")
@@ -199,15 +216,14 @@ def test_kept_ticket_keeps_its_changed_rate(make_daemon: MakeDaemon, tmp_path: P
 
 @pytest.mark.alone
 @pytest.mark.skipif(not LONG or os.geteuid() != 0, reason="takes minutes, and mounts: IMAGEIO_TEST_LONG=1, as root")
-@pytest.mark.parametrize("c_lane", ["true", "false"])
 @pytest.mark.parametrize("service", ["tls", "unix"])
 @pytest.mark.parametrize("uploads", [True, False], ids=["up", "down"])
 @pytest.mark.parametrize("connections", [1, 4])
 @pytest.mark.parametrize("rate", [10_000_000, 100_000_000])
 def test_rate_holds_within_5_percent(
-    make_daemon: MakeDaemon, tmp_path: Path, c_lane: str, service: str, rate: int, connections: int, *, uploads: bool
+    make_daemon: MakeDaemon, tmp_path: Path, service: str, rate: int, connections: int, *, uploads: bool
 ) -> None:
-    own = make_daemon(remote={"c_lane": c_lane})
+    own = make_daemon()
     with mounted("tmpfs", tmp_path, 256 * MiB) as directory, ExitStack() as pumps:
         image = make_image(own, directory)(content=bytes(128 * MiB), rate=rate)
         size = 128 * MiB

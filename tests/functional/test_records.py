@@ -34,7 +34,7 @@ REQUESTS: tuple[tuple[str, str, dict[str, str], bytes | None, str], ...] = (
 
 @pytest.fixture
 def own(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(program=EAGER_PROGRAM, log={"level": "debug"}, daemon={"loops": 2})
+    return make_daemon(program=EAGER_PROGRAM, log={"level": "debug"})
 
 
 def open_image(daemon: Daemon, directory: Path, **fields: object) -> Image:
@@ -46,7 +46,7 @@ def open_image(daemon: Daemon, directory: Path, **fields: object) -> Image:
 
 def lines(daemon: Daemon, start: int) -> list[str]:
     """Return what was told since start of requests but OPTIONS, without who asked and how long it took."""
-    pattern = re.compile(r"DEBUG +service\.request_log: request client=\S+ transfer=\S+ method=(\w+) (.*)")
+    pattern = re.compile(r"DEBUG +runtime\.request_log: request client=\S+ transfer=\S+ method=(\w+) (.*)")
     found = [match for line in daemon.log.lines()[start:] if (match := pattern.search(line))]
     rest = [re.fullmatch(r"resource=/images/\{\} (.*) seconds=[\d.e-]+", match[2]) for match in found]
     return [f"{match[1]} {more[1]}" for match, more in zip(found, rest, strict=True) if more and match[1] != "OPTIONS"]
@@ -109,7 +109,7 @@ async def test_each_request_of_nbd_has_a_line(make_daemon: MakeDaemon, tmp_path:
     for request in wanted:  # a line comes after the reply, so that of the next request may come before it
         daemon.log.wait_for(f"command={request}")
     line = re.compile(
-        r"service\.request_log: request client=127\.0\.0\.1:\d+ transfer=job-7 command=(.*) seconds=[\d.e-]+$"
+        r"runtime\.request_log: request client=127\.0\.0\.1:\d+ transfer=job-7 command=(.*) seconds=[\d.e-]+$"
     )
     told = [match[1] for text in daemon.log.lines() if (match := line.search(text))]
     assert sorted(told) == sorted(wanted)

@@ -42,7 +42,7 @@ def check_whole(answer: Answer) -> None:
     assert "Content-Range" not in answer.headers
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_the_tag_is_a_strong_one(client: Connection, image: Image) -> None:
     answer = client.get(image.url)
     found = answer.headers["ETag"]
@@ -52,7 +52,7 @@ def test_the_tag_is_a_strong_one(client: Connection, image: Image) -> None:
     assert client.request("HEAD", image.url).headers["ETag"] == found
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_the_rest_of_the_same_image_is_sent(client: Connection, image: Image) -> None:
     etag = tag(client, image)
     answer = rest(client, image, etag)
@@ -60,12 +60,12 @@ def test_the_rest_of_the_same_image_is_sent(client: Connection, image: Image) ->
     assert answer.headers["Content-Range"] == f"bytes 1000-{MiB - 1}/{MiB}"
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_each_ticket_of_the_image_has_the_same_tag(client: Connection, image: Image, new_image: MakeImage) -> None:
     assert tag(client, new_image(of=image, ops=["read"])) == tag(client, image)
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_another_image_has_another_tag(client: Connection, image: Image, new_image: MakeImage) -> None:
     other = new_image(CONTENT, ops=["read"])
     assert rest(client, image, tag(client, other)).status == 200
@@ -101,13 +101,14 @@ def test_a_connection_that_goes_on_has_the_tag_of_now(
     assert connect().request("HEAD", image.url).headers["ETag"] == tags[3]
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 @pytest.mark.unopened
 def test_what_was_changed_while_the_image_was_closed_is_sent_whole(
     client: Connection, daemon: Daemon, image: Image
 ) -> None:
     def ticket(access: str) -> Image:
-        return Image(image.place, daemon.add_ticket(image.path, MiB, ops=[access]))
+        where = {key: value for key, value in image.place.where.items() if key != "url"}  # not by way of another daemon
+        return Image(image.place, daemon.add_ticket(image.path, MiB, ops=[access], **where))
 
     etag = tag(client, image)
     daemon.remove(image.ticket)
@@ -129,7 +130,7 @@ def test_what_grew_is_sent_whole(client: Connection, new_image: MakeImage) -> No
     assert (answer.status, len(answer.body)) == (200, MiB + 1)
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 @pytest.mark.parametrize(
     "condition", ['"other"', "W/{tag}", "{tag}, {tag}", "*", "", "x", "Wed, 21 Oct 2015 07:28:00 GMT"]
 )
@@ -137,7 +138,7 @@ def test_another_condition_is_not_met(client: Connection, image: Image, conditio
     check_whole(rest(client, image, condition.format(tag=tag(client, image))))
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_without_a_range_it_says_nothing(client: Connection, image: Image) -> None:
     check_whole(client.get(image.url, {"If-Range": tag(client, image)}))
 
@@ -162,7 +163,7 @@ def test_another_process_has_other_tags(make_daemon: MakeDaemon, tmp_path: Path)
 @pytest.mark.every_kind
 def test_only_what_the_server_writes_itself_has_a_tag(client: Connection, image: Image) -> None:
     answer = client.get(image.url)
-    if Trait.OWN in type(image.place).traits:
+    if Trait.TAGGED in type(image.place).traits:
         assert rest(client, image, answer.headers["ETag"]).body == CONTENT[1000:]
     else:
         assert "ETag" not in answer.headers
@@ -172,7 +173,7 @@ def test_only_what_the_server_writes_itself_has_a_tag(client: Connection, image:
 # If-Match: what Firefox sends
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 @pytest.mark.parametrize(
     ("condition", "status"), [("{tag}", 206), ('"a", {tag}', 206), ("*", 206), ('"a"', 412), ("W/{tag}", 412)]
 )
@@ -201,7 +202,7 @@ def test_a_connection_that_c_serves(make_daemon: MakeDaemon, tmp_path: Path, nam
 # A real client
 
 
-@needs(Trait.OWN)
+@needs(Trait.TAGGED)
 def test_curl_goes_on(daemon: Daemon, image: Image, tmp_path: Path) -> None:
     target = tmp_path / "copy"
     curl = ["curl", "--silent", "--show-error", "--fail", "--cacert", str(daemon.cafile), daemon.url(image.ticket)]

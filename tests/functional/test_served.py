@@ -17,7 +17,7 @@ SERVICES = {"tls": "remote", "unix": "local"}
 
 @pytest.fixture
 def own(make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(daemon={"loops": 2})
+    return make_daemon()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.test_lanes import LANES
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import encode_request
 from tests.support.images import KiB, MiB, make_image, pattern
@@ -15,9 +14,9 @@ from tests.support.polling import eventually
 PROGRAM = "tests.support.slowrequests"
 
 
-@pytest.fixture(params=LANES)
-def own(request: pytest.FixtureRequest, make_daemon: MakeDaemon) -> Daemon:
-    return make_daemon(program=PROGRAM, **LANES[request.param])
+@pytest.fixture
+def own(make_daemon: MakeDaemon) -> Daemon:
+    return make_daemon(program=PROGRAM)
 
 
 def slow_lines(daemon: Daemon) -> list[dict[str, str]]:

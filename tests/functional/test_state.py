@@ -2,11 +2,12 @@
 """The state directory of a running daemon."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.daemon import MakeDaemon, Section, run_to_end, write_config
+from tests.support.daemon import Daemon, MakeDaemon, Section, run_to_end, write_config
 
 
 def test_daemon_makes_its_state_directory(make_daemon: MakeDaemon, tmp_path: Path) -> None:
@@ -41,3 +42,48 @@ def test_daemon_serves_without_a_directory_that_cannot_be_used(make_daemon: Make
     assert daemon.log.find("the state directory .* cannot be used, so nothing is kept")
     daemon.add_ticket("/nowhere", 4096)
     assert os.listdir(state) == ["version"]
+
+
+# What docs/backup.md says of copies
+
+
+def status_of(daemon: Daemon, ticket: str) -> int:
+    with daemon.connect("unix") as connection:
+        return connection.get(f"/images/{ticket}", {"Range": "bytes=0-0"}).status
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    path = tmp_path / "image"
+    path.write_bytes(bytes(4096))
+    return path
+
+
+def test_lost_state_is_made_anew_without_its_tickets(make_daemon: MakeDaemon, tmp_path: Path, image: Path) -> None:
+    before = make_daemon(daemon={"state_dir": tmp_path / "state"})
+    ticket = before.add_ticket(image, 4096)
+    before.stop()
+    shutil.rmtree(tmp_path / "state")
+    after = make_daemon(daemon={"state_dir": tmp_path / "state"})
+    assert status_of(after, ticket) == 403
+    assert (tmp_path / "state" / "version").exists()
+
+
+def test_state_that_was_moved_has_its_tickets(make_daemon: MakeDaemon, tmp_path: Path, image: Path) -> None:
+    before = make_daemon(daemon={"state_dir": tmp_path / "state"})
+    ticket = before.add_ticket(image, 4096)
+    before.stop()
+    shutil.move(tmp_path / "state", tmp_path / "moved")
+    after = make_daemon(daemon={"state_dir": tmp_path / "moved"})
+    assert status_of(after, ticket) == 206
+
+
+def test_old_copy_brings_removed_tickets_back(make_daemon: MakeDaemon, tmp_path: Path, image: Path) -> None:
+    """So nobody may restore one."""
+    before = make_daemon(daemon={"state_dir": tmp_path / "state"})
+    ticket = before.add_ticket(image, 4096)
+    shutil.copytree(tmp_path / "state", tmp_path / "copy")
+    assert before.control("DELETE", f"/tickets/{ticket}").status == 204
+    before.stop()
+    after = make_daemon(daemon={"state_dir": tmp_path / "copy"})
+    assert status_of(after, ticket) == 206

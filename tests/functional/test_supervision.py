@@ -20,4 +20,4 @@ def test_the_manager_is_told_of_the_life_of_the_daemon(make_daemon: MakeDaemon) 
         assert done == "READY=1"
         daemon.stop()
     # The unit allows less than [daemon] shutdown_timeout.
-    assert "STOPPING=1\nEXTEND_TIMEOUT_USEC=111000000" in manager.states
+    assert "STOPPING=1\nEXTEND_TIMEOUT_USEC=112000000" in manager.states

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tests.support.daemon import Certificates, Daemon, MakeDaemon
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, encode_request
@@ -47,6 +48,34 @@ def test_old_versions_are_refused(daemon: Daemon) -> None:
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionError)):
         ask(daemon, context)
+
+
+def one_cipher(certificates: Certificates, name: str) -> ssl.SSLContext:
+    """Return rules of a client that has this suite of TLS 1.2 and no other."""
+    version = ssl.TLSVersion.TLSv1_2
+    context = context_for(certificates, minimum_version=version, maximum_version=version)
+    context.set_ciphers(f"{name}:@SECLEVEL=0")
+    return context
+
+
+@pytest.mark.parametrize("name", ["ECDHE-ECDSA-AES128-GCM-SHA256", "ECDHE-ECDSA-CHACHA20-POLY1305"])
+def test_strong_suites_of_tls_1_2_are_spoken(daemon: Daemon, name: str) -> None:
+    assert ask(daemon, one_cipher(daemon.certificates, name)) == 200
+
+
+@pytest.mark.parametrize("name", ["ECDHE-ECDSA-AES256-SHA384", "ECDHE-ECDSA-AES128-SHA"])
+def test_suites_in_cbc_mode_are_refused(daemon: Daemon, name: str) -> None:
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        ask(daemon, one_cipher(daemon.certificates, name))
+
+
+@pytest.mark.parametrize("name", ["AES128-GCM-SHA256", "AES256-SHA256"])
+def test_suites_without_an_ephemeral_key_are_refused(make_daemon: MakeDaemon, tmp_path: Path, name: str) -> None:
+    certificates = Certificates.make(tmp_path, trustme.KeyType.RSA)
+    daemon = make_daemon(tls={"cert_file": certificates.certfile, "key_file": certificates.keyfile})
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        ask(daemon, one_cipher(certificates, name))
+    assert ask(daemon, one_cipher(certificates, "ECDHE-RSA-AES128-GCM-SHA256")) == 200
 
 
 def test_http_on_the_tls_port_is_refused(daemon: Daemon) -> None:

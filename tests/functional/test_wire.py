@@ -373,6 +373,18 @@ def test_a_patch_may_expect_100(client: Connection, image: Image) -> None:
     assert client.receive().status == 200
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH"])
+def test_a_client_of_http_1_0_is_not_told_to_continue(client: Connection, image: Image, method: str) -> None:
+    # RFC 9110 10.1.1: it would take 100 for the answer.
+    body = b'{"op": "flush"}'
+    head = f"{method} {image.url} HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.send(head.encode())
+    assert client.is_silent()
+    client.send(body)
+    assert client.receive().status == 200
+    assert client.is_closed()
+
+
 def test_another_expectation_is_refused_or_ignored(client: Connection, image: Image) -> None:
     # RFC 9110 10.1.1 allows both.
     client.send(encode_request("PUT", image.url, {"Expect": "200-ok"}, b"hello"))

@@ -226,6 +226,7 @@ def test_two_codings_are_refused(client: Connection, image: Image) -> None:
     assert client.receive().status == 400
 
 
+@needs(Trait.HERE)
 @pytest.mark.parametrize("content", [b"x", b"xyz"], ids=["no content", "no end"])
 def test_blocks_of_nothing_are_no_progress(connect: Connect, new_image: MakeImage, content: bytes) -> None:
     image, client = new_image(inactivity_timeout=1), connect()
@@ -273,38 +274,89 @@ def test_many_connections_share_the_memory_for_windows(connect: Connect, new_ima
     assert image.content() == b"".join(contents)
 
 
-def test_all_loops_share_the_memory_for_windows(make_daemon: MakeDaemon, tmp_path: Path) -> None:
-    daemon = make_daemon(daemon={"loops": 4}, remote={"port": 0, "c_lane": False})
-    clients, body = [daemon.connect("tls") for _ in range(9)], streamed(CONTENT, window=23)
-    for client in clients:
-        fields = headers(0, MiB) | {"Content-Length": str(len(body))}
-        client.send(encode_request("PUT", make_image(daemon, tmp_path)(size=MiB).url, fields) + body[:1000])
-    assert all(client.is_silent(0.05) for client in clients)
-    assert 0 < Metrics(daemon).sum("decoder_memory_bytes") <= WINDOWS
+def begun(connect: Connect, image: Image, frame: bytes, sent: int) -> Connection:
+    """Return a connection on which the first bytes of a frame were sent, with a MiB of content."""
+    client = connect()
+    fields = headers(0, MiB) | {"Content-Length": str(len(frame))}
+    client.send(encode_request("PUT", image.url + "?flush=n", fields) + frame[:sent])
+    assert client.is_silent(0.05)
+    return client
+
+
+def test_all_requests_share_the_memory_for_windows(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    daemon = make_daemon(remote={"port": 0})
+    clients, body = [], streamed(CONTENT, window=23)
+    for _ in range(9):
+        image = make_image(daemon, tmp_path)(size=MiB)
+        clients.append(begun(lambda: daemon.connect("tls"), image, body, 1000))
+        eventually(lambda: Metrics(daemon).sum("decoder_memory_bytes") > 0, "there is a decoder")
+        assert Metrics(daemon).sum("decoder_memory_bytes") <= WINDOWS
     for client in clients:
         client.reset()
 
 
-def test_a_wait_for_the_window_is_not_the_clients(connect: Connect, new_image: MakeImage) -> None:
-    """Bytes may pause as long after it as they may at the start."""
-    others, head = [connect() for _ in range(3)], streamed(CONTENT, window=23)[:20]
-    for other in others:
-        fields = headers(0, MiB) | {"Content-Length": str(len(FRAME))}
-        other.send(encode_request("PUT", new_image(inactivity_timeout=60).url, fields) + head)
-        assert other.is_silent(0.05)
-    image, client = new_image(inactivity_timeout=2), connect()
-    content = bytes(byte & 15 for byte in CONTENT)  # each block is compressed, and longer than what comes first
-    request = encode_request("PUT", image.url, headers(0, MiB), streamed(content, window=23))
-    client.send(request[:400])
-    assert client.is_silent(1.2)
-    for other in others:
-        other.reset()
-    assert client.is_silent(1.2)
-    client.send(request[400:500])
-    assert client.is_silent(0.1)
-    client.send(request[500:])
+def have_windows(daemon: Daemon, count: int) -> None:
+    """Wait until so many decoders have a window of 8 MiB."""
+    least = count * (8 * MiB + MiB // 2)
+    eventually(lambda: Metrics(daemon).sum("decoder_memory_bytes") >= least, "they have their memory")
+
+
+@needs(Trait.HERE)
+def test_who_pauses_is_ended_for_others(connect: Connect, new_image: MakeImage, daemon: Daemon) -> None:
+    body = streamed(CONTENT, window=23)
+    slow = [begun(connect, new_image(inactivity_timeout=60), body, 1000) for _ in range(7)]
+    have_windows(daemon, 7)
+    image = new_image()
+    assert put(connect(), image, 0, MiB, body).status == 200
+    assert image.content() == CONTENT
+    eventually(lambda: any(not client.is_silent(0.01) for client in slow), "one of them is told")
+    answers = [client.receive() for client in slow if not client.is_silent(0.1)]
+    for answer in answers:
+        assert (answer.status, answer.code) == (503, "too_many_decoders")
+        assert answer.headers["Retry-After"] == "1"
+    for client in slow:
+        client.close()
+
+
+def test_who_pauses_goes_on_if_nobody_waits(connect: Connect, image: Image) -> None:
+    body = streamed(CONTENT, window=23)
+    client = begun(connect, image, body, 1000)
+    assert client.is_silent(0.5)
+    client.send(body[1000:])
     assert client.receive().status == 200
-    assert image.content() == content
+    assert image.content() == CONTENT
+
+
+@needs(Trait.HERE)
+def test_without_memory_a_request_is_refused_soon(connect: Connect, new_image: MakeImage, daemon: Daemon) -> None:
+    """All that there is is used by a single ticket, whose decoders are not ended for its own requests."""
+    image, body = new_image(inactivity_timeout=60), streamed(CONTENT, window=23)
+    slow = [begun(connect, image, body, 1000) for _ in range(5)]
+    have_windows(daemon, 5)
+    answer = put(connect(), image, 0, MiB, body)
+    assert (answer.status, answer.code) == (503, "too_many_decoders")
+    assert put(connect(), new_image(), 0, MiB, body).status == 200
+    for client in slow:
+        client.close()
+
+
+def test_all_but_the_end_is_written_while_the_end_of_a_frame_is_awaited(connect: Connect, image: Image) -> None:
+    """No memory waits for it. The last page is written when all is known to be good."""
+    body = streamed(CONTENT)
+    client = begun(connect, image, body, len(body) - 2)
+    eventually(lambda: image.read(0, MiB - 4096) == CONTENT[:-4096], "all is written that can be")
+    assert image.read(MiB - 1, 1) != CONTENT[-1:]
+    client.send(body[-2:])
+    assert client.receive().status == 200
+    assert image.content() == CONTENT
+
+
+def test_a_bad_end_that_comes_late_is_refused(connect: Connect, image: Image) -> None:
+    body = streamed(CONTENT)
+    client = begun(connect, image, body, len(body) - 2)
+    assert client.is_silent(0.3)
+    client.send(b"\0\0")
+    assert client.receive().status == 400
 
 
 # What a server says

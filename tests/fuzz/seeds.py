@@ -2,7 +2,9 @@
 """Real requests, from which fuzzing begins: `python -m tests.fuzz.seeds DIRECTORY` writes them, by their targets."""
 
 import struct
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +28,10 @@ HEADS = {
     "get": request("GET /images/x", "Range: bytes=0-4095", "Accept-Encoding: identity", "User-Agent: x/1"),
     "get-keep-alive": request("GET /images/x", "Connection: keep-alive", "range:bytes=5-5", "Authorization: x"),
     "get-open": request("GET /images/x", "Range: bytes=0-"),
+    "get-past-the-end": request("GET /images/x", "Range: bytes=69999-70000"),
+    "get-past-all": request("GET /images/x", f"Range: bytes=1-{2**64}"),
+    "get-many-digits": request("GET /images/x", "Range: bytes=1-" + "9" * 4000),
+    "get-zeros": request("GET /images/x", "Range: bytes=1-" + "0" * 400 + "1"),
     "get-whole": request("GET /images/x", "Origin: https://ui", "Connection: Keep-Alive"),
     "put-expect": request("PUT /images/x", "Expect: 100-Continue", "Content-Length: 4096"),
     "put": request("PUT /images/x", "Content-Range: bytes 4096-8191/*", "Content-Length: 4096"),
@@ -100,6 +106,9 @@ STREAMS = {
     + request("PUT /images/x", "Expect: 100-continue", "Content-Length: 300") + BODY,
     "fast": b"\0\0\0" + patch('{"op": "zero", "size": 65536, "fast": true}') + patch('{"op": "flush"}'),
     "past-the-end": b"\0\0\0" + request("PUT /images/x", "Content-Range: bytes 69999-*/*", "Content-Length: 2") + b"xy",
+    "get-past-the-end": b"\0\0\0" + request("GET /images/x", "Range: bytes=69990-70000")
+    + request("GET /images/x", f"Range: bytes=69999-{2**64}") + request("GET /images/x", "Range: bytes=9-" + "9" * 40)
+    + request("GET /images/x", "Range: bytes=70000-70000"),
     "read-only": b"\x01\0\0" + request("GET /images/x", "Range: bytes=0-9") + patch('{"op": "flush"}'),
     "cut-off": b"\0\0\x03" + request("PUT /images/x", "Content-Length: 300") + BODY,
 }  # fmt: skip
@@ -147,6 +156,9 @@ NBD_STREAMS = {
     "structured": b"\x15\x01\0\x05" + session(extended=False),
     "structured-at-once": b"\x15\x00\x10\0" + session(extended=False),
     "extended": b"\x16\x03\0\0" + session(extended=True),
+    "bitmaps": b"\x15\x09\0\x05" + session(extended=False),
+    "bitmaps-extended": b"\x16\x0b\0\0" + session(extended=True),
+    "bitmaps-simple": b"\x10\x09\0\0" + session(extended=False),
     "extended-short-image": b"\x56\x01\x02\x03" + session(extended=True),
     "read-only": b"\x1d\0\0\x02" + session(extended=False),
     "long": b"\x91\x01\0\x01" + long_session(extended=False),
@@ -160,6 +172,66 @@ NBD_STREAMS = {
     "refused": b"\x11\0\0\x02" + (ask(WRITE, 2**40, 70016) + LONG + b"\x04\x46" + ask(READ, 0, 10)) * 2,
     "oversize": b"\x11\0\0\0" + ask(READ, 0, 10) + ask(WRITE, 0, 2**27) + bytes(100),
 }  # fmt: skip
+
+SIMPLE, CHUNK, EXTENDED_CHUNK = 0x67446698, 0x668E33EF, 0x6E8A278C
+#: The requests of targets/nbdclient.c, by their cookies: command, offset, bytes.
+ASKED = {1: (READ, 4096, 512), 2: (READ, 0, 70016), 3: (WRITE, 0, 4096), 4: (STATUS, 4096, 65536), 5: (ZEROES, 0, 9)}
+
+
+def chunk(cookie: int, kind: int, payload: bytes, *, done: bool = True, extended: bool = False) -> bytes:
+    """Return a chunk of a reply to one of them."""
+    if extended:
+        return struct.pack(">IHHQQQ", EXTENDED_CHUNK, done, kind, cookie, ASKED[cookie][1], len(payload)) + payload
+    return struct.pack(">IHHQI", CHUNK, done, kind, cookie, len(payload)) + payload
+
+
+def replies(*, extended: bool) -> bytes:
+    """Return good replies to all, out of order and in parts."""
+    head = struct.pack(">II", 1, 2) if extended else struct.pack(">I", 1)
+    other = struct.pack(">II", 2, 1) if extended else struct.pack(">I", 2)
+    extent = struct.Struct(">QQ" if extended else ">II")
+    sent = [
+        chunk(3, 0, b"", extended=extended),
+        chunk(
+            4, 6 if extended else 5, head + extent.pack(4096, 3) + extent.pack(61440, 0), done=False, extended=extended
+        ),
+        chunk(1, 1, struct.pack(">Q", 4096 + 256) + bytes(256), done=False, extended=extended),
+        chunk(4, 6 if extended else 5, other + extent.pack(70000, 0), extended=extended),
+        chunk(1, 2, struct.pack(">QI", 4096, 256), extended=extended),
+        chunk(2, 2, struct.pack(">QI", 0, 65536), done=False, extended=extended),
+        chunk(5, 0x8001, struct.pack(">IH", 95, 3) + b"no!", extended=extended),
+        chunk(2, 0x8002, struct.pack(">IHQ", 5, 0, 70000), extended=extended),
+    ]
+    return b"".join(sent)
+
+
+def bitmaps(*, extended: bool) -> bytes:
+    """Return what four contexts tell, each of which goes on from another place."""
+    extent, sent = struct.Struct(">QQ" if extended else ">II"), b""
+    for context, step in ((4, 8192), (1, 65536), (3, 4096), (2, 70000)):
+        count = max(65536 // step, 1)
+        head = struct.pack(">II", context, count) if extended else struct.pack(">I", context)
+        payload = head + b"".join(extent.pack(step, number % 2) for number in range(count))
+        sent += chunk(4, 6 if extended else 5, payload, done=context == 2, extended=extended)
+    return sent
+
+
+NBD_REPLIES = {
+    "bitmaps": b"\x05\0" + bitmaps(extended=False),
+    "bitmaps-apart": b"\x0d\x05" + bitmaps(extended=False),
+    "bitmaps-extended": b"\x0f\x09" + bitmaps(extended=True),
+    "bitmaps-not-all": b"\x0d\0" + bitmaps(extended=False)[:-40],
+    "simple": b"\0\0" + b"".join(struct.pack(">IIQ", SIMPLE, 0, n) + bytes(512 * (n == 1)) for n in (3, 1, 5)),
+    "structured": b"\x01\0" + replies(extended=False),
+    "structured-in-pieces": b"\x01\x07" + replies(extended=False),
+    "extended": b"\x03\0" + replies(extended=True),
+    "long": b"\x01\xff"
+    + struct.pack(">IHHQIQ", CHUNK, 1, 1, 2, 70024, 0)
+    + LONG
+    + b"\x0c\x35"
+    + replies(extended=False),
+    "failed": b"\0\0" + b"".join(struct.pack(">IIQ", SIMPLE, 5, n) for n in range(1, 6)),
+}
 
 DELIVER, ANSWER, SERVE, KEEP, KEYS, TAMPER, MAKE_UP, END = range(8)
 HANDS = bytes([ANSWER, 0, DELIVER, 255, SERVE, 0, ANSWER, 0, DELIVER, 255, SERVE, 0])
@@ -217,6 +289,84 @@ def encoded_put(frame: bytes, length: int) -> bytes:
     return request("PUT /images/x", *fields, body=frame).replace(LONG, LONG + bytes(2))
 
 
+WRITES, READS = 4, 3  # the kinds of operations, less one, that an instruction has
+FLUSHES, EXPECTS, IN_CHUNKS, ENCODED, UNBOUNDED, ALL_OF_IT = 1, 2, 4, 8, 16, 32
+
+
+def chunks(data: bytes, size: int) -> bytes:
+    """Return a body in chunks of this size."""
+    pieces = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\nA: b\r\n\r\n"
+
+
+def instruction(
+    kind: int, flags: int, stream: bytes = b"", *, offset: int = 0, length: int = 0, body: int = 0, cut: int = 0
+) -> bytes:
+    """Return an input: options, what the lane has at first, how the stream is cut, the instruction, the stream."""
+    numbers = b"".join(struct.pack(">HB", number, 0) for number in (offset, length, body))
+    return bytes([4 | (cut & 1) << 4, cut, cut, kind, flags]) + numbers + stream.replace(LONG, LONG + bytes(2))
+
+
+def instructions() -> Seeds:
+    """Yield name and bytes of instructions."""
+    data = bytes(range(1, 250)) * 200
+    for cut in range(4):
+        for size in (1, 100, 4096, 60000, 100000):
+            body = chunks(data[: 3000 if size == 1 else None], size) + b"behind"
+            yield f"chunks-{size}-{cut}", instruction(WRITES, IN_CHUNKS | UNBOUNDED, body, offset=100, cut=cut)
+        yield f"long-{cut}", instruction(WRITES, FLUSHES | ALL_OF_IT, LONG + b"\x80\0", offset=5, cut=cut)
+        for name, frame, length in frames():
+            both = ENCODED | IN_CHUNKS | EXPECTS
+            if length < 65536:
+                yield f"{name}-{cut}", instruction(WRITES, ENCODED, frame, length=length, body=len(frame), cut=cut)
+                yield f"{name}-{cut}-chunks", instruction(WRITES, both, chunks(frame, 50), length=length, cut=cut)
+    yield "read", instruction(READS, 0, b"more", offset=10, length=50000)
+    yield "read-nothing", instruction(READS, 0)
+    yield "write-nothing", instruction(WRITES, FLUSHES)
+    yield "write-no-chunks", instruction(WRITES, IN_CHUNKS | UNBOUNDED, b"0\r\n\r\n", offset=70)
+    yield "not-whole", instruction(WRITES, IN_CHUNKS | UNBOUNDED, b"5\r\nabc")
+    yield "bad-chunk", instruction(WRITES, IN_CHUNKS | UNBOUNDED, b"5\r\nabcdefg\r\n")
+    yield "contradicts-itself", instruction(WRITES, IN_CHUNKS, length=5)
+    yield "too-far", b"\0" + instruction(WRITES, IN_CHUNKS | UNBOUNDED, chunks(data, 100), offset=50000)[1:]
+
+
+#: Images with clusters of 512 bytes, by the options of qemu-img create, and what qemu-io does with them.
+QCOW2 = {
+    "plain": ("64k", ["cluster_size=512"], ["write -P 5 1k 3k", "write -z 8k 4k"]),
+    "v2": ("64k", ["cluster_size=512", "compat=0.10"], ["write -P 5 1k 3k", "discard 1k 1k"]),
+    "narrow": ("32k", ["cluster_size=512", "refcount_bits=1"], ["write -P 5 1k 3k"]),
+    "wide": ("32k", ["cluster_size=512", "refcount_bits=64"], ["write -P 5 1k 3k"]),
+    "compressed": ("32k", ["cluster_size=512"], ["write -c -P 5 1k 512", "write -c -P 6 4k 512", "write 8k 512"]),
+    "zstd": ("32k", ["cluster_size=512", "compression_type=zstd"], ["write -c -P 5 1k 512", "write -c 4k 512"]),
+    "overlay": ("32k", ["cluster_size=512", "backing_file=nothing", "backing_fmt=raw"], []),
+    "larger": ("1G", ["cluster_size=4k"], []),
+}
+OPERATIONS = bytes(byte for what in range(16) for byte in (what, 3 * what, 41 * what % 256, 7 * what + 1))
+
+
+def qcow2_images() -> Iterator[tuple[str, bytes]]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "image")
+        for name, (size, options, commands) in QCOW2.items():
+            subprocess.run(
+                ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-o", ",".join(options), path, size], check=True
+            )
+            for command in commands:
+                subprocess.run(["qemu-io", "-f", "qcow2", "-c", command, path], check=True, stdout=subprocess.DEVNULL)
+            yield name, path.read_bytes()
+            path.unlink()
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-o", "cluster_size=512", path, "32k"], check=True)
+        changed = ["qemu-io", "-f", "qcow2", str(path), "-c"]
+        for name, words, command in (
+            ("snapshot", ["snapshot", "-c", "s", str(path)], "write -q -P 6 2k 1k"),
+            ("bitmap", ["bitmap", "--add", "-g", "512", str(path), "b"], "write -q 8k 5k"),
+        ):
+            subprocess.run([*changed, "write -q -P 5 1k 3k"], check=True)
+            subprocess.run(["qemu-img", *words], check=True)
+            subprocess.run([*changed, command], check=True)
+            yield name, path.read_bytes()
+
+
 def seeds() -> Seeds:
     """Yield `target/name` and the bytes of all."""
     for name, data in HEADS.items():
@@ -231,6 +381,12 @@ def seeds() -> Seeds:
             f"http_lane/{name}",
             b"\x04\0\x07" + encoded_put(frame, length) + request("GET /images/x", "Range: bytes=0-9"),
         )
+    for name, data in instructions():
+        yield f"http_instruction/{name}", data
+    for name, data in NBD_REPLIES.items():
+        yield f"nbd_client/{name}", data
+    for name, image in qcow2_images():
+        yield f"qcow2/{name}", bytes([len(OPERATIONS)]) + OPERATIONS + image
     for command in range(9):
         for flags in (0, 1, 2, 4, 8, 16, 32):
             yield f"nbd_wire/{command}-{flags}", b"\x15\x04" + ask(command, 512, 4096, flags=flags)

@@ -9,7 +9,19 @@ import pytest
 from .seeds import seeds
 
 HERE = Path(__file__).parent
-TARGETS = ["http_head", "http_chunks", "http_patch", "nbd_wire", "http_lane", "nbd_lane", "tls", "zstd"]
+TARGETS = [
+    "http_head",
+    "http_chunks",
+    "http_patch",
+    "nbd_wire",
+    "http_lane",
+    "http_instruction",
+    "nbd_lane",
+    "nbd_client",
+    "tls",
+    "zstd",
+    "qcow2",
+]
 
 # The targets are compiled first.
 pytestmark = pytest.mark.timeout(900)

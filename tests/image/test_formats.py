@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Headers that qemu-img made, and what becomes of them with other bytes."""
 
+import os
 import struct
 import subprocess
 from pathlib import Path
@@ -139,8 +140,14 @@ def test_a_qcow2_header_that_is_not_understood_is_refused(overlay: Path, offset:
         qcow2.parse(reader(patched(overlay, offset, data)))
 
 
-@pytest.mark.parametrize("name", [b"\xff" * 11, b"image\0qcow2", b"image\nqcow2"])
-def test_a_name_that_is_no_text_is_refused(overlay: Path, name: bytes) -> None:
+@pytest.mark.parametrize("name", [b"\xff" * 11, "imag\u3000qcow".encode(), b"image\xffqcow2"])
+def test_a_name_may_have_any_other_bytes(overlay: Path, name: bytes) -> None:
+    at = overlay.read_bytes().index(b"image.qcow2")
+    assert qcow2.parse(reader(patched(overlay, at, name))).backing == Backing(os.fsdecode(name), "qcow2")
+
+
+@pytest.mark.parametrize("name", [b"image\x7fqcow2", b"image\0qcow2", b"image\nqcow2"])
+def test_a_name_with_control_characters_is_refused(overlay: Path, name: bytes) -> None:
     at = overlay.read_bytes().index(b"image.qcow2")
     with pytest.raises(ValueError):  # noqa: PT011 - each has a message of its own
         qcow2.parse(reader(patched(overlay, at, name)))
@@ -194,10 +201,26 @@ def test_a_vmdk_with_a_parent_is_refused(tmp_path: Path) -> None:
         parse(path, "vmdk")
 
 
-def test_a_vmdk_with_a_large_descriptor_is_refused(tmp_path: Path) -> None:
+def test_a_vmdk_with_a_descriptor_of_more_than_a_mib_is_refused(tmp_path: Path) -> None:
     path = create(tmp_path / "image.vmdk", "vmdk")
-    with pytest.raises(ValueError, match="descriptor"):
-        PARSERS["vmdk"](reader(patched(path, 36, struct.pack("<Q", 21))))
+    with pytest.raises(ValueError, match="descriptor has 2049 sectors, and may have 2048"):
+        PARSERS["vmdk"](reader(patched(path, 36, struct.pack("<Q", 2049))))
+
+
+@pytest.mark.parametrize("sectors", [21, 128, 2048])
+def test_a_vmdk_with_a_large_descriptor_is_read(tmp_path: Path, sectors: int) -> None:
+    path = create(tmp_path / "image.vmdk", "vmdk")
+    path.write_bytes(patched(path, 36, struct.pack("<Q", sectors)))
+    subprocess.check_call(["qemu-io", "-f", "vmdk", "-c", "quit", path])
+    assert parse(path, "vmdk") == Header()
+
+
+def test_a_parent_at_the_end_of_a_large_descriptor_is_seen(tmp_path: Path) -> None:
+    path = create(tmp_path / "image.vmdk", "vmdk")
+    path.write_bytes(patched(path, 36, struct.pack("<Q", 2048)))
+    path.write_bytes(patched(path, 2049 * 512 - 30, b'parentFileNameHint="x"'))
+    with pytest.raises(ValueError, match="parent"):
+        parse(path, "vmdk")
 
 
 def test_a_vpc_with_a_parent_is_refused(tmp_path: Path) -> None:
@@ -232,12 +255,18 @@ def test_a_vhdx_with_a_parent_is_refused(vhdx: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "data"),
-    [(192 * 1024, b"xxxx"), (256 * 1024, b"xxxx"), (192 * 1024 + 8, struct.pack("<I", 2048))],
-    ids=["first table", "second table", "many entries"],
+    [(192 * 1024, b"xxxx" + bytes(65532) + b"xxxx"), (192 * 1024 + 8, struct.pack("<I", 2048))],
+    ids=["both tables", "many entries"],
 )
 def test_a_vhdx_with_an_invalid_table_is_refused(vhdx: Path, offset: int, data: bytes) -> None:
     with pytest.raises(ValueError, match="table"):
         PARSERS["vhdx"](reader(patched(vhdx, offset, data)))
+
+
+def test_a_vhdx_with_one_table_is_read(vhdx: Path) -> None:
+    vhdx.write_bytes(patched(vhdx, 256 * 1024, b"xxxx"))
+    subprocess.check_call(["qemu-io", "-f", "vhdx", "-c", "quit", vhdx])
+    assert parse(vhdx, "vhdx") == Header()
 
 
 def test_a_vhdx_without_metadata_is_refused(vhdx: Path) -> None:

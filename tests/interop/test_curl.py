@@ -118,10 +118,30 @@ def test_head(curl: Curl, image: Image) -> None:
     assert f"Content-Length: {MiB}" in told
 
 
-def test_saves_under_the_name_that_the_ticket_offers(curl: Curl, new_image: MakeImage, tmp_path: Path) -> None:
-    image = new_image(filename="my-disk.raw")
-    curl("--fail", "--remote-name", "--remote-header-name", "--output-dir", tmp_path, image.url)
-    assert (tmp_path / "my-disk.raw").read_bytes() == image.content()
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [
+        ("my-disk.raw", "my-disk.raw"),
+        ("my disk; filename=other.raw", "my disk; filename=other.raw"),
+        ('";x=y.raw', "_;x=y.raw"),
+        ("Größe.raw", "Gr__e.raw"),  # curl knows no extended values
+    ],
+)
+def test_saves_under_the_name_that_the_ticket_offers(
+    curl: Curl, new_image: MakeImage, tmp_path: Path, name: str, saved: str
+) -> None:
+    image = new_image(filename=name)
+    directory = tmp_path / "saved"
+    directory.mkdir()
+    curl("--fail", "--remote-name", "--remote-header-name", "--output-dir", directory, image.url)
+    assert [path.name for path in directory.iterdir()] == [saved]
+    assert (directory / saved).read_bytes() == image.content()
+
+
+def test_options_of_the_server(curl: Curl) -> None:
+    told = curl("--fail", "--include", "--request", "OPTIONS", "--request-target", "*", "/").stdout
+    assert b"200 OK" in told
+    assert b"Allow: OPTIONS,GET,PUT,PATCH" in told
 
 
 def test_http_1_0(curl: Curl, image: Image) -> None:

@@ -157,7 +157,7 @@ class Image:
     def extents(self, offset: int, length: int, most: int = 1000) -> list[Extent]:
         records = ffi.new("iou_extent[]", most)
         result = self.run(lib.IOU_EXTENTS, offset, length, buffer=records, buffer_size=ffi.sizeof(records))
-        return [Extent(r.start, r.length, bool(r.hole)) for r in records[0 : result.count]]
+        return [Extent(r.start, r.length, bool(r.flags)) for r in records[0 : result.count]]
 
     def run(
         self,

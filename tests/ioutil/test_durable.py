@@ -3,6 +3,8 @@
 
 import errno
 import os
+import random
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -247,6 +249,46 @@ def test_flush_joins_ranges_that_touch(make_record: Callable[..., Record]) -> No
         lib.iou_durable_changed(record.shared, end, end - start, 0)
     flush(record)
     assert record.ranges() == [(0, 200 * PAGE)]
+
+
+def ranges_of(units: bytearray) -> list[tuple[int, int]]:
+    return [(found.start() * PAGE, found.end() * PAGE) for found in re.finditer(b"\x01+", units)]
+
+
+@pytest.mark.parametrize("longest", [1, 3, 2000])
+def test_set_has_what_was_added_and_not_taken_away(make_record: Callable[..., Record], longest: int) -> None:
+    """Some 6,000 ranges with longest 1, and a few with 2,000, which take many ranges away at once."""
+    choose = random.Random(longest)
+    units = bytearray(24000)
+    record = make_record()
+    for _ in range(60000):
+        count = min(choose.randint(1, longest), choose.randint(1, longest))
+        start = choose.randrange(len(units) - count)
+        added = choose.random() < 0.5
+        units[start : start + count] = (b"\x01" if added else b"\0") * count
+        if added:
+            record.changed(start * PAGE, (start + count) * PAGE, durable=False)
+        else:
+            assert record.try_change(start * PAGE, (start + count) * PAGE) == 0
+    flush(record)
+    assert record.ranges() == ranges_of(units)
+
+
+def test_set_loses_nothing_as_long_as_its_ranges_have_room(make_record: Callable[..., Record]) -> None:
+    """Most ranges are taken away from all over the set, and as many are added in one place."""
+    choose = random.Random(1)
+    record = make_record()
+    left, added = ([2 * (first + number) for number in range(15000)] for first in (0, 15000))
+    for units in (left, added):
+        choose.shuffle(units)
+    for unit in left:
+        record.changed(unit * PAGE, (unit + 1) * PAGE, durable=False)
+    for unit in left[1000:]:
+        assert record.try_change(unit * PAGE, (unit + 1) * PAGE) == 0
+    for unit in added:
+        record.changed(unit * PAGE, (unit + 1) * PAGE, durable=False)
+    flush(record)
+    assert record.ranges() == [(unit * PAGE, (unit + 1) * PAGE) for unit in sorted(left[:1000] + added)]
 
 
 # Operations on files

@@ -605,7 +605,7 @@ def test_two_hosts_write_to_an_image_at_the_same_time(
     [
         (f"rbd:{POOL}/never", "storage_gone", "error reading header from never: No such file or directory"),
         (f"rbd:{POOL}/never@snapshot", "storage_gone", "error reading header"),
-        (f"rbd:{POOL}/nowhere/never", "storage_io", "namespace 'nowhere' does not exist"),
+        (f"rbd:{POOL}/nowhere/never", "storage_gone", "namespace 'nowhere' does not exist"),
         ("rbd:other/never", "storage_permission", "(other is not in [backend_rbd] allowed_pools)"),
     ],
 )

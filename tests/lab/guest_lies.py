@@ -58,7 +58,7 @@ def image(request: pytest.FixtureRequest, flaky: FlakyDisk, daemon: Daemon) -> I
 
 def client(command: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
     program = Path(sys.executable).with_name("imageio-client")
-    words = [program, command, *arguments]
+    words = [program, command, "--insecure", *arguments]  # the daemon has no TLS
     done = subprocess.run([str(w) for w in words], capture_output=True, text=True, timeout=300, check=False)
     print(done.stdout, done.stderr)
     return done

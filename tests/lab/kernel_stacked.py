@@ -190,3 +190,16 @@ def zfs_volume(*options: str) -> Iterator[ZfsVolume]:
             yield ZfsVolume(path, f"{pool}/disk")
         finally:
             run("zpool", "destroy", "-f", pool)
+
+
+@contextlib.contextmanager
+def zfs_directory() -> Iterator[Path]:
+    """Mount a file system of a ZFS pool, on which zeros that are written take no space."""
+    run("modprobe", "zfs")
+    pool, directory = new_name(), Path("/tmp", new_name())
+    with loop_disk(256 * MiB) as below:
+        run("zpool", "create", "-O", "compression=on", "-O", f"mountpoint={directory}", pool, below)
+        try:
+            yield directory
+        finally:
+            run("zpool", "destroy", "-f", pool)

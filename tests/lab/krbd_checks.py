@@ -167,8 +167,8 @@ def test_objects_are_freed_as_the_table_says(disk: Mapped, what: str) -> None:
 # Through the daemon
 
 
-def client(*words: object) -> None:
-    run("/opt/env/bin/imageio-client", *words)
+def client(command: str, *words: object) -> None:
+    run("/opt/env/bin/imageio-client", command, "--insecure", *words)  # the daemon has no TLS
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "allocated"])

@@ -10,7 +10,7 @@ import ssl
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,15 +29,22 @@ from tests.lab.installed import (
     write_source,
 )
 
-BEFORE = Path("/debs/before.deb")
-AFTER = Path("/debs/after.deb")
+CLIENT = "imageio-client"
+#: The packages of the client and of the daemon, of a lower version and of this one.
+BEFORE = (Path("/debs/before-client.deb"), Path("/debs/before-daemon.deb"))
+AFTER = (Path("/debs/after-client.deb"), Path("/debs/after-daemon.deb"))
+#: As the guides say it. dpkg alone does not deconfigure the one while it unpacks the other.
+INSTALL = ("apt-get", "--yes", "--no-install-recommends", "install")
+#: What was one package before, with the client in it.
+FORMER = Path("/debs/former.deb")
 STATE = Path("/var/lib/imageio-daemon")
 SIZE = 256 * 1024**2
 
-#: What a purge may leave, besides the images: the user, who may own them, and what dpkg, systemd and the tests write.
+#: What a purge may leave, besides the images: the user, who may own them, and what apt, dpkg, systemd and the tests
+#: write.
 LEFT = re.compile(
     r"/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$|/etc/\.(pwd\.lock|updated)|/images\b|/checks\b|/results\b"
-    r"|/var/(lib/dpkg|log|cache|tmp|lib/systemd|lib/private|spool)\b|/tmp\b|/root\b|/etc/ld\.so\.cache"
+    r"|/var/(lib/apt|lib/dpkg|log|cache|tmp|lib/systemd|lib/private|spool)\b|/tmp\b|/root\b|/etc/ld\.so\.cache"
 )
 
 
@@ -67,8 +74,18 @@ zpty -r shell shown '*log-level debug' && print -r -- $shown
 """
 
 
-def version(package: Path) -> str:
-    return run("dpkg-deb", "--field", package, "Version").split("-")[0]
+def version(packages: Sequence[Path]) -> str:
+    (one,) = {run("dpkg-deb", "--field", package, "Version").split("-")[0] for package in packages}
+    return one
+
+
+def files(package: str) -> set[str]:
+    """Return what a package has installed, without directories."""
+    return {path for path in run("dpkg", "-L", package).splitlines() if path.startswith("/") and not is_directory(path)}
+
+
+def is_directory(path: str) -> bool:
+    return Path(path).is_dir() and not Path(path).is_symlink()
 
 
 def everything() -> set[str]:
@@ -103,17 +120,45 @@ def test_there_is_no_compiler() -> None:
     assert run("sh", "-c", "command -v gcc cc clang || echo none") == "none"
 
 
+def test_client_alone_has_no_daemon_and_transfers(untouched: set[str], tmp_path: Path) -> None:
+    run("dpkg", "-i", AFTER[0])
+    assert f"imageio-client {version(AFTER)}" in run("imageio-client", "--version")
+    for name in ("imageio-daemon", "imageioctl"):
+        assert not Path("/usr/bin", name).exists()
+    assert show("LoadState") == "not-found"
+    with pytest.raises(KeyError):
+        pwd.getpwnam("imageio")
+    # All that it may import is there.
+    walk = (
+        "import importlib, pkgutil, imageio_daemon.client as c;"
+        "print([importlib.import_module(m.name).__name__ for m in pkgutil.walk_packages(c.__path__, c.__name__ + '.')])"
+    )
+    assert "imageio_daemon.client.transfer.upload" in run("/usr/lib/imageio-daemon/bin/python", "-c", walk)
+    source = write_source(tmp_path / "source", 1024**2)
+    assert "127.0.0.1" in run(
+        "imageio-client", "upload", "--retry-for", "0", source, "https://127.0.0.1:9/images/x", ok=False
+    )
+    run("dpkg", "--purge", CLIENT)
+    assert everything() - untouched == set()
+
+
+def test_daemon_takes_no_client_of_another_version() -> None:
+    run("dpkg", "-i", BEFORE[0])
+    assert "depends on imageio-client (= " in run("dpkg", "-i", AFTER[1], ok=False)
+    run("dpkg", "--purge", UNIT, CLIENT)
+
+
 def test_installation_makes_the_user_and_starts_nothing(untouched: set[str]) -> None:
-    run("dpkg", "-i", BEFORE)
+    run("dpkg", "-i", *BEFORE)
     assert pwd.getpwnam("imageio").pw_dir == "/"
     assert (show("ActiveState"), show("UnitFileState")) == ("inactive", "disabled")
     assert f"imageio-daemon {version(BEFORE)} " in run("imageio-daemon", "--version")
 
 
 def test_installation_has_what_an_operator_looks_for() -> None:
-    listed = set(run("dpkg", "-L", UNIT).splitlines())
+    assert not files(UNIT) & files(CLIENT)
     for path in DOCUMENTS:
-        assert f"/usr/share/{path}" in listed
+        assert f"/usr/share/{path}" in files(UNIT) | files(CLIENT)
     conffiles = run("dpkg-query", "--show", "--showformat=${Conffiles}", UNIT).splitlines()
     assert [line.split()[0] for line in conffiles] == [f"{ETC}/conf.d/10-ui.conf"]
 
@@ -184,7 +229,7 @@ def test_upgrade_lets_transfers_go_on(programs: Programs, source: Path) -> None:
 
     thread = threading.Thread(target=note_failures)
     thread.start()
-    run("dpkg", "-i", AFTER)
+    run(*INSTALL, *AFTER)
     done.set()
     thread.join()
     print(f"{len(served_by_both)} uploads of {SIZE >> 20} MiB")
@@ -198,8 +243,17 @@ def test_upgrade_asks_nothing_and_keeps_the_configuration() -> None:
     assert (ETC / "conf.d" / "50-host.conf").read_text() == CONFIG
 
 
+def test_way_back_to_an_older_version_is_the_one_of_the_guide(programs: Programs) -> None:
+    """apt-get refuses it with -y alone."""
+    assert "--allow-downgrades" in run(*INSTALL, *BEFORE, ok=False)
+    run(*INSTALL, "--allow-downgrades", *BEFORE)
+    assert f"imageio-daemon {version(BEFORE)} " in run("imageio-daemon", "--version")
+    assert show("ActiveState") == "active"
+    run(*INSTALL, *AFTER)
+
+
 def test_removal_stops_the_service_and_keeps_what_is_the_hosts(image: Path) -> None:
-    run("dpkg", "--remove", UNIT)
+    run("dpkg", "--remove", UNIT, CLIENT)
     assert show("ActiveState") == "inactive"
     assert not Path("/usr/lib/imageio-daemon").exists()
     assert not Path("/usr/bin/imageio-daemon").exists()
@@ -209,7 +263,25 @@ def test_removal_stops_the_service_and_keeps_what_is_the_hosts(image: Path) -> N
 
 
 def test_purge_leaves_the_images_and_their_owner(untouched: set[str], source: Path, image: Path) -> None:
-    run("dpkg", "--purge", UNIT)
+    run("dpkg", "--purge", UNIT, CLIENT)
     assert everything() - untouched == set()
     run("cmp", source, image)
     assert image.owner() == "imageio"
+
+
+def test_client_takes_over_its_files_from_the_package_that_had_all(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    for path in ("usr/bin/imageio-client", "usr/bin/imageioctl"):
+        (old / path).parent.mkdir(parents=True, exist_ok=True)
+        (old / path).write_text("old")
+    (old / "DEBIAN").mkdir(mode=0o755)
+    (old / "DEBIAN" / "control").write_text(
+        f"Package: {UNIT}\nVersion: 0.0.0\nArchitecture: all\nMaintainer: nobody <x@example.org>\nDescription: old\n"
+    )
+    run("dpkg-deb", "--build", "--root-owner-group", old, FORMER)
+    run("dpkg", "-i", FORMER)
+    run(*INSTALL, *AFTER)
+    assert run("dpkg", "-S", "/usr/bin/imageio-client").startswith(f"{CLIENT}: ")
+    assert run("dpkg", "-S", "/usr/bin/imageioctl").startswith(f"{UNIT}: ")
+    assert f"imageio-client {version(AFTER)}" in run("imageio-client", "--version")
+    run("dpkg", "--purge", UNIT, CLIENT)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE, TREE = Path(os.environ["PACKAGE"]), Path(os.environ["TREE"])
+CLIENT, PACKAGE, TREE = (Path(os.environ[name]) for name in ("CLIENT", "PACKAGE", "TREE"))
 VENV = "/usr/lib/imageio-daemon"
 
 #: Where each program of EL and Fedora looks, beside the environment.
@@ -33,18 +33,24 @@ FILES = (
     "/usr/share/zsh/site-functions/_imageioctl",
 )
 #: Directories of which the package has what it wants.
-DOCUMENTS = ("/usr/share/doc/imageio-daemon", "/usr/share/licenses/imageio-daemon")
+DOCUMENTS = tuple(f"/usr/share/{of}/imageio-{name}" for of in ("doc", "licenses") for name in ("client", "daemon"))
 
 
-def query(text: str) -> list[str]:
-    """Return the lines that rpm prints for a query of the package."""
-    command = ["rpm", "-qp", "--qf", text, str(PACKAGE)]
+def query(text: str, *packages: Path) -> list[str]:
+    """Return the lines that rpm prints for a query of packages; both, if none is named."""
+    command = ["rpm", "-qp", "--qf", text, *map(str, packages or (CLIENT, PACKAGE))]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def test_files_are_where_they_are_looked_for() -> None:
     files = [name for name in query("[%{FILENAMES}\n]") if not name.startswith((VENV, *DOCUMENTS))]
     assert sorted({*files} - {"/etc/imageio-daemon"}) == sorted(FILES)
+
+
+def test_no_file_is_in_both_packages() -> None:
+    client, daemon = (query("[%{FILEMODES:octal} %{FILENAMES}\n]", package) for package in (CLIENT, PACKAGE))
+    assert not {line for line in {*client} & {*daemon} if not stat.S_ISDIR(int(line.split()[0], 8))}
+    assert [line.split()[1] for line in client if "/usr/bin/" in line] == ["/usr/bin/imageio-client"]
 
 
 def test_files_are_of_root_and_only_its_to_write() -> None:
@@ -57,8 +63,11 @@ def test_files_are_of_root_and_only_its_to_write() -> None:
 def test_it_requires_what_it_does_not_bring() -> None:
     required = {line for line in query("[%{REQUIRENAME}\n]") if not line.startswith("rpmlib(")}
     own = "config(imageio-daemon)"  # of the version whose configuration it has
-    assert required == {own, "/bin/sh", "libzstd", "openssl-libs", "python3.12", "shadow-utils"}
-    assert set(query("[%{PROVIDENAME}\n]")) == {own, "imageio-daemon", "imageio-daemon(x86-64)"}
+    client = "imageio-client(x86-64)"
+    assert required == {own, "/bin/sh", client, "libzstd", "openssl-libs", "python3.12", "shadow-utils"}
+    assert "shadow-utils" not in query("[%{REQUIRENAME}\n]", CLIENT)
+    provided = {own, "imageio-client", client, "imageio-daemon", "imageio-daemon(x86-64)"}
+    assert set(query("[%{PROVIDENAME}\n]")) == provided
 
 
 @pytest.mark.parametrize("program", ["imageio-client", "imageio-daemon", "imageioctl"])

@@ -17,6 +17,8 @@ from tests.support.processes import thread_names
 
 #: Of the only daemon of the machine that HTTP clients are told of.
 PORT = 54322
+#: Seconds for the answer to a request.
+TIMEOUT = 120.0
 
 CONFIG = """\
 [daemon]
@@ -107,9 +109,9 @@ class Daemon:
         headers = {"Content-Range": f"bytes {offset}-{offset + len(data) - 1}/*"}
         self._request("local", "PUT", f"/images/{name}?flush={'y' if flush else 'n'}", data, headers, status)
 
-    def patch(self, name: str, body: str, *, status: int = 200) -> None:
+    def patch(self, name: str, body: str, *, status: int = 200, timeout: float = TIMEOUT) -> None:
         """Zero or flush."""
-        self._request("local", "PATCH", f"/images/{name}", body.encode(), status=status)
+        self._request("local", "PATCH", f"/images/{name}", body.encode(), status=status, timeout=timeout)
 
     def _request(
         self,
@@ -119,8 +121,9 @@ class Daemon:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         status: int | None = 200,
+        timeout: float = TIMEOUT,
     ) -> Answer:
-        with Connection(connect_unix(str(self._directory / service), timeout=120)) as connection:
+        with Connection(connect_unix(str(self._directory / service), timeout=timeout)) as connection:
             answer = connection.request(method, target, headers, body)
         assert status in (None, answer.status), answer
         return answer

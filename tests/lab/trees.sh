@@ -11,7 +11,7 @@ unset TMPDIR
 
 # Of the Debian 13 that has newer peers and another kernel.
 # python3-cffi-backend, here and below: debootstrap does not find what provides a virtual package.
-trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev python3-pytest busybox-static kmod
+trixie_packages="ca-certificates python3-venv python3-dev gcc libc6-dev libssl-dev libzstd-dev zlib1g-dev python3-pytest busybox-static kmod
     nfs-kernel-server nbd-client dmsetup e2fsprogs xfsprogs fio qemu-utils libnbd-bin libnbd-dev liburing-dev nbdkit iproute2 drbd-utils
     open-iscsi lvm2 thin-provisioning-tools zfsutils-linux ceph-common python3-cffi-backend"
 
@@ -21,10 +21,33 @@ cannot() {
     exit 77
 }
 
+# needs PROGRAM...: as root. On Debian what is missing is installed.
 needs() {
     [ "$(id -u)" = 0 ] || cannot "needs root"
-    local program
+    local program missing=()
+    for program; do command -v "$program" >/dev/null || missing+=("$(package_of "$program")"); done
+    if [ ${#missing[@]} != 0 ] && command -v apt-get >/dev/null; then
+        echo "${0##*/}: installing ${missing[*]}"
+        { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "${missing[@]}"; } \
+            >"$lab/apt.log" 2>&1 || cannot "apt-get failed: $(tail -n 1 "$lab/apt.log")"
+    fi
     for program; do command -v "$program" >/dev/null || cannot "needs $program"; done
+}
+
+# The package of Debian 12 that has a program, where its name is another one.
+package_of() {
+    case $1 in
+        systemd-nspawn) echo systemd-container ;;
+        newuidmap) echo uidmap ;;
+        rpmbuild) echo rpm ;;
+        qemu-system-x86_64) echo qemu-system-x86 ;;
+        mke2fs | debugfs) echo e2fsprogs ;;
+        modprobe | depmod | modinfo) echo kmod ;;
+        unshare | setpriv | nsenter) echo util-linux ;;
+        xz) echo xz-utils ;;
+        ip) echo iproute2 ;;
+        *) echo "$1" ;;
+    esac
 }
 
 # debian_tree SUITE NAME PACKAGE...: a tree with these packages, made once for each list of them by whoever needs it first.
@@ -98,6 +121,78 @@ make_ceph_tree() {
     debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" ceph ca-certificates python3 qemu-utils qemu-block-extra \
         libnbd-bin iproute2 procps ceph-mon ceph-mgr ceph-osd ceph-common python3-cffi-backend \
         libtcmalloc-minimal4 systemd systemd-sysv dbus python3-pytest openssl curl
+}
+
+# Programs that others wrote, which stand before the daemon, attack it, or are its clients and servers.
+others_packages="python3 python3-cffi-backend python3-pytest iproute2 procps openssl curl qemu-utils
+    nginx-light haproxy varnish squid h2o chromium chromium-driver
+    testssl.sh sslscan slowhttptest
+    rclone aria2 lftp wget2 axel fio fuse3 libnbd-bin nbdkit nbd-server nodejs"
+
+# A tree of this host's Debian with them. apt-get installs them: many need what only a virtual package provides. Nothing is
+# started there.
+make_others_tree() {
+    needs debootstrap unshare ip systemd-nspawn
+    others_tree=$lab/others
+    # shellcheck disable=SC1091
+    debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" others ca-certificates
+    {
+        flock 9
+        [ "$(cat "$others_tree/others" 2>/dev/null)" = "$others_packages" ] || add_others
+    } 9>"$others_tree.lock"
+}
+
+add_others() {
+    printf '#!/bin/sh\nexit 101\n' >"$others_tree/usr/sbin/policy-rc.d"
+    chmod +x "$others_tree/usr/sbin/policy-rc.d"
+    # shellcheck disable=SC2086  # one word for each package
+    inside others sh -ec 'apt-get -q update; DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"' sh \
+        $others_packages >"$others_tree.log" 2>&1 || { tail "$others_tree.log" >&2; return 1; }
+    rm -rf "$others_tree"/var/cache/apt/archives/*.deb
+    echo "$others_packages" >"$others_tree/others"
+}
+
+# Programs of the package index for the tree: they run there, since it is this host's Debian. What cannot be had is told,
+# and its checks are skipped by name.
+make_others_venv() {
+    others_venv=$lab/others-venv
+    [ -x "$others_venv/bin/python" ] || .venv/bin/python -m venv --clear "$others_venv"
+    local wanted
+    for wanted in ovirt-imageio==2.5.1 sslyze==6.3.1 tlslite-ng==0.8.2; do
+        grep -qsxF "$wanted" "$others_venv/has" && continue
+        if "$others_venv/bin/pip" -q --disable-pip-version-check install "$wanted" >"$others_venv.log" 2>&1; then
+            echo "$wanted" >>"$others_venv/has"
+        else
+            echo "SKIP: $wanted cannot be installed: $(tail -n 1 "$others_venv.log")" >&2
+        fi
+    done
+    # The browser's checks run in the same process as the others.
+    .venv/bin/python -c 'import selenium' 2>/dev/null ||
+        .venv/bin/python -m pip --disable-pip-version-check -q install -c constraints.txt selenium ||
+        echo "SKIP: selenium cannot be installed, so no browser is tried" >&2
+}
+
+# check_among_others NAME PYTEST-ARGUMENT...: run tests/lab/NAME_checks.py in that tree. What a run makes there is in memory, or
+# in directories that the next run makes anew. Its tables are printed at the end. DATA: MiB of data in images.
+check_among_others() {
+    local tree=$others_tree name=$1 status=0
+    (within "$tree" .venv/bin/python -c "from ioutil_ext import lib") || cannot "needs .venv to be of this Debian's Python"
+    rm -rf --one-file-system "$tree/scratch-$name" "$tree/results-$name"
+    mkdir "$tree/scratch-$name" "$tree/results-$name"
+    # shellcheck disable=SC2016  # for the shell in there
+    within "$tree" env "RESULTS=/results-$name" "DATA=${DATA:-256}" \
+        sh -c 'ip link set lo up; mount -t tmpfs shm /dev/shm; exec "$@"' sh \
+        .venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
+        --basetemp="/scratch-$name/tests" -v -rA --color=no \
+        --junit-xml="/results-$name/$name.xml" "${@:2}" "tests/lab/${name}_checks.py" </dev/null &
+    running=$!
+    trap 'kill -9 "$running" 2>/dev/null' EXIT # and with it all that it has started
+    wait "$running" || status=$?
+    trap - EXIT
+    cat "$tree/results-$name"/*.md
+    [ "$status" = 0 ] || return "$status"
+    rm -rf --one-file-system "$tree/scratch-$name"
+    echo "$name: all as it should be"
 }
 
 # within TREE COMMAND...: run it in a tree of this host's Debian, with mounts, processes and a network of its own, which end with it.

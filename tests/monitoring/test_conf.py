@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from imageio_daemon.runtime.degraded import Feature
 from tests.support.daemon import Certificates, Daemon
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -89,6 +90,12 @@ def test_each_metric_of_the_daemon_is_documented(exported: Series) -> None:
     guide = (CONF.parent / "docs" / "monitoring.md").read_text()
     names = {name for name in exported if name.startswith("imageio_")}
     assert set(re.findall(r"`(imageio_\w+)`", guide)) == names
+
+
+def test_each_feature_that_may_lack_is_documented() -> None:
+    guide = (CONF.parent / "docs" / "monitoring.md").read_text()
+    section = guide.partition("### Degraded\n")[2].partition("\nThese stop the start")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {*Feature}
 
 
 def promtool(*arguments: str, stdin: str | None = None) -> "subprocess.CompletedProcess[str]":

@@ -2,7 +2,6 @@
 """The text of metrics is made again when it is old, and for clients that are trusted."""
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -22,10 +21,10 @@ class Scrapes:
     def monotonic(self) -> float:
         return self.now
 
-    def collect(self) -> Iterator[Metric]:
+    async def collect(self) -> list[Metric]:
         self.count += 1
         self.now += self.seconds
-        yield GaugeMetricFamily("scrapes", "So far.", value=self.count)
+        return [GaugeMetricFamily("scrapes", "So far.", value=self.count)]
 
 
 @pytest.fixture

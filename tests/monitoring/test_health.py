@@ -2,9 +2,8 @@
 """When the daemon is ready, and why not."""
 
 import threading
-import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -12,11 +11,10 @@ from imageio_daemon.monitoring import health
 from imageio_daemon.monitoring.health import Health
 from imageio_daemon.monitoring.liveness import Liveness
 from imageio_daemon.net.accepting import Listener
-from imageio_daemon.net.loops import serving_loops
-from imageio_daemon.net.tls_contexts import ServerTls
+from imageio_daemon.runtime.degraded import Degraded, Feature
 from imageio_daemon.transfers.store import TransferStore
 
-FINE = {"service": "", "listeners": "", "loops": "", "certificate": ""}
+FINE: dict[str, str] = {"service": "", "listeners": "", "lanes": "", **dict.fromkeys(Feature, "")}
 
 
 def listener(*, serves: bool = True) -> Listener:
@@ -27,51 +25,41 @@ def store(*, drains: bool = False) -> TransferStore:
     return cast(TransferStore, SimpleNamespace(drain=object() if drains else None))
 
 
-def certificate(seconds: float) -> ServerTls:
-    """TLS whose certificate expires in so many seconds."""
-    tls: Any = SimpleNamespace(context=SimpleNamespace(expires=int(time.time() + seconds)))
-    return cast(ServerTls, tls)
-
-
 async def test_daemon_is_ready_when_it_serves() -> None:
-    liveness = Liveness(None)
-    checked = Health(store(), liveness, certificate(3600))
+    liveness = Liveness(lambda: None)
+    checked = Health(store(), liveness, Degraded())
     assert await checked.checks() == FINE | {"service": "starting"}
-    async with serving_loops(2) as loops:
-        liveness.watch(loops)
-        checked.serves([("remote", listener())])
-        assert await checked.checks() == FINE
+    checked.serves([("remote", listener())])
+    assert await checked.checks() == FINE
 
 
 async def test_daemon_that_drains_is_not_ready() -> None:
-    checked = Health(store(drains=True), Liveness(None), None)
+    checked = Health(store(drains=True), Liveness(lambda: None), Degraded())
     checked.serves([])
     assert await checked.checks() == FINE | {"service": "draining"}
 
 
 async def test_service_that_accepts_no_connections_is_named() -> None:
-    checked = Health(store(), Liveness(None), None)
+    checked = Health(store(), Liveness(lambda: None), Degraded())
     checked.serves([("remote", listener()), ("nbd", listener(serves=False))])
     assert (await checked.checks())["listeners"] == "no connections are accepted: nbd"
 
 
-async def test_expired_certificate_is_told() -> None:
-    checked = Health(store(), Liveness(None), certificate(-1))
+async def test_feature_that_is_not_in_force_is_told() -> None:
+    degraded = Degraded()
+    degraded.watch(Feature.EVENTS, lambda: "Is a directory")
+    checked = Health(store(), Liveness(lambda: None), degraded)
     checked.serves([])
-    assert await checked.checks() == FINE | {"certificate": "expired"}
+    assert await checked.checks() == FINE | {"events": "Is a directory"}
 
 
-async def test_loop_that_hangs_is_told_until_it_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "LOOP_TIMEOUT", 0.1)
-    liveness = Liveness(None)
-    checked = Health(store(), liveness, None)
+async def test_lanes_that_hang_are_told_until_they_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LANES_TIMEOUT", 0.1)
+    go_on = threading.Event()
+    checked = Health(store(), Liveness(go_on.wait), Degraded())
     checked.serves([])
-    async with serving_loops(2) as loops:
-        liveness.watch(loops)
-        go_on = threading.Event()
-        loops[1]._loop.call_soon_threadsafe(go_on.wait)
-        for _ in range(3):
-            assert (await checked.checks())["loops"] == "no answer from loop 2"
-        go_on.set()
-        monkeypatch.setattr(health, "LOOP_TIMEOUT", 20)
-        assert await checked.checks() == FINE
+    for _ in range(3):
+        assert (await checked.checks())["lanes"] == "no answer"
+    go_on.set()
+    monkeypatch.setattr(health, "LANES_TIMEOUT", 20)
+    assert await checked.checks() == FINE

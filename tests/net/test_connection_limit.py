@@ -289,3 +289,39 @@ def test_defaults() -> None:
         256,
     )
     assert (connection_limit.ADDRESS_SHARE, connection_limit.LOCAL_SHARE) == (4, 2)
+
+
+# Descriptors
+
+
+def test_few_descriptors_leave_fewer_places_to_each_stage() -> None:
+    limit, dropped = ConnectionLimit(1000, descriptors=160), []
+    for number in range(60):
+        for stage in (Stage.SILENT, Stage.GREETING, Stage.REFUSED, Stage.STRANGER):
+            limit.enter(stage, f"at {number}", lambda: dropped.append(1))
+    assert limit.places() == {
+        Stage.KNOWN: 0,
+        Stage.SILENT: 10,
+        Stage.GREETING: 10,
+        Stage.REFUSED: 2,
+        Stage.STRANGER: 20,
+    }
+    limit.most = 15
+    assert limit.most == 15
+    limit.most = 1000
+    assert limit.most == 20
+
+
+def test_many_descriptors_change_nothing() -> None:
+    assert ConnectionLimit(1000, descriptors=65536).most == 1000
+
+
+def test_the_oldest_stranger_of_the_earliest_stage_is_closed_for_its_descriptor(world: World) -> None:
+    world.know("known")
+    world.enter("stranger")
+    world.enter("here", LOCAL, Stage.SILENT)
+    world.enter("silent", stage=Stage.SILENT)
+    world.enter("greets", stage=Stage.GREETING)
+    assert [world.limit.relieve() for _ in range(5)] == [True] * 4 + [False]
+    assert world.dropped == ["silent", "here", "greets", "stranger"]
+    assert world.limit.strangers == 0

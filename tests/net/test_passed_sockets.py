@@ -12,7 +12,7 @@ import pytest
 
 from imageio_daemon.net.listening import listen_tcp, listen_unix
 from imageio_daemon.net.passed_sockets import Fits, PassedSockets, is_abstract, is_tcp, is_unix
-from imageio_daemon.service.systemd import Passed
+from imageio_daemon.runtime.systemd import Passed
 from tests.support.manager import Manager
 
 

@@ -12,7 +12,7 @@ import pytest
 import trustme
 
 from imageio_daemon.client.server.secure_socket import SecureSocket
-from imageio_daemon.config.services import Tls
+from imageio_daemon.config.services import TlsSection
 from imageio_daemon.errors import ConfigError
 from imageio_daemon.net.tls_contexts import ServerTls, client_context
 from tests.support.tls import issue_to_itself
@@ -35,8 +35,8 @@ class Certificates:
         made.cert_chain_pems[0].write_to_path(self.cert_file)
         made.private_key_pem.write_to_path(self.key_file)
 
-    def config(self, client_auth: str = "none") -> Tls:
-        return Tls(
+    def config(self, client_auth: str = "none") -> TlsSection:
+        return TlsSection(
             enable=True,
             key_file=str(self.key_file),
             cert_file=str(self.cert_file),

@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -14,8 +15,8 @@ import uvloop
 
 from imageio_daemon.net import poller
 from imageio_daemon.net.poller import READABLE, Poller
-from imageio_daemon.net.tls_handshake import Pollers, shake_hands
-from imageio_daemon.net.tls_socket import WANTS_INPUT
+from imageio_daemon.net.tls_handshake import Handshakes
+from imageio_daemon.net.tls_socket import WANTS_INPUT, TlsSocket
 from imageio_daemon.net.tls_transport import TlsTransport, detached
 from imageio_daemon.units import KiB, MiB
 from tests.support.daemon import Certificates
@@ -83,14 +84,14 @@ class World:
         self.context = server_context(certificates)
         self.client = ssl.create_default_context(cafile=certificates.cafile)
         self.client.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF  # an end without a farewell is an error
-        self.pollers = Pollers(asyncio.get_running_loop())
+        self.handshakes = Handshakes(asyncio.get_running_loop())
         self.protocol = Recorder()
         self.sock: socket.socket
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect, and remember the client's socket."""
         ours, self.sock = await _tcp_pair()
-        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol))
+        making = asyncio.create_task(self.handshakes.shake(ours, self.context, lambda: self.protocol))
         streams = await asyncio.open_connection(sock=self.sock, ssl=self.client, server_hostname="localhost")
         await making
         return streams
@@ -99,7 +100,7 @@ class World:
         """Connect with a socket that blocks."""
         ours, theirs = await _tcp_pair()
         theirs.settimeout(SOON)
-        making = asyncio.create_task(shake_hands(self.pollers, ours, self.context, lambda: self.protocol))
+        making = asyncio.create_task(self.handshakes.shake(ours, self.context, lambda: self.protocol))
         client = await asyncio.to_thread(
             self.client.wrap_socket, theirs, server_hostname="localhost", suppress_ragged_eofs=False
         )
@@ -130,7 +131,7 @@ async def world(certificates: Certificates) -> AsyncIterator[World]:
     yield world
     world.protocol.transport.abort()
     await asyncio.sleep(0)
-    world.pollers.close()
+    world.handshakes.close()
 
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -233,7 +234,7 @@ async def test_connection_that_cannot_be_watched_is_told_its_end(world: World, m
     class Refused(Recorder):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            monkeypatch.setattr(world.pollers.connections, "watch", refuse)
+            monkeypatch.setattr(world.handshakes.poller, "watch", refuse)
 
     world.protocol = Refused()
     (await world.connect_patient()).close()
@@ -431,7 +432,7 @@ async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certifi
     world = World(certificates)
     ours, theirs = await _tcp_pair()
     with ours, theirs:
-        task = asyncio.create_task(shake_hands(world.pollers, ours, world.context, Recorder))
+        task = asyncio.create_task(world.handshakes.shake(ours, world.context, Recorder))
         await asyncio.sleep(0)
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -439,7 +440,54 @@ async def test_cancelled_handshake_leaves_the_socket_alone(certificates: Certifi
         theirs.send(b"x")
         await asyncio.sleep(0)
         assert ours.recv(1) == b"x"
-    world.pollers.close()
+    world.handshakes.close()
+
+
+class LongStep:
+    """A step of a handshake, which goes on when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        step = TlsSocket.handshake
+
+        def long(tls: TlsSocket) -> int:
+            self.begun.set()
+            self.go_on.wait(SOON)
+            return step(tls)
+
+        monkeypatch.setattr(TlsSocket, "handshake", long)
+
+
+async def test_steps_of_a_handshake_do_not_hold_the_loop(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = LongStep(monkeypatch)
+    connecting = asyncio.create_task(world.connect())
+    async with asyncio.timeout(SOON):
+        while not step.begun.is_set():
+            await asyncio.sleep(0.001)  # the loop turns
+    step.go_on.set()
+    _, writer = await connecting
+    writer.write(b"x")
+    await world.protocol.until(lambda: world.protocol.received == b"x")
+    writer.transport.abort()
+    await world.protocol.until(lambda: bool(world.protocol.events))
+
+
+async def test_cancelled_handshake_ends_after_the_step_that_runs(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, step = World(certificates), LongStep(monkeypatch)
+    ours, theirs = await _tcp_pair()
+    with ours, theirs:
+        task = asyncio.create_task(world.handshakes.shake(ours, world.context, Recorder))
+        await asyncio.to_thread(step.begun.wait, SOON)
+        for _ in range(3):
+            task.cancel()
+            done, _ = await asyncio.wait([task], timeout=0.01)
+            assert not done
+        step.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    world.handshakes.close()
 
 
 # The poller

@@ -161,7 +161,10 @@ class NbdLine(Line):
         return self._header(Command.WRITE, offset, len(data), self._fua()) + data
 
     def zero(self, offset: int, length: int) -> bytes:
-        flags = self._fua() | self._choose.choice((0, CommandFlag.NO_HOLE))
+        return self.request_zero(offset, length, self._fua() | self._choose.choice((0, CommandFlag.NO_HOLE)))
+
+    def request_zero(self, offset: int, length: int, flags: int) -> bytes:
+        """Return the bytes of a request to zero with these flags, of at most 4 GiB - 1."""
         return self._header(Command.WRITE_ZEROES, offset, length, flags)
 
     def trim(self, offset: int, length: int) -> bytes | None:

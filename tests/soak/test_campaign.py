@@ -23,9 +23,8 @@ ROUND, ALL = (4.0, 150.0) if LONG else (2.5, 0.0)
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("writes_zeros", [False, True], ids=["zeroes", "writes-zeros"])
-@pytest.mark.parametrize("way", ["lanes", "python"])
 def test_nothing_happens_out_of_order(
-    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, writes_zeros: bool
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes_zeros: bool
 ) -> None:
     seed = int(os.environ.get("IMAGEIO_TEST_SEED") or secrets.randbelow(10**6))
     calls = tmp_path / "calls"
@@ -34,9 +33,7 @@ def test_nothing_happens_out_of_order(
     monkeypatch.setenv("IMAGEIO_TEST_SLOW", json.dumps(slow))
     nbd = {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / "nbd"}
     config: dict[str, Section] = {
-        "daemon": {"loops": 2},
         "control": {"remove_timeout": 1},
-        "remote": {"c_lane": way == "lanes"},
         "nbd": nbd,
     }
     until = time.monotonic() + ALL

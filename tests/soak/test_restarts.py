@@ -28,7 +28,7 @@ EACH = 2
 def daemon(certificates: Certificates, tmp_path: Path) -> Iterator[Daemon]:
     with Manager() as manager:
         config = {
-            "daemon": {"state_dir": tmp_path / "state", "loops": 2, "shutdown_timeout": 1},
+            "daemon": {"state_dir": tmp_path / "state", "shutdown_timeout": 1},
             "nbd": {"enable": True, "port": -1, "socket": tmp_path / "nbd"},
         }
         with Daemon(certificates, config, manager=manager) as made:

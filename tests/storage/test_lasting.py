@@ -31,7 +31,7 @@ async def identify() -> Identify:
             backend = await FileBackend.open(engine, str(path), writable=True)
             found = backend.info.lasting
             await backend.close()
-            await engine.release_loop()
+            await engine.release()
         finally:
             await asyncio.to_thread(engine.stop, 10.0)
         return found

@@ -2,17 +2,12 @@
 """Backends for tests: one in memory that keeps the contract, and one that breaks any other on demand."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
 
 from imageio_daemon.errors import Canceled, NotFound, OutOfRange
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream, merged
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation, ZeroMethod
-from imageio_daemon.storage.buffers import MAX_BUFFER
 from imageio_daemon.storage.durable import DurableRecord
-from imageio_daemon.storage.external import External, RemoteImage
-from imageio_daemon.storage.home_loop import HomeLoop
-from imageio_daemon.storage.http.backend import PIECES
 
 
 class MemoryBackend:
@@ -26,8 +21,6 @@ class MemoryBackend:
         self.identity: object = None
         self.can_flush = True
         self.unflushed = True
-        self.write_piece = MAX_BUFFER
-        self.writes = 1
 
     @property
     def info(self) -> BackendInfo:
@@ -36,9 +29,6 @@ class MemoryBackend:
             block_size=1,
             can_grow=self.can_grow,
             can_fast_zero=True,
-            has_dirty=False,
-            write_piece=self.write_piece,
-            writes=self.writes,
             identity=self.identity,
             can_flush=self.can_flush,
             unflushed=self.unflushed,
@@ -88,6 +78,9 @@ class MemoryBackend:
         self._check(op)
         self.flushes += 1
 
+    def bitmaps(self) -> Sequence[str]:
+        raise NotFound("no bitmap")
+
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         if context is not Context.ZERO:
             raise NotFound("no bitmap")
@@ -119,31 +112,6 @@ class MemoryBackend:
             if not self.can_grow:
                 raise OutOfRange("past the end", len(self.content))
             self.content.extend(bytes(end - len(self.content)))
-
-
-class SlowBackend(MemoryBackend):
-    """An image in memory whose writes go on until the test ends them. It keeps their buffers, whoever awaits."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self._home_loop = HomeLoop()
-        #: What began, in order: where, and what the test ends it with.
-        self.begun: list[tuple[range, asyncio.Future[None]]] = []
-
-    async def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> None:
-        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.begun.append((range(offset, offset + len(piece)), end))
-        await self._home_loop.run(self._write(op, piece, offset, end), op, piece.buffer)
-
-    async def _write(self, op: Operation, piece: Memory, offset: int, end: "asyncio.Future[None]") -> None:
-        await end
-        await super().pwrite(op, piece, offset)
-
-    def finish(self) -> None:
-        """End all that goes on."""
-        for _, end in self.begun:
-            if not end.done():
-                end.set_result(None)
 
 
 class FaultyBackend:
@@ -183,39 +151,6 @@ class FaultyBackend:
             return await attribute(*args, **kwargs)
 
         return call
-
-
-class ExternalBackend(RemoteImage, FaultyBackend):
-    """Wrap a backend for lanes, too, which ask for everything on the loop that has opened it."""
-
-    def __init__(self, backend: Backend) -> None:
-        super().__init__(backend)
-        self.interrupts = 0
-        size = backend.info.size
-        self._external = External(cast(Backend, self), "memory", "memory", PIECES, size=size, grows=True)
-
-    def keep(self, record: DurableRecord) -> None:
-        self._backend.keep(record)
-
-    def interrupt(self) -> None:
-        self.interrupts += 1
-        self._backend.interrupt()
-
-    def __getattr__(self, name: str) -> object:
-        found = super().__getattr__(name)
-        if name not in ("pwrite", "zero"):
-            return found
-
-        async def change(*args: object, **kwargs: object) -> object:
-            result = await cast(Any, found)(*args, **kwargs)
-            self._external.resized(self._backend.info.size)
-            return result
-
-        return change
-
-    async def close(self) -> None:
-        await self._external.close()
-        await self._backend.close()
 
 
 class Held:

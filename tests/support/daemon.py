@@ -42,15 +42,16 @@ _PYTHON: tuple[str, ...] = (sys.executable, *_WITH_LEAKS)
 PROGRAM = "imageio_daemon"
 #: The same with C serving as soon as it can.
 EAGER_PROGRAM = "tests.support.eager"
+#: The daemon whose requests Python decides, also plain ones.
+DECIDED_PROGRAM = "tests.support.decided"
 #: The same on slow storage.
 SLOW_PROGRAM = "tests.support.slow"
+#: The same that looks often at what it looks at again and again.
+PROMPT_PROGRAM = "tests.support.prompt"
 
 START_TIMEOUT = 30.0
 #: More than the shutdown_timeout of a daemon under test.
 STOP_TIMEOUT = 20.0
-
-#: The most event loops that a daemon has if it is not told how many.
-MOST_LOOPS = 4
 
 #: What the log of a healthy daemon never holds.
 _ACCIDENTS = re.compile(r"Traceback \(most recent|never retrieved|never awaited|was destroyed|ResourceWarning|Fatal")
@@ -69,10 +70,10 @@ class Certificates:
     client_certfile: Path
 
     @classmethod
-    def make(cls, directory: Path) -> Self:
+    def make(cls, directory: Path, key_type: trustme.KeyType = trustme.KeyType.ECDSA) -> Self:
         """Write the files; the server is known as localhost and by its two loopback addresses."""
         ca = trustme.CA()
-        server = ca.issue_cert("localhost", "127.0.0.1", "::1")
+        server = ca.issue_cert("localhost", "127.0.0.1", "::1", key_type=key_type)
         client = ca.issue_cert("client@example.org")
         made = cls(ca, *(directory / name for name in ("ca.pem", "cert.pem", "key.pem", "client.pem")))
         ca.cert_pem.write_to_path(str(made.cafile))
@@ -80,6 +81,14 @@ class Certificates:
         server.private_key_pem.write_to_path(str(made.keyfile))
         client.private_key_and_cert_chain_pem.write_to_path(str(made.client_certfile))
         return made
+
+    def issue(self, directory: Path, host: str) -> dict[str, Path]:
+        """Write the certificate of another host and its key, and return them as [tls] of the configuration."""
+        issued = self.ca.issue_cert(host)
+        files = {"cert_file": directory / "cert.pem", "key_file": directory / "key.pem"}
+        issued.cert_chain_pems[0].write_to_path(str(files["cert_file"]))
+        issued.private_key_pem.write_to_path(str(files["key_file"]))
+        return files
 
 
 #: As [daemon] state_dir: a state directory of the daemon's own, which restart() finds again.
@@ -364,7 +373,6 @@ class Daemon:
                 "drop_privileges": False,
                 "systemd_enable": self._manager is not None,
                 "shutdown_timeout": 5,
-                "loops": 1,  # whatever machine runs the tests; those of several say so
             },
             "tls": {"cert_file": certificates.certfile, "key_file": certificates.keyfile},
             "remote": {"port": 0},
@@ -462,19 +470,17 @@ class Baseline:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._use_all_loops()
+        self._use_storage()
         self._descriptors = daemon.descriptors()
 
-    def _use_all_loops(self) -> None:
-        """Have every loop do storage I/O: each opens what it needs for that when it does so first, and keeps it."""
+    def _use_storage(self) -> None:
+        """Have the daemon do storage I/O: it opens what it needs for that when it does so first, and keeps it."""
         path = self._daemon.directory / "baseline"
         path.write_bytes(bytes(4096))
         ticket_id = self._daemon.add_ticket(path, 4096, inactivity_timeout=60)
-        with contextlib.ExitStack() as cleanup:
-            for _ in range(MOST_LOOPS):  # a new connection goes to the loop that has the fewest
-                connection = cleanup.enter_context(self._daemon.connect("unix"))
-                connection.request("OPTIONS", f"/images/{ticket_id}")  # opens it, so that C can serve the next one
-                assert connection.get(f"/images/{ticket_id}").status == 200
+        with self._daemon.connect("unix") as connection:
+            connection.request("OPTIONS", f"/images/{ticket_id}")  # opens it, so that C can serve the next one
+            assert connection.get(f"/images/{ticket_id}").status == 200
         eventually(lambda: self._daemon.status(ticket_id)["connections"] == 0, "nobody is connected")
         self._daemon.remove(ticket_id)
 

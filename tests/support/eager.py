@@ -34,6 +34,8 @@ class ToldHandover(handover.LaneHandover):
             return
         with contextlib.suppress(Error):
             transfer = self._service._store.authorize(terms.ticket_id(head), _METHODS[head.method])
+            if transfer.ticket.proxied:
+                return
             image = transfer.opened
             if image is None or head.method != "GET" or image.info.size >= transfer.ticket.size:
                 log.info("lane missed a request: %s", head.method)

@@ -14,6 +14,9 @@ from imageio_daemon.nbdproto.options import BlockSizes, OptionHeader, OptionRepl
 from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.nbdproto.client.scripted import ACK, FLAGS, UNSUP, Answers, Handler, contexts, export, fixed
 
+#: What is said of a refusal.
+WORDS = b"no"
+
 
 @dataclass
 class Asked:
@@ -28,12 +31,36 @@ class Asked:
         return self.header.offset, self.header.length
 
 
+class Held:
+    """Requests of one command, which wait for their replies: `reached` is set when there is one."""
+
+    def __init__(self, server: "FakeNbd", command: Command) -> None:
+        self.reached = asyncio.Event()
+        self.asked: list[Asked] = []
+        self._server = server
+        self._command = command
+
+    def take(self, asked: Asked) -> None:
+        self.asked.append(asked)
+        self.reached.set()
+
+    def release(self) -> None:
+        """Answer them, and later ones at once."""
+        self._server.held.pop(self._command, None)
+        for asked in self.asked:
+            self._server.reply(asked)
+
+
 @dataclass
 class FakeNbd:
-    """Serve `size` bytes of zeros. `answer`: makes the reply to a request, instead of the default one; None: none."""
+    """Serve `size` bytes: `content`, or zeros that stay zeros.
+
+    `answer`: makes the reply to a request, instead of the default one; None: none.
+    """
 
     socket: Path
     size: int = 1 << 20
+    content: bytearray | None = None
     flags: int = FLAGS
     sizes: BlockSizes | None = None
     #: Contexts that it tells extents in, by ids from 10 on.
@@ -43,6 +70,9 @@ class FakeNbd:
     greeted: int = 1000
     answer: Callable[[Asked], Awaitable[bytes | None]] | None = None
     asked: list[Asked] = field(default_factory=list)
+    #: Errors with which requests of these commands are refused.
+    refused: dict[int, int] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
     connections: int = 0
     ended: int = 0  # connections
     after_goodbye: bytes = b""
@@ -51,6 +81,10 @@ class FakeNbd:
     later_size: int | None = None
     #: Nothing is received after the negotiation until this is set.
     hold: asyncio.Event | None = None
+    #: A longer payload is left unread where the test makes the answers.
+    most_read: int = 8 << 20
+    #: What each connection has received and the server has not read.
+    readers: list[asyncio.StreamReader] = field(default_factory=list)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _server: asyncio.Server | None = None
 
@@ -71,6 +105,11 @@ class FakeNbd:
         self.hang_up()
         self.socket.unlink(missing_ok=True)
 
+    def hold_back(self, command: Command) -> Held:
+        """Let requests of a command wait until they are released."""
+        held = self.held[command] = Held(self, command)
+        return held
+
     def hang_up(self) -> None:
         """Close all connections."""
         for writer in self._writers:
@@ -81,6 +120,7 @@ class FakeNbd:
         number = self.connections
         self.connections += 1
         self._writers.append(writer)
+        self.readers.append(reader)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             if number >= self.greeted:
                 await reader.read(1)
@@ -121,44 +161,58 @@ class FakeNbd:
                 self.asked.append(Asked(number, header))
                 self.after_goodbye += await reader.read()
                 return
-            if self.answer is not None and header.command == Command.WRITE and header.length > MOST_READ:
+            if self.answer is not None and header.command == Command.WRITE and header.length > self.most_read:
                 payload = b""  # what is answered before it was received
             else:
                 payload = await reader.readexactly(header.length) if header.command == Command.WRITE else b""
             asked = Asked(number, header, payload)
             self.asked.append(asked)
-            reply = self.success(asked) if self.answer is None else await self.answer(asked)
+            reply = self._usual(asked) if self.answer is None else await self.answer(asked)
             if reply is not None:
                 writer.write(reply)
             if header.command == Command.WRITE and len(payload) < header.length:
-                await reader.read()  # until the client is gone
+                await writer.wait_closed()  # the rest is not read
+
+    def _usual(self, asked: Asked) -> bytes | None:
+        held = self.held.get(asked.header.command)
+        if held is not None:
+            held.take(asked)
+            return None
+        return self._judged(asked)
+
+    def _judged(self, asked: Asked) -> bytes:
+        error = self.refused.get(asked.header.command)
+        return self.failure(asked, error) if error else self.success(asked)
 
     def reply(self, asked: Asked) -> None:
         """Answer late."""
-        self._writers[asked.connection].write(self.success(asked))
+        self._writers[asked.connection].write(self._judged(asked))
 
     def success(self, asked: Asked) -> bytes:
-        """Return the reply of a server that does what it is asked."""
+        """Do what is asked, and return the reply."""
         header = asked.header
+        start, end = header.offset, header.offset + header.length
         if header.command == Command.READ:
-            return self.chunk(asked, Chunk.OFFSET_DATA, header.offset.to_bytes(8) + bytes(header.length))
+            data = bytes(header.length) if self.content is None else bytes(self.content[start:end])
+            return self.chunk(asked, Chunk.OFFSET_DATA, start.to_bytes(8) + data)
         if header.command == Command.BLOCK_STATUS:
             kind = Chunk.BLOCK_STATUS_EXT if self.extended else Chunk.BLOCK_STATUS
-            return self.chunk(asked, kind, pack_extents(10, [header.length], [3], extended=self.extended))
+            flags = 3 if self.content is None else 0
+            return self.chunk(asked, kind, pack_extents(10, [header.length], [flags], extended=self.extended))
+        if self.content is not None and header.command == Command.WRITE:
+            self.content[start:end] = asked.payload
+        elif self.content is not None and header.command == Command.WRITE_ZEROES:
+            self.content[start:end] = bytes(header.length)
         return self.chunk(asked, Chunk.NONE, b"") if self.extended else SimpleReply(header.cookie, 0).pack()
 
     def failure(self, asked: Asked, error: int) -> bytes:
         """Return a reply that says no."""
-        payload = error.to_bytes(4) + b"\0\0"
+        payload = error.to_bytes(4) + len(WORDS).to_bytes(2) + WORDS
         return self.chunk(asked, Chunk.ERROR, payload)
 
     def chunk(self, asked: Asked, kind: int, payload: bytes) -> bytes:
         header = ChunkHeader(kind, DONE, asked.header.cookie, len(payload), asked.header.offset)
         return header.pack(extended=self.extended) + payload
-
-
-#: A longer payload is left unread where the test makes the answers.
-MOST_READ = 8 << 20
 
 
 @contextlib.asynccontextmanager

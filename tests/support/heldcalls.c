@@ -4,15 +4,20 @@
  * Loaded before a program by LD_PRELOAD: calls that change a file wait as a test wants; see heldcalls.py.
  *
  * If there is a file PATH.hold, the first such call on PATH renames it to PATH.held and waits until that is gone. With
- * IMAGEIO_TEST_ZERO_RATE in the environment, zeroing takes as long as if it were done at so many MiB a second.
+ * IMAGEIO_TEST_ZERO_RATE in the environment, zeroing takes as long as if it were done at so many MiB a second. With
+ * IMAGEIO_TEST_NO_AIO, the kernel has no asynchronous I/O.
  */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/aio_abi.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -59,3 +64,23 @@ REPLACE(pwritev64, (int fd, const struct iovec *parts, int count, off64_t offset
 
 REPLACE_FALLOCATE(fallocate, off_t)
 REPLACE_FALLOCATE(fallocate64, off64_t)
+
+/* Writes that are asynchronous wait before they begin. */
+long syscall(long number, ...) {
+    long (*real)(long, ...) = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall"), a[6];
+    va_list more;
+    va_start(more, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(more, long);
+    va_end(more);
+    if (number == SYS_io_setup && getenv("IMAGEIO_TEST_NO_AIO")) {
+        errno = ENOSYS;
+        return -1;
+    }
+    for (long i = 0; number == SYS_io_submit && i < a[1]; i++) {
+        const struct iocb *call = ((struct iocb **)a[2])[i];
+        if (call->aio_lio_opcode == IOCB_CMD_PWRITE)
+            hold((int)call->aio_fildes);
+    }
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}

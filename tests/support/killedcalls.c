@@ -14,7 +14,9 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/aio_abi.h>
 #include <linux/fs.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -250,6 +252,89 @@ static ssize_t write_parts(const char *name, int fd, const struct iovec *parts, 
                                        (int, const struct iovec *, int, off64_t, int))(fd, parts, count, offset, flags)
                                 : REAL(writev, ssize_t, (int, const struct iovec *, int))(fd, parts, count);
     leave(&c, last, result);
+    return result;
+}
+
+/* Asynchronous writes (aio.c), each of which is a call from its io_submit(2) to the io_getevents(2) that tells its end.
+ */
+
+static struct under_way {
+    const struct iocb *iocb;
+    unsigned long long number;
+} under_way[4096];
+static pthread_mutex_t under_way_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* Return the entry of an iocb; of NULL, a free one. NULL: there is none. */
+static struct under_way *find(const struct iocb *iocb) {
+    for (unsigned i = 0; i < sizeof(under_way) / sizeof(under_way[0]); i++)
+        if (under_way[i].iocb == iocb)
+            return &under_way[i];
+    return NULL;
+}
+
+static void keep(const struct iocb *iocb, unsigned long long number) {
+    pthread_mutex_lock(&under_way_lock);
+    struct under_way *place = find(NULL);
+    if (!place)
+        abort();
+    *place = (struct under_way){iocb, number};
+    pthread_mutex_unlock(&under_way_lock);
+}
+
+/* Tell of the end of a write, if one is known by this event. */
+static void tell_event(const struct io_event *event) {
+    pthread_mutex_lock(&under_way_lock);
+    struct under_way *place = find((const struct iocb *)(uintptr_t)event->obj);
+    if (place) {
+        call c = {.kind = IMAGE_CHANGE, .number = place->number};
+        place->iocb = NULL;
+        tell_end(&c, event->res);
+    }
+    pthread_mutex_unlock(&under_way_lock);
+}
+
+/* The last write is done here, half or whole. */
+static _Noreturn void write_and_die(const call *c, const struct iocb *iocb) {
+    size_t length = when == 'm' ? iocb->aio_nbytes / 2 / BLOCK * BLOCK : iocb->aio_nbytes;
+    const void *data = (const void *)(uintptr_t)iocb->aio_buf;
+    ssize_t result = REAL(pwrite64, ssize_t, (int, const void *, size_t, off64_t))((int)iocb->aio_fildes, data, length,
+                                                                                   iocb->aio_offset);
+    tell_end(c, result);
+    die();
+}
+
+/* Submit the first of some calls. The caller goes on with the others. */
+static long submit(long (*real)(long, ...), long context, struct iocb **calls) {
+    struct iocb *iocb = calls[0];
+    call c = {.name = "write", .offset = iocb->aio_offset, .length = (int64_t)iocb->aio_nbytes};
+    if (iocb->aio_lio_opcode == IOCB_CMD_PWRITE)
+        classify(&c, (int)iocb->aio_fildes, IMAGE_CHANGE, NO_KIND);
+    if (c.kind != NO_KIND) {
+        compare(&c, (int)iocb->aio_fildes, (const char *)(uintptr_t)iocb->aio_buf, iocb->aio_nbytes);
+        if (enter(&c))
+            write_and_die(&c, iocb);
+        keep(iocb, c.number);
+    }
+    long count = real(SYS_io_submit, context, 1L, calls);
+    if (count != 1 && c.kind != NO_KIND) {
+        struct io_event event = {.obj = (uintptr_t)iocb, .res = -1};
+        tell_event(&event);
+    }
+    return count;
+}
+
+long syscall(long number, ...) {
+    long a[6], (*real)(long, ...) = REAL(syscall, long, (long, ...));
+    va_list more;
+    va_start(more, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(more, long);
+    va_end(more);
+    if (number == SYS_io_submit && trace != -1 && a[1] > 0)
+        return submit(real, a[0], (struct iocb **)a[2]);
+    long result = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    for (long i = 0; number == SYS_io_getevents && trace != -1 && i < result; i++)
+        tell_event((const struct io_event *)a[3] + i);
     return result;
 }
 

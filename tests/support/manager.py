@@ -70,6 +70,10 @@ class Manager:
         assert self._marks.acquire(timeout=SOON), "the manager does not run"
         return self._stored
 
+    def pass_on(self, name: str, sock: socket.socket) -> None:
+        """Pass a copy of a socket to the next process, as if it were stored, or that of a socket unit."""
+        self._stored.append((name, os.dup(sock.fileno())))
+
     def forget_all(self) -> None:
         """Close what is stored, as systemd does when a service is stopped."""
         for _, fd in self._stored:

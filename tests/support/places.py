@@ -24,6 +24,9 @@ from tests.support.processes import open_files
 
 SECTOR = 512
 
+#: Who opens images in the format qcow2: the option of the daemon, in all tests that have no other.
+QCOW2 = os.environ.get("IMAGEIO_TEST_QCOW2", "qemu-nbd")
+
 needs = pytest.mark.needs
 
 
@@ -40,6 +43,8 @@ class Trait(Enum):
     NAMED = "it is opened by its name, which the test can take away"
     OWN = "the daemon under test reads and writes it itself, and nobody else does it for it"
     SPACE = "a file whose space is taken and given back as the ticket wants it"
+    HERE = "the daemon under test has it open: it is in a lane, decodes, and records what is durable"
+    TAGGED = "all changes are seen, so that it has an entity tag"
     PATH = "it can be a file or device that the test has made"
 
 
@@ -98,7 +103,7 @@ class Device(Place):
     """A loop device."""
 
     kind = "block"
-    traits = frozenset({Trait.OWN, Trait.QUICK_ZERO})
+    traits = frozenset({Trait.OWN, Trait.HERE, Trait.TAGGED, Trait.QUICK_ZERO})
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
@@ -136,7 +141,7 @@ class RawServed(Served):
     """A raw file that qemu-nbd has."""
 
     kind = "qemu-nbd-raw"
-    traits = frozenset({Trait.ZEROS, Trait.HOLES, Trait.FINE_HOLES, Trait.PATH, Trait.QUICK_ZERO})
+    traits = frozenset({Trait.ZEROS, Trait.HOLES, Trait.FINE_HOLES, Trait.HERE, Trait.PATH, Trait.QUICK_ZERO})
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
@@ -148,7 +153,7 @@ class Qcow2Served(Served):
     """A qcow2 image that qemu-nbd has."""
 
     kind = "qemu-nbd-qcow2"
-    traits = frozenset({Trait.ZEROS, Trait.HOLES})
+    traits = frozenset({Trait.ZEROS, Trait.HOLES, Trait.HERE})
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
@@ -163,7 +168,7 @@ class MemoryServed(Served):
     """Memory of nbdkit."""
 
     kind = "nbdkit-memory"
-    traits = frozenset({Trait.EXACT, Trait.ZEROS, Trait.HOLES, Trait.QUICK_ZERO})
+    traits = frozenset({Trait.EXACT, Trait.ZEROS, Trait.HOLES, Trait.HERE, Trait.QUICK_ZERO})
 
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
@@ -175,10 +180,10 @@ class MemoryServed(Served):
 
 
 class Managed(Place):
-    """A qcow2 image for which the daemon starts qemu-nbd. qemu-img looks at it."""
+    """A qcow2 image, which the daemon opens itself or starts a qemu-nbd for. qemu-img looks at it."""
 
     kind = "managed-qcow2"
-    traits = frozenset({Trait.ZEROS, Trait.NAMED})
+    traits = frozenset({Trait.ZEROS, Trait.HERE, Trait.NAMED, *([Trait.TAGGED] if QCOW2 == "native" else [])})
 
     def __init__(self, path: Path, size: int, daemon: Daemon) -> None:
         super().__init__(path, size)
@@ -213,11 +218,15 @@ class Managed(Place):
         return _is_open(self.path)
 
 
+#: Keys of tickets that the ticket on the other daemon does not have from that on the one under test.
+NOT_BEHIND = ("uuid", "url", "size", "timeout", "rate")
+
+
 class Proxied(Place):
     """A file that another daemon has."""
 
     kind = "proxy"
-    traits = frozenset(Trait) - {Trait.OWN}
+    traits = frozenset(Trait) - {Trait.OWN, Trait.HERE}
 
     def __init__(self, path: Path, other: Daemon, ticket_id: str) -> None:
         super().__init__(path)
@@ -227,7 +236,7 @@ class Proxied(Place):
     @classmethod
     def make(cls, raw: Path, fields: Mapping[str, Any], setting: Setting) -> Self:
         other = setting.other_daemon()
-        its_own = {name: value for name, value in fields.items() if name not in ("uuid", "url", "size", "timeout")}
+        its_own = {name: value for name, value in fields.items() if name not in NOT_BEHIND}
         ticket_id = other.add_ticket(raw, fields["size"], **its_own, timeout=3600)
         setting.daemon.hide(ticket_id)
         setting.cleanup.callback(other.control, "DELETE", f"/tickets/{ticket_id}")

@@ -22,3 +22,14 @@ def thread_names(pid: int) -> list[str]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             found.append(name.read_text().strip())
     return found
+
+
+def times_slept(pid: int, name: str) -> int:
+    """Return how often the threads of a process with this name have slept."""
+    count = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "comm").read_text().strip() == name:
+                fields = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+                count += int(fields["voluntary_ctxt_switches"])
+    return count

@@ -5,7 +5,7 @@ import sys
 
 from imageio_daemon import cli
 from imageio_daemon.lanes import records
-from imageio_daemon.service import request_log
+from imageio_daemon.runtime import request_log
 
 if __name__ == "__main__":
     request_log.SLOW = 0.3

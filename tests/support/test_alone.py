@@ -89,3 +89,21 @@ def test_no_test_starts_while_one_waits_to_be_alone(directory: Path) -> None:
         eventually(lambda: second.waits, "it waits for the one that is alone")
         first.end()
         second.wait_for("runs")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 6])
+@pytest.mark.parametrize(("alone_ones", "others"), [(0, 20), (7, 100), (20, 27)])
+def test_each_process_begins_with_those_that_are_alone(processes: int, alone_ones: int, others: int) -> None:
+    first, later = list(range(alone_ones)), list(range(100, 100 + others))
+    order = alone.dealt(first, later, processes)
+    assert sorted(order) == first + later
+    for number in range(processes):  # as pytest-xdist does
+        size = len(order) // (processes - number)
+        part, order = order[:size], order[size:]
+        assert (
+            [test for test in part if test < 100] == part[: len(first[number::processes])] == first[number::processes]
+        )
+
+
+def test_no_test_is_lost_where_there_are_more_processes() -> None:
+    assert sorted(alone.dealt([1, 2, 3], [4], 40)) == sorted(alone.dealt([1, 2, 3, 4], [], 3)) == [1, 2, 3, 4]

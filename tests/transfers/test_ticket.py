@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import InvalidRequest
-from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_ID, MAX_SIZE, MAX_TENANT, MAX_URL
+from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_ID, MAX_SIZE, MAX_URL
 from imageio_daemon.transfers.ticket import Access, Changes, Ticket
-from imageio_daemon.units import MAX_OFFSET, MAX_RATE, MIN_RATE
+from imageio_daemon.units import MAX_OFFSET, MAX_RATE, MAX_TENANT, MIN_RATE
 
 VALID: dict[str, Any] = {
     "uuid": "c0ffee-secret",

@@ -18,11 +18,11 @@ from imageio_daemon.errors import (
     TooManyTickets,
 )
 from imageio_daemon.lanes.lane import Lane
-from imageio_daemon.service import work
+from imageio_daemon.lifecycle.watching import release_expired
+from imageio_daemon.runtime import request_activity
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.running import Kind
 from imageio_daemon.storage.totals import Totals
-from imageio_daemon.transfers.expired import release_expired
 from imageio_daemon.transfers.permission import Permission
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
@@ -49,7 +49,7 @@ class Opener:
         self.backend = FaultyBackend(self.memory)
         self.opened = 0
         self.error: Exception | None = None
-        self.request: work.Work | None = None  # in whose context it was called
+        self.request: request_activity.RequestActivity | None = None  # in whose context it was called
         self.gate = asyncio.Event()
         self.gate.set()
         self.images: dict[str, object] = {}  # by url
@@ -59,7 +59,7 @@ class Opener:
 
     async def __call__(self, ticket: Ticket) -> Backend:
         self.opened += 1
-        self.request = work.current()
+        self.request = request_activity.current()
         await self.gate.wait()
         if self.error is not None:
             raise self.error
@@ -197,14 +197,14 @@ async def test_request_that_asks_again_gets_the_failure_and_the_next_one_tries(
     store: TransferStore, transfer: Transfer, opener: Opener
 ) -> None:
     opener.error = StorageError(2, "open", "open")
-    work.begin()
+    request_activity.begin()
     for _ in range(2):
         with pytest.raises(StorageError):
             await transfer.backend()
     assert opener.opened == 1
     opener.error = None
     await store.add(ticket("other")).backend()
-    work.begin()
+    request_activity.begin()
     await transfer.backend()
 
 
@@ -212,19 +212,19 @@ async def test_request_gets_the_image_that_another_one_has_opened_after_its_fail
     transfer: Transfer, opener: Opener
 ) -> None:
     opener.error = StorageError(2, "open", "open")
-    request = work.begin()
+    request = request_activity.begin()
     with pytest.raises(StorageError):
         await transfer.backend()
     opener.error = None
-    work.begin()
+    request_activity.begin()
     opened = await transfer.backend()
-    work.begin(request)
+    request_activity.begin(request)
     assert await transfer.backend() is opened
 
 
 async def test_image_is_opened_outside_of_the_first_request(transfer: Transfer, opener: Opener) -> None:
     """What the backend begins then serves all requests."""
-    work.begin()
+    request_activity.begin()
     await transfer.backend()
     assert opener.request is None
 
@@ -508,11 +508,11 @@ async def test_transfers_that_have_ended_are_forgotten(
     for _ in range(2):
         store.add(replace(ticket(), url="file:///other"))
     await store.clear()
-    assert len(store._ending) == 3
+    assert len(store._canceled) == 3
     unfinished.release()
     await store.close()
-    assert (len(store._ending), store._ending._tickets, store._ending._users) == (0, {}, {})
-    assert not store._ending.any_identified
+    assert (len(store._canceled), store._canceled._tickets, store._canceled._users) == (0, {}, {})
+    assert not store._canceled.any_identified
 
 
 async def test_thousands_of_tickets_of_one_image_end_in_the_time_of_as_many_images(opener: Opener) -> None:

@@ -127,6 +127,25 @@ class Browser:
         """Press a button, or follow a link."""
         self.driver.find_element(By.XPATH, f"//div[@id='actions']/*[text()='{label}']").click()
 
+    @property
+    def labels(self) -> list[str]:
+        """What the buttons and links offer."""
+        return [str(each.text) for each in self.driver.find_elements(By.XPATH, "//div[@id='actions']/*")]
+
+    def press_copy(self) -> None:
+        """Press the button beside a command."""
+        self.driver.find_element(By.ID, "copy").click()
+
+    def clipboard(self) -> str:
+        """Return what was copied."""
+        self.driver.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+        return str(self.run("navigator.clipboard.readText().then(arguments[0], arguments[0])"))
+
+    def forget(self) -> None:
+        """Let the tab forget its session and leave the page, as a new tab has none."""
+        self.driver.execute_script("sessionStorage.clear()")
+        self.driver.get("about:blank")
+
     def upload(self, path: Path) -> None:
         """Choose a file and begin."""
         self.choose(path)

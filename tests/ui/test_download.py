@@ -31,13 +31,14 @@ def test_disk_is_saved_without_its_holes_and_compared(
     browser: "Browser", page_daemon: Daemon, make_disk: MakeDisk, make_link: MakeLink
 ) -> None:
     disk = make_disk("disk.raw", SIZE, 20)
-    link = make_link(SIZE, disk, ops=["read"], filename="disk.raw")
+    name = "my disk; 1.raw"  # in quotes in the answer
+    link = make_link(SIZE, disk, ops=["read"], filename=name)
     browser.open(link.url)
     browser.offer_picker()
     sent = page_daemon.served("remote", "lane")["sent"]
     browser.press("Save the disk")
     browser.wait("The file is complete", timeout=LONG)
-    assert browser.saved("disk.raw", BLOCK) == [SIZE, digests(disk)]
+    assert browser.saved(name, BLOCK) == [SIZE, digests(disk)]
     assert page_daemon.served("remote", "lane")["sent"] - sent < 60 * MiB
 
 
@@ -66,14 +67,15 @@ def test_browser_without_file_access_saves_by_itself_and_compares(
     browser: "Browser", make_disk: MakeDisk, make_link: MakeLink, tmp_path: Path
 ) -> None:
     disk = make_disk("disk.raw", 64 * MiB, 10)
-    link = make_link(64 * MiB, disk, ops=["read"], filename="saved.raw")
+    name = "Größe 日本 1%41.raw"  # as an extended value in the answer
+    link = make_link(64 * MiB, disk, ops=["read"], filename=name)
     downloads = tmp_path / "downloads"
     downloads.mkdir()
     browser.save_to(downloads)
     browser.open(link.url)
     browser.take_picker()
     browser.press("Download")
-    saved = downloads / "saved.raw"
+    saved = downloads / name
     eventually(lambda: saved.exists() and saved.stat().st_size == 64 * MiB, "it is saved", timeout=LONG)
     assert same(saved, disk)
     browser.press("Compare a saved file")

@@ -2,13 +2,14 @@
 """What happens to an upload that is interrupted: by a reload, the network, the server, its ticket, or its file."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from imageio_daemon.units import MiB
-from tests.support.daemon import Daemon
+from tests.support.daemon import Certificates, Daemon
 from tests.support.polling import eventually
 from tests.ui.conftest import Link, MakeDisk, MakeLink, same
 from tests.ui.wire import Wire
@@ -55,6 +56,7 @@ def test_reload_continues_with_what_is_not_durable(
     browser.reload()
     browser.wait("Continue the upload")
     hurry(page_daemon, link)
+    eventually(lambda: not page_daemon.status(link.ticket)["active"], "what the page has left has ended")
     durable = page_daemon.status(link.ticket)["durable"]
     written = page_daemon.status(link.ticket)["written"]
     browser.choose(disk)
@@ -74,11 +76,81 @@ def test_other_file_after_a_reload_is_sent_from_the_start(
     hurry(page_daemon, link)
     other = make_disk("other.raw", SIZE, 5)
     browser.choose(other)
-    browser.wait("Ready to upload")
+    browser.wait("Another file")
     assert "not the file that was begun" in browser.text("notice")
-    browser.press("Upload")
+    browser.press("Send all anew")
     browser.wait("The disk is safe", timeout=LONG)
     assert same(other, link.path)
+
+
+def test_link_in_a_new_tab_continues_or_asks(browser: "Browser", page_daemon: Daemon, disk: Path, link: Link) -> None:
+    """The tab does not know the file: what was sent is not thrown away without a question."""
+    begin(browser, link, disk)
+    eventually(lambda: page_daemon.status(link.ticket)["durable"] > 0, "a flush has ended", timeout=20)
+    browser.forget()
+    browser.open(link.url)
+    browser.wait("Continue the upload")
+    hurry(page_daemon, link)
+    durable, written = (page_daemon.status(link.ticket)[key] for key in ("durable", "written"))
+    browser.choose(disk)
+    browser.wait("Continue or start anew?")
+    assert "are safe on the server" in browser.text("notice")
+    assert browser.labels == ["Continue", "Send all anew", "Choose another file"]
+    browser.press("Continue")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(disk, link.path)
+    assert 0 < page_daemon.status(link.ticket)["written"] - written <= SIZE - durable
+
+
+def test_upload_that_continues_with_another_file_becomes_that_file(
+    browser: "Browser", page_daemon: Daemon, disk: Path, link: Link, make_disk: MakeDisk
+) -> None:
+    begin(browser, link, disk)
+    eventually(lambda: page_daemon.status(link.ticket)["durable"] > 0, "a flush has ended", timeout=20)
+    browser.forget()
+    browser.open(link.url)
+    hurry(page_daemon, link)
+    other = make_disk("other.raw", SIZE, 5)
+    browser.choose(other)
+    browser.wait("Continue or start anew?")
+    browser.press("Continue")
+    browser.wait("The disk is safe", timeout=LONG)
+    assert same(other, link.path)
+
+
+def test_file_is_sent_again_where_the_server_has_no_record(
+    browser: "Browser", stateless: Daemon, disk: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.touch()
+    ticket = stateless.add_ticket(target, SIZE, rate=2 * MiB)
+    browser.open(f"https://localhost:{stateless.port}/ui/#{ticket}")
+    browser.upload(disk)
+    browser.until(5)
+    browser.reload()
+    browser.wait("Upload a disk")
+    browser.choose(disk)
+    browser.wait("Ready to upload")
+    assert "all is sent again" in browser.text("notice")
+
+
+@pytest.fixture
+def stateless(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon with the page that keeps no records."""
+    with Daemon(certificates, {"ui": {"enable": True}}) as daemon:
+        yield daemon
+
+
+def test_what_was_said_is_not_said_for_ever(browser: "Browser", disk: Path, link: Link, wire: Wire) -> None:
+    """A screen reader finds nothing in the live regions that is no longer so."""
+    begin(browser, link, disk)
+    wire.cut()
+    eventually(lambda: browser.text("said") == "The connection is lost.", "it is said", timeout=20)
+    wire.mend()
+    eventually(lambda: browser.text("said") != "The connection is lost.", "it is no longer said", timeout=30)
+    browser.press("Pause")
+    browser.wait("Paused")
+    assert (browser.text("said"), browser.text("waiting")) == ("", "")
 
 
 def test_pause_sends_nothing_until_it_is_continued(

@@ -11,6 +11,7 @@ import pytest
 
 from imageio_daemon.units import GiB, KiB, MiB
 from tests.support.daemon import Certificates, Daemon
+from tests.support.polling import eventually
 from tests.ui.conftest import MakeDisk, MakeLink, same
 from tests.ui.memory import Watch
 
@@ -170,11 +171,11 @@ def test_link_that_was_used_says_so(browser: "Browser", make_disk: MakeDisk, mak
 @pytest.mark.parametrize(
     ("head", "told"),
     [
-        (b"QFI\xfb", "qcow2 image.*qemu-img convert"),
-        (b"KDMV", "VMware disk.*qemu-img convert"),
-        (b"vhdxfile", "VHDX.*qemu-img convert"),
+        (b"QFI\xfb", "qcow2 image.*Convert it first"),
+        (b"KDMV", "VMware disk.*Convert it first"),
+        (b"vhdxfile", "VHDX.*Convert it first"),
         (b"\0" * 257 + b"ustar", "tar archive.*Unpack"),
-        (b"\x1f\x8b\x08", "gzip.*gunzip"),
+        (b"\x1f\x8b\x08", "gzip.*Decompress it first"),
     ],
     ids=["qcow2", "vmdk", "vhdx", "ova", "gzip"],
 )
@@ -188,6 +189,61 @@ def test_other_format_is_refused_with_what_to_do(
     browser.choose(disk)
     browser.expect_notice(f"{told}")
     assert re.search(r"expects the plain bytes of the disk \(raw\)", browser.text("notice"))
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("vm.qcow2", "qemu-img convert -O raw vm.qcow2 disk.raw"),
+        ("my disk.qcow2", 'qemu-img convert -O raw "my disk.qcow2" disk.raw'),
+        ("disk.raw", "qemu-img convert -O raw disk.raw converted.raw"),
+        ("Größe.img", "qemu-img convert -O raw Größe.img disk.raw"),
+        ("$(touch x)", "qemu-img convert -O raw FILE disk.raw"),
+        ("-rf", "qemu-img convert -O raw FILE disk.raw"),
+        ("a'b", "qemu-img convert -O raw FILE disk.raw"),
+    ],
+)
+def test_command_that_helps_is_copied(
+    browser: "Browser", tmp_path: Path, make_link: MakeLink, name: str, command: str
+) -> None:
+    """With the name of the file, unless a shell could take it for more."""
+    (tmp_path / name).write_bytes(b"QFI\xfb" + bytes(4096))
+    browser.open(make_link(MiB).url)
+    browser.choose(tmp_path / name)
+    browser.expect_notice("Convert it first:$")
+    assert browser.text("line") == command
+    browser.press_copy()
+    eventually(lambda: browser.text("said") == "Copied", "it is said", timeout=10)
+    assert browser.clipboard() == command
+
+
+def test_only_a_file_that_needs_a_command_has_one(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:
+    (tmp_path / "zip").write_bytes(b"PK\x03\x04" + bytes(4096))
+    (tmp_path / "qcow2").write_bytes(b"QFI\xfb" + bytes(4096))
+    (tmp_path / "raw").write_bytes(bytes(4096))
+    browser.open(make_link(MiB).url)
+    browser.choose(tmp_path / "qcow2")
+    eventually(lambda: browser.text("line"), "there is a command", timeout=10)
+    browser.choose(tmp_path / "zip")
+    eventually(lambda: not browser.text("line"), "there is none", timeout=10)
+    browser.choose(tmp_path / "qcow2")
+    eventually(lambda: browser.text("line"), "there is a command", timeout=10)
+    browser.choose(tmp_path / "raw")
+    browser.wait("Ready to upload")
+    assert not browser.text("line")
+
+
+def test_page_says_whose_server_it_is(browser: "Browser", make_link: MakeLink) -> None:
+    browser.open(make_link(MiB).url)
+    assert browser.text("server") == "localhost"
+
+
+def test_page_speaks_one_language(browser: "Browser", make_link: MakeLink) -> None:
+    """The button of a file input, and its text without a file, are of the browser's language: they are not shown."""
+    browser.open(make_link(MiB).url)
+    assert [line for line in browser.text("choose").splitlines() if line] == ["Choose the disk file", "or drop it here"]
+    size = browser.driver.execute_script("return document.getElementById('file').getBoundingClientRect().width")
+    assert size <= 1
 
 
 def test_file_larger_than_the_ticket_is_refused(browser: "Browser", tmp_path: Path, make_link: MakeLink) -> None:

@@ -12,12 +12,18 @@ from imageio_daemon.urls.http import is_http, parse
         ("https://host/images/id", "https://host:443/images/id"),
         ("http://host:1/images/a%20b", "https://host:1/images/a%20b"),
         ("https://[::1]:54322/images/id", "https://[::1]:54322/images/id"),
+        ("https://[fe80::1%25eth0]:54322/images/id", "https://[fe80::1%25eth0]:54322/images/id"),
+        ("https://host./images/id", "https://host.:443/images/id"),
         ("https://10.0.0.1:65535/images/id", "https://10.0.0.1:65535/images/id"),
     ],
 )
 def test_the_image_is_asked_for_with_tls(url: str, asked: str) -> None:
     assert is_http(url)
     assert parse(url).url == asked
+
+
+def test_libraries_get_a_zone_as_it_stands() -> None:
+    assert parse("https://[fe80::1%25eth0]/images/id").url_to_connect == "https://[fe80::1%eth0]:443/images/id"
 
 
 def test_the_text_of_an_address_does_not_hold_the_ticket() -> None:
@@ -53,6 +59,10 @@ def test_the_text_of_an_address_does_not_hold_the_ticket() -> None:
         "https://" + "h." * 127 + "h/images/id",
         "https://" + "h" * 64 + "/images/id",
         "https://host..example/images/id",
+        "https://[::1::]/images/id",
+        "https://[fe80::1%25]/images/id",
+        "https://[fe80::1%eth0]/images/id",
+        "https://[fe80::1%25%ff]/images/id",
         "https:/host/images/id",
     ],
 )

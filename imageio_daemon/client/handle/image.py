@@ -121,7 +121,7 @@ class Image:
         with self._flushing:  # one at a time: each answers for all that was written before
             if self._failed is not None:
                 again = FlushFailed(str(self._failed))
-                again.code = self._failed.code
+                again.code, again.status = self._failed.code, self._failed.status
                 raise again from self._failed
             self._flush()
         if lost := self._unflushed.lost():

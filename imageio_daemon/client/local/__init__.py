@@ -8,10 +8,12 @@ from ..lazily import imported_at_use
 if TYPE_CHECKING:
     from .compressed import Decompressed, count, zstd
     from .compressing import CompressedFile
-    from .qcow2 import CompressedQcow2, Increment
+    from .nbd_export import NbdSource, NbdTarget
+    from .qcow2 import CompressedQcow2, Increment, UpdatedQcow2
     from .qemu import QemuSource, QemuTarget
     from .rbd import RbdSource, RbdTarget
     from .sizes import ZSTD_HEADER, told_size, zstd_head
+    from .spool import Spool, SpooledSource
 else:
     __getattr__ = imported_at_use(
         __name__,
@@ -20,10 +22,15 @@ else:
             "CompressedQcow2": ".qcow2",
             "Decompressed": ".compressed",
             "Increment": ".qcow2",
+            "NbdSource": ".nbd_export",
+            "NbdTarget": ".nbd_export",
             "QemuSource": ".qemu",
             "QemuTarget": ".qemu",
             "RbdSource": ".rbd",
             "RbdTarget": ".rbd",
+            "UpdatedQcow2": ".qcow2",
+            "Spool": ".spool",
+            "SpooledSource": ".spool",
             "ZSTD_HEADER": ".sizes",
             "count": ".compressed",
             "told_size": ".sizes",
@@ -38,10 +45,15 @@ __all__ = [
     "CompressedQcow2",
     "Decompressed",
     "Increment",
+    "NbdSource",
+    "NbdTarget",
     "QemuSource",
     "QemuTarget",
     "RbdSource",
     "RbdTarget",
+    "Spool",
+    "SpooledSource",
+    "UpdatedQcow2",
     "count",
     "told_size",
     "zstd",

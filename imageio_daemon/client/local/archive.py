@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Members of tar archives, such as OVA files: read in place, or on the way from a compressed archive or a pipe."""
 
+import posixpath
 import tarfile
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple, Protocol
 
 from ...units import KiB, MiB
 from ..errors import LocalError
-from .stream import Reader
+from .stream import Ahead, Reader
 
 #: What an OVA has besides disks: description, manifest, certificate (DSP0243, "Distribution"), settings of firmware.
 NO_DISKS = (".ovf", ".mf", ".cert", ".nvram")
@@ -69,19 +71,46 @@ class _Headers:
             self._position += len(data)
 
 
-class Content:
-    """A member of an archive that is read in order."""
+#: What helps with an archive that has a name twice.
+_EXTRACT = "extract it with tar first, which takes the last"
 
-    def __init__(self, reader: Reader, member: Member) -> None:
+
+class Content:
+    """A member of an archive that is read in order, and what is behind it, too.
+
+    What compresses an archive has its checksum at the end: until then nobody knows that the member is undamaged.
+    """
+
+    def __init__(self, reader: Reader, member: Member, archive: str) -> None:
         self.member = member
         self._reader = reader
+        self._archive = archive
         self._left = member.size
+        self._ended = False
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes, none at the end. Raises LocalError, Stopped."""
         data = self._reader.read(min(size, self._left)) if self._left else b""
         self._left -= len(data)
+        if not self._left and not data and not self._ended:
+            self._ended = True
+            self._pass_rest()
         return data
+
+    def _pass_rest(self) -> None:
+        """Read to the end. Raises LocalError if a later member has the same name: tar would take that one."""
+        padding = -self.member.size % tarfile.BLOCKSIZE
+        while padding and (data := self._reader.read(padding)):
+            padding -= len(data)
+        rest = Ahead(self._reader)
+        try:
+            if rest.peek(1):  # the end of an archive may be missing
+                for later in members(rest, self._archive):
+                    if _key(later.name) == _key(self.member.name):
+                        raise LocalError(f"{self._archive} has several members {later.name}: {_EXTRACT}")
+        finally:  # damage of what compresses it is the cause of what looks like a damaged archive
+            while rest.read(SKIP):
+                pass
 
 
 def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterator[Member]:
@@ -95,6 +124,8 @@ def members(reader: Reader, name: str, file: _Seekable | None = None) -> Iterato
         for number, found in enumerate(archive):
             if number == MAX_MEMBERS:
                 raise tarfile.ReadError(f"it has more than {MAX_MEMBERS} members")
+            if found.size < 0:
+                raise tarfile.ReadError("a member has less than no bytes")
             if found.isreg():
                 yield Member(found.name, found.offset_data, found.size, found.issparse())
     except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as e:
@@ -111,7 +142,7 @@ def members_of_file(path: Path) -> list[Member]:
         raise LocalError(f"can't read {path}: {e.strerror}") from e
     for member in found:
         if not member.sparse and member.offset + member.size > end:
-            raise LocalError(f"{path} ends in the middle of {shown(member.name)}")
+            raise LocalError(f"{path} ends in the middle of {member.name}")
     return found
 
 
@@ -119,10 +150,10 @@ def enter(reader: Reader, archive: str, name: str) -> Content:
     """Pass over an archive to the content of a member. Raises LocalError."""
     passed = []
     for member in members(reader, archive):
-        if member.name == name:
-            return Content(reader, _whole(member, archive))
+        if _key(member.name) == _key(name):
+            return Content(reader, _whole(member, archive), archive)
         passed.append(member)
-    return Content(reader, choose(passed, archive, name))
+    return Content(reader, choose(passed, archive, name), archive)
 
 
 def disks(found: Iterable[Member]) -> list[Member]:
@@ -132,9 +163,11 @@ def disks(found: Iterable[Member]) -> list[Member]:
 
 def choose(found: list[Member], archive: str, name: str | None) -> Member:
     """Return the member with a name; None: the one disk. Raises LocalError, whose message lists the members."""
-    chosen = [member for member in found if member.name == name] if name is not None else disks(found)
+    chosen = [member for member in found if _key(member.name) == _key(name)] if name is not None else disks(found)
     if name is not None and not chosen:
-        raise LocalError(f"{archive} has no member {shown(name)}, but {_listed(found)}")
+        raise LocalError(f"{archive} has no member {name}, but {_listed(found)}")
+    if name is not None and len(chosen) > 1:
+        raise LocalError(f"{archive} has {len(chosen)} members {name}: {_EXTRACT}")
     if len(chosen) != 1:
         raise LocalError(
             f"{archive} has not one disk, but {_listed(chosen)}: say --member NAME, or --all with all URLs"
@@ -142,17 +175,17 @@ def choose(found: list[Member], archive: str, name: str | None) -> Member:
     return _whole(chosen[0], archive)
 
 
-def shown(name: str) -> str:
-    """Return a name as messages have it: an archive may have any characters in it."""
-    return name if name.isprintable() else repr(name)
+def _key(name: str) -> str:
+    """Return what is equal for names of one file: tar writes ./x for x, and other hosts compose letters otherwise."""
+    return unicodedata.normalize("NFC", posixpath.normpath(name).lstrip("/"))
 
 
 def _whole(member: Member, archive: str) -> Member:
     if member.sparse:
-        raise LocalError(f"{shown(member.name)} is stored as a sparse file in {archive}: extract it with tar first")
+        raise LocalError(f"{member.name} is stored as a sparse file in {archive}: extract it with tar first")
     return member
 
 
 def _listed(found: list[Member]) -> str:
     more = [f"{len(found) - LISTED} more"] if len(found) > LISTED else []
-    return ", ".join([*(shown(member.name) for member in found[:LISTED]), *more]) or "none"
+    return ", ".join([*(member.name for member in found[:LISTED]), *more]) or "none"

@@ -2,49 +2,105 @@
 """What a user names becomes a target: a new file in some format, an image that is written in place, a stream."""
 
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from .. import local
-from ..errors import Usage
-from .formats import Named, named, on_ceph
-from .target import ExistingImage, NewFile, Stream, Target, is_existing_device
+from ..errors import LocalError, Usage
+from .formats import Named, is_elsewhere, named, on_ceph, on_nbd
+from .target import ExistingImage, NewFile, Stream, Target, UpdatedImage, is_existing_device
+
+if TYPE_CHECKING:
+    from .nbd_image import Secure
 
 
-def open_target(
-    target: str | os.PathLike[str] | BinaryIO, format_name: str | None, *, compress: bool, dirty: bool
-) -> Target:
-    """Open or make a local target; see api.download(). Raises Usage, LocalError."""
+@dataclass(frozen=True)
+class Making:
+    """How to make or open a local target; see api.download().
+
+    format: None: as its name says. continues: what an earlier download has left is taken, and left for the next one.
+    update: what exists is opened, to write only what differs. secure: makes TLS to an NBD server.
+    """
+
+    format: str | None = None
+    compress: bool = False
+    dirty: bool = False
+    continues: bool = False
+    update: bool = False
+    secure: "Secure | None" = None
+
+
+class Chosen(NamedTuple):
+    """A target that is not opened yet. path: of a file or device; in_place: an image that exists is written.
+
+    packs: it is compressed, so nobody knows how much room it needs. locks: who opens it locks it.
+    """
+
+    make: Callable[[], Target]
+    path: Path | None
+    in_place: bool
+    packs: bool = False
+    locks: bool = False
+
+
+def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> Chosen:
+    """Return a target by name and arguments, to be opened or made by make(), which raises LocalError. Raises Usage."""
+    if making.update and (making.dirty or making.compress or not isinstance(target, str | os.PathLike)):
+        raise Usage("what differs is written into a raw or qcow2 file or a device that exists, by digests alone")
     if not isinstance(target, str | os.PathLike):
-        if compress or dirty or format_name not in (None, "raw"):
+        if making.compress or making.dirty or making.format not in (None, "raw"):
             raise Usage("a stream can't be written in another format, nor where something has changed")
-        return Stream(target)
-    if on_ceph(target):
-        if compress or format_name not in (None, "raw"):
-            raise Usage("an image on Ceph is raw")
-        return local.RbdTarget(str(target))
-    return _open_path(Path(target), format_name, compress=compress, dirty=dirty)
+        return Chosen(partial(Stream, target), None, in_place=False)
+    if is_elsewhere(target):
+        what = "an image on Ceph" if on_ceph(target) else "an export of an NBD server"
+        if making.compress or making.format not in (None, "raw"):
+            raise Usage(f"{what} is raw")
+        if making.update:
+            raise Usage(f"what differs is written into a raw or qcow2 file or a device, and not into {what}")
+        if on_nbd(target):
+            return Chosen(partial(local.NbdTarget, str(target), making.secure), None, in_place=True)
+        return Chosen(partial(local.RbdTarget, str(target)), None, in_place=True)
+    path = Path(target)
+    says = named(path.name) if making.format is None else Named(None, False, making.format)
+    make, in_place = _choose_path(path, says, making)
+    packs = making.compress or bool(says.compression)
+    return Chosen(make, path, in_place, packs, locks=making.update and says.format not in (None, "raw"))
 
 
-def _open_path(path: Path, format_name: str | None, *, compress: bool, dirty: bool) -> Target:
-    says = named(path.name) if format_name is None else Named(None, False, format_name)
-    format_name = says.format or "raw"
+def _choose_path(path: Path, says: Named, making: Making) -> tuple[Callable[[], Target], bool]:
+    """Return what makes the target, and whether it is written in place."""
+    dirty, format_name = making.dirty, says.format or "raw"
     is_raw = format_name == "raw"
     if says.archive or (says.compression and (dirty or not is_raw)):
         raise Usage(f"{path} is no name for an image that is downloaded: it can be compressed, or in another format")
-    if compress and (format_name != "qcow2" or dirty):
+    if making.compress and (format_name != "qcow2" or dirty):
         raise Usage("compressed clusters are those of a whole qcow2 image; other files are compressed by their suffix")
+    if making.update and (says.compression or format_name not in ("raw", "qcow2")):
+        raise Usage("what differs is written into a raw or qcow2 file or a device that exists")
     is_device = is_existing_device(path)
+    if making.update and not path.exists():
+        raise LocalError(f"there is no {path} to update: download it without --update first")
     if is_device and not is_raw:
         raise Usage("only raw images are written in place")
+    if making.update:
+        return partial(UpdatedImage if is_raw else local.UpdatedQcow2, path), True
     if is_device or (dirty and is_raw):
-        return ExistingImage(path)
-    if dirty:
-        if format_name != "qcow2":
-            raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
-        return local.Increment(path)
-    if says.compression:
-        return local.CompressedFile(path, says.compression)
-    if compress:
-        return local.CompressedQcow2(path)
-    return NewFile(path) if is_raw else local.QemuTarget(path, format_name)
+        return partial(ExistingImage, path), True
+    if dirty and format_name != "qcow2":
+        raise Usage("what has changed goes into a raw image, in place, or into a new one of the format qcow2")
+    return _new_file(path, format_name, says.compression, making), False
+
+
+def _new_file(path: Path, format_name: str, compression: str | None, making: Making) -> Callable[[], Target]:
+    if making.dirty:
+        return partial(local.Increment, path)
+    if compression:
+        return partial(local.CompressedFile, path, compression)
+    if making.compress:
+        return partial(local.CompressedQcow2, path)
+    if format_name == "raw":
+        return partial(NewFile, path, continues=making.continues)
+    return partial(local.QemuTarget, path, format_name, continues=making.continues)

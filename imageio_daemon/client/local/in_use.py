@@ -4,6 +4,7 @@
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import BinaryIO
 from ioutil_ext import lib
 
 from ..errors import LocalError
-from .formats import on_ceph
+from .formats import is_elsewhere
 
 #: Seconds for finding out who has an image: a host may have thousands of processes.
 SEARCH_TIME = 2.0
@@ -27,18 +28,19 @@ def locked(
     """Keep other programs from writing to a local image for a block.
 
     writes: the block writes to it, so nobody else may use it. shared: do nothing. Nothing is locked of streams and of
-    images on Ceph, if nothing is there, if it may not be opened, which is told by who opens it next, and on a file
-    system that has no such locks. Entering raises LocalError if another program uses the image in a way that
+    images that have an address, if nothing is there, if it may not be opened, which is told by who opens it next, and
+    on a file system that has no such locks. Entering raises LocalError if another program uses the image in a way that
     contradicts.
     """
-    if shared or on_ceph(image) or not isinstance(image, str | os.PathLike):
+    if shared or is_elsewhere(image) or not isinstance(image, str | os.PathLike):
         return contextlib.nullcontext()
-    return _locked(Path(image), writes=writes)
+    return locked_file(Path(image), Path(image), writes=writes)
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, writes: bool) -> Iterator[None]:
-    fd = _open(path, writes=writes)
+def locked_file(path: Path, file: Path, *, writes: bool) -> Iterator[None]:
+    """Do as locked() for a file or device. path: its name in messages. file: what to open, such as a link in /proc."""
+    fd = _open(path, file, writes=writes)
     if fd is None:
         yield
         return
@@ -54,17 +56,17 @@ def _locked(path: Path, *, writes: bool) -> Iterator[None]:
         os.close(fd)
 
 
-def _open(path: Path, *, writes: bool) -> int | None:
+def _open(path: Path, file: Path, *, writes: bool) -> int | None:
     """Return a descriptor for locks, of a device that is written an exclusive one. Raises LocalError."""
     try:
-        mode = path.stat().st_mode
+        mode = file.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
             return None
         exclusively = os.O_EXCL if writes and stat.S_ISBLK(mode) else 0
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | exclusively)
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | exclusively)
     except OSError as e:
         if e.errno == errno.EBUSY:
-            raise LocalError(f"{path} is {_holder(_name(path.stat().st_rdev))}: {REMEDY}") from e
+            raise LocalError(f"{path} is {_holder(_name(file.stat().st_rdev))}: {REMEDY}") from e
         return None
 
 
@@ -72,7 +74,7 @@ def _refuse_mounted(path: Path, fd: int, *, writes: bool) -> None:
     """Raise LocalError if a device is mounted so that it changes, or a file is the content of a loop device."""
     status = os.fstat(fd)
     is_device = stat.S_ISBLK(status.st_mode)
-    devices = [_name(status.st_rdev)] if is_device else _loops_of(path)
+    devices = [_name(status.st_rdev)] if is_device else _loops_of(status)
     for device in devices:
         mounts = [mount for mount in _mounts(device) if writes or mount.writable]
         if mounts:
@@ -99,7 +101,7 @@ def _mounts(name: str) -> Iterator[_Mount]:
     try:
         below = [name, *(entry for entry in os.listdir(f"/sys/class/block/{name}") if entry.startswith(name))]
         numbers = {_read(f"/sys/class/block/{each}/dev") for each in below}
-        lines = _read("/proc/self/mountinfo").splitlines()
+        lines = _read("/proc/self/mountinfo").split("\n")
     except OSError:
         return  # without /sys or /proc nobody knows
     for mount in map(_Mount, lines):
@@ -108,12 +110,12 @@ def _mounts(name: str) -> Iterator[_Mount]:
             yield mount
 
 
-def _loops_of(path: Path) -> list[str]:
+def _loops_of(file: os.stat_result) -> list[str]:
     """Return the loop devices with the content of a file."""
     found = []
     for backing in Path("/sys/class/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
-            if os.path.samefile(_read(str(backing)), path):
+            if os.path.samestat(os.stat(_read(str(backing))), file):
                 found.append(backing.parent.parent.name)
     return found
 
@@ -160,9 +162,9 @@ def _name(device: int) -> str:
 
 
 def _unescaped(text: str) -> str:
-    return text.encode("latin-1", "replace").decode("unicode_escape") if "\\" in text else text
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)  # of blanks and the backslash alone
 
 
 def _read(path: str) -> str:
-    with open(path, errors="replace") as file:
-        return file.read().strip()
+    with open(path, errors="surrogateescape", newline="") as file:
+        return file.read().removesuffix("\n")

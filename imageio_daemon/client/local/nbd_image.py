@@ -1,47 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image of an NBD server on a unix socket, on blocking connections: one for each concurrent request."""
+"""An image of an NBD server, on blocking connections: one for each concurrent request."""
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 
 from ...image.extents import Extent
 from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused, Violation
 from ...nbdproto.client.replies import ClientReplies
 from ...nbdproto.client.request import ClientRequest
-from ...nbdproto.constants import BASE_ALLOCATION, Command, ExportFlag, Status
+from ...nbdproto.constants import BASE_ALLOCATION, Command, CommandFlag, ExportFlag, Status
 from ...nbdproto.messages import BadMagic, unpack_extents
 from ...units import GiB, KiB, MiB
+from ...urls.nbd import NbdAddress
 from ..errors import LocalError
 from ..stopping import Stop
 
-#: Seconds to wait for a server on this host: a flush of gigabytes to a slow disk takes long.
+#: Seconds to wait for a server: a flush of gigabytes to a slow disk takes long.
 TIMEOUT = 600.0
+#: Seconds to wait for a connection.
+CONNECT_TIMEOUT = 15.0
+#: Most connections of a server that takes several.
+MOST = 64
 #: Longest requests, in bytes. Lengths have 32 bits, and shorter requests are answered sooner.
 MAX_DATA = 8 * MiB
 MAX_RANGE = 1 * GiB
+#: Bytes of those that find the place that cannot be read: a cluster of most images.
+LEAST_DATA = 64 * KiB
 _NEGOTIATION = 16 * KiB
+_ZEROS = bytes(1 * MiB)
+
+#: Returns TLS on a connected socket, which it takes over, to a server with a certificate for a name.
+Secure = Callable[[socket.socket, str], socket.socket]
 
 
 class NbdImage:
     """An export. Thread-safe; methods block, and raise LocalError.
 
-    name: of the image, in messages. stop: shuts down the connections; what waits for the server fails then.
+    name: of the image, in messages. stop: shuts down the connections; what waits for the server fails then. secure: for
+    an address with TLS. is_ours: the server is known to take any number of connections.
     """
 
-    def __init__(self, name: str, address: str, stop: Stop) -> None:
+    def __init__(
+        self, name: str, address: NbdAddress, stop: Stop, secure: Secure | None = None, *, is_ours: bool = True
+    ) -> None:
         self._name = name
         self._address = address
         self._stop = stop
+        self._secure = secure
         self._idle: list[_Connection] = []
+        self._places = threading.Semaphore(1)
         with self._connection() as connection:
             self._agreed = connection.agreed
+        if is_ours or self.can(ExportFlag.CAN_MULTI_CONN):
+            self._places = threading.Semaphore(MOST)
 
     @property
     def size(self) -> int:
         """Return the size, in bytes."""
         return self._agreed.size
+
+    def can(self, flag: int) -> bool:
+        """Tell whether the export has a transmission flag."""
+        return self._agreed.can(flag)
 
     def close(self) -> None:
         """Close all connections; no other call may run."""
@@ -52,7 +75,23 @@ class NbdImage:
         """Fill the buffer."""
         for start in range(0, len(buffer), MAX_DATA):
             piece = buffer[start : start + MAX_DATA]
-            self._call(ClientRequest(Command.READ, offset + start, len(piece), view=piece))
+            request = self._request(offset + start, piece)
+            try:
+                self._call(request)
+            except LocalError:
+                if request.error:
+                    self._find_damage(offset + start, piece)
+                raise
+
+    def _request(self, offset: int, buffer: memoryview) -> ClientRequest:
+        """Return a READ with an answer in one part: qemu-nbd tells no error in one in parts, but disconnects."""
+        flags = CommandFlag.DF if self._agreed.can(ExportFlag.SEND_DF) else 0
+        return ClientRequest(Command.READ, offset, len(buffer), flags, buffer)
+
+    def _find_damage(self, offset: int, buffer: memoryview) -> None:
+        """Read in small pieces. Raises LocalError, which tells the first one that fails."""
+        for start in range(0, len(buffer), LEAST_DATA):
+            self._call(self._request(offset + start, buffer[start : start + LEAST_DATA]))
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of the data."""
@@ -61,7 +100,11 @@ class NbdImage:
             self._call(ClientRequest(Command.WRITE, offset + start, len(piece)), piece)
 
     def zero(self, offset: int, length: int) -> None:
-        """Make a range read as zeros."""
+        """Make a range read as zeros. They are sent to a server that has no request for them."""
+        if not self.can(ExportFlag.SEND_WRITE_ZEROES):
+            for start in range(0, length, len(_ZEROS)):
+                self.write(offset + start, memoryview(_ZEROS)[: length - start])
+            return
         for start in range(offset, offset + length, MAX_RANGE):
             self._call(ClientRequest(Command.WRITE_ZEROES, start, min(MAX_RANGE, offset + length - start)))
 
@@ -91,17 +134,22 @@ class NbdImage:
         with self._connection() as connection:
             connection.call(request, payload)
         if request.error:
-            what = f"{request.command.name.lower()} at byte {request.offset}"
-            raise LocalError(f"{self._name}: {what}: {request.text or os.strerror(request.error)}")
+            what = request.command.name.lower()
+            # The text of qemu does not say why: "writing to file failed".
+            more = f" ({request.text})" if request.text else ""
+            damaged = ": it is damaged there, or its storage is" if request.command is Command.READ else ""
+            why = f"{os.strerror(request.error)}{more}{damaged}"
+            raise LocalError(f"can't {what} {self._name} at byte {request.offset}: {why}")
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator["_Connection"]:
         """Return an idle or a new connection for the block. It is closed after an error, and else idle again."""
         try:
-            connection = self._taken() or _Connection(self._address, self._stop)
-            with connection.closed_on_error():
-                yield connection
-            self._idle.append(connection)
+            with self._places:
+                connection = self._taken() or _Connection(self._address, self._stop, self._secure)
+                with connection.closed_on_error():
+                    yield connection
+                self._idle.append(connection)
         except (OSError, Refused, Violation, BadMagic, ValueError) as e:
             raise LocalError(f"the server of {self._name} failed: {e}") from e
 
@@ -115,14 +163,14 @@ class NbdImage:
 class _Connection:
     """A connection for one request at a time. Raises OSError, Refused, Violation, BadMagic; a new one Stopped, too."""
 
-    def __init__(self, address: str, stop: Stop) -> None:
+    def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None) -> None:
         self._stop = stop
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._secure = secure
+        self._socket = _connected(address)
         with self.closed_on_error():
-            self._socket.settimeout(TIMEOUT)
-            self._socket.connect(address)
             stop.add(self._socket)
-            self.agreed = self._negotiate(ClientNegotiation(""))
+            self.agreed = self._negotiate(ClientNegotiation(address.export, tls=address.tls), address.tls_hostname)
+            self._socket.settimeout(TIMEOUT)
         self._replies = ClientReplies(self.agreed, lambda request: None)
 
     @contextlib.contextmanager
@@ -152,15 +200,42 @@ class _Connection:
         self._stop.discard(self._socket)
         self._socket.close()
 
-    def _negotiate(self, negotiation: ClientNegotiation) -> Agreed:
+    def _negotiate(self, negotiation: ClientNegotiation, host: str) -> Agreed:
         memory = memoryview(bytearray(_NEGOTIATION))
         while negotiation.agreed is None:
             self._socket.sendall(negotiation.take_output())
+            if negotiation.wants_tls:
+                self._start_tls(host)
+                negotiation.tls_started()
+                continue
             negotiation.feed(memory[: self._receive(memory)])
         return negotiation.agreed
+
+    def _start_tls(self, host: str) -> None:
+        if self._secure is None:
+            raise Refused("no rules for TLS were given")
+        self._stop.discard(self._socket)
+        self._socket = self._secure(self._socket, host)
+        self._stop.add(self._socket)
 
     def _receive(self, buffer: memoryview) -> int:
         count = self._socket.recv_into(buffer)
         if not count:
             raise ConnectionResetError("it closed the connection")
         return count
+
+
+def _connected(address: NbdAddress) -> socket.socket:
+    """Return a socket that is connected to a server. Raises OSError."""
+    if not address.socket:
+        sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_TIMEOUT)
+        sock.connect(address.socket)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -4,21 +4,26 @@
 import contextlib
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias
 
 from .. import local
-from ..errors import Usage
+from ..errors import LocalError, Usage
+from ..fetched import Fetched
 from .archive import Member, choose, disks, enter, members, members_of_file
-from .formats import HEAD, TAIL, Named, check_raw, named, on_ceph
+from .formats import Named, is_elsewhere, named, on_ceph
+from .marks import DECOMPRESSED, FILE, HEAD, MEMBER, PIPE, TAIL, WITHIN, check_raw
 from .source import FileSource, Source, open_image
-from .stream import Ahead, Input, Reader, StreamSource
+from .stream import Ahead, Expected, Input, Reader, StreamSource, Watch, unwatched
+
+if TYPE_CHECKING:
+    from .nbd_image import Secure
 
 log = logging.getLogger(__name__)
 
 #: What can be read anywhere, more than once.
-_Whole: TypeAlias = "FileSource | local.RbdSource"
+_Whole: TypeAlias = "FileSource | local.RbdSource | local.NbdSource"
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,8 @@ class How:
     """How to read a local image. None: as its name says.
 
     format: raw, or one that qemu knows. decompress: gz, xz, zstd or bz2. member: of a tar archive. size: in bytes, of a
-    stream, and of what is decompressed. shared: other programs may write to the image meanwhile.
+    stream, and of what is decompressed. shared: other programs may write to the image meanwhile. secure: makes TLS to
+    an NBD server. expect: the digest of the file.
     """
 
     format: str | None = None
@@ -34,27 +40,63 @@ class How:
     member: str | None = None
     size: int | None = None
     shared: bool = False
+    secure: "Secure | None" = None
+    expect: str | None = None
 
 
-def open_source(source: str | os.PathLike[str] | BinaryIO, how: How = How()) -> Source:
-    """Open a local image. Raises Usage if the arguments contradict each other or the content, LocalError."""
+def open_source(
+    source: str | os.PathLike[str] | BinaryIO | Fetched, how: How = How(), watch: Watch = unwatched
+) -> Source:
+    """Open a local image. Raises Usage if the arguments contradict each other or the content, LocalError.
+
+    watch: told of what is read of compressed data and streams before the image is open, which may be all of it.
+    """
+    expect = None if how.expect is None else Expected(how.expect)
     if not isinstance(source, str | os.PathLike):
-        return _open_stream(Input(source), how, _kind("", how))
-    if on_ceph(source):
-        return _open_on_ceph(str(source), how)
+        name = source.file_name if isinstance(source, Fetched) else ""
+        return _open_stream(Input(source, watch=watch, expect=expect), how, _kind(name, how))
+    if is_elsewhere(source):
+        if expect is not None:
+            raise Usage("what is expected is the digest of a file")
+        return _open_elsewhere(str(source), how)
     path = Path(source)
     kind = _kind(path.name, how)
     if kind.compression:
-        return _open_stream(Input.of_file(path), how, kind)
+        return _open_stream(Input.of_file(path, watch, expect), how, kind)
     if how.size is not None:
         raise Usage("a size is for streams; a file has its own")
+    if expect is not None:
+        with contextlib.closing(Input.of_file(path, watch, expect)) as whole:
+            whole.check()
     found = choose(members_of_file(path), str(path), how.member) if kind.archive else None
-    return _open_file(path, how.format or (named(found.name).format if found else kind.format), how, found)
+    if found and how.format is None and named(found.name).compression:
+        return _open_stream(Input.of_file(path, watch), replace(how, member=found.name), kind)
+    return _open_file(path, how.format or (_format(found.name) if found else kind.format), how, found)
 
 
-def disk_names(path: Path, how: How = How()) -> list[str]:
-    """Return the names of the disks in an archive, in its order. Raises LocalError."""
-    return [member.name for member in disks(_members(path, _kind(path.name, how).compression))]
+def require_content(opened: Source, source: str | os.PathLike[str] | BinaryIO | Fetched, member: str | None) -> None:
+    """Raise LocalError if there is nothing to upload."""
+    if opened.size == 0:
+        opened.check()  # that it is nothing is a claim, too
+        name = os.fspath(source) if isinstance(source, str | os.PathLike) else "the input"
+        image = name if member is None else f"{member} in {name}"
+        raise LocalError(f"{image} is empty: it has 0 bytes. Name the image that has the disk")
+
+
+def reading(source: str | os.PathLike[str] | BinaryIO | Fetched, how: How) -> str:
+    """Return how a source is read, in words: its format, whether it is in an archive, what it is compressed with."""
+    if is_elsewhere(source):
+        return "raw"
+    kind = _kind(Path(source).name if isinstance(source, str | os.PathLike) else "", how)
+    known = how.format or (named(how.member).format if how.member is not None else kind.format)
+    is_named_inside = kind.archive and how.member is None and known is None
+    parts = ["as the disk in it is named" if is_named_inside else known or "raw"]
+    return ", ".join([*parts, *(["in an archive"] if kind.archive else []), *filter(None, [kind.compression])])
+
+
+def disk_names(path: Path, how: How = How(), watch: Watch = unwatched) -> list[str]:
+    """Return the names of the disks in an archive, in its order. watch: as of open_source(). Raises LocalError."""
+    return [member.name for member in disks(_members(path, _kind(path.name, how).compression, watch))]
 
 
 def _kind(name: str, how: How) -> Named:
@@ -67,10 +109,16 @@ def _kind(name: str, how: How) -> Named:
     return says._replace(compression=how.decompress or says.compression)
 
 
-def _members(path: Path, compression: str | None) -> list[Member]:
+def _format(member: str) -> str | None:
+    """Return the format that the name of a member says; what is compressed there shows itself by its content."""
+    says = named(member)
+    return None if says.compression else says.format
+
+
+def _members(path: Path, compression: str | None, watch: Watch) -> list[Member]:
     if compression is None:
         return members_of_file(path)
-    with contextlib.closing(Input.of_file(path)) as source:
+    with contextlib.closing(Input.of_file(path, watch)) as source:
         return list(members(local.Decompressed(source, compression, source.name), source.name))
 
 
@@ -78,21 +126,28 @@ def _open_file(path: Path, known: str | None, how: How, found: Member | None) ->
     if known not in (None, "raw"):
         return local.QemuSource(path, known, found, shared=how.shared)
     offset, size = (found.offset, found.size) if found else (0, None)
-    return _raw(FileSource(path, offset=offset, size=size, shared=how.shared), str(path), how)
+    opened = FileSource(path, offset=offset, size=size, shared=how.shared)
+    return _raw(opened, _name(found, str(path)), MEMBER, how) if found else _raw(opened, str(path), FILE, how)
 
 
-def _open_on_ceph(address: str, how: How) -> Source:
+def _open_elsewhere(address: str, how: How) -> Source:
+    what = "an image on Ceph" if on_ceph(address) else "an export of an NBD server"
     if how.decompress or how.member or how.size is not None or how.format not in (None, "raw"):
-        raise Usage("an image on Ceph is raw, and has its own size")
-    return _raw(local.RbdSource(address), address, how)
+        raise Usage(f"{what} is raw, and has its own size")
+    opened = local.RbdSource(address) if on_ceph(address) else local.NbdSource(address, how.secure)
+    return _raw(opened, address, WITHIN, how)
 
 
-def _raw(opened: _Whole, name: str, how: How) -> Source:
+def _name(member: Member, archive: str) -> str:
+    return f"{member.name} in {archive}"
+
+
+def _raw(opened: _Whole, name: str, place: frozenset[str], how: How) -> Source:
     """Return a source, after a look at its ends if its format was not said. It is closed if this raises."""
     if how.format is None:
         with contextlib.ExitStack() as stack:
             stack.callback(opened.close)
-            check_raw(name, _part(opened, 0, HEAD), _part(opened, opened.size - TAIL, TAIL))
+            check_raw(name, place, _part(opened, 0, HEAD), _part(opened, opened.size - TAIL, TAIL))
             stack.pop_all()
     return opened
 
@@ -105,54 +160,81 @@ def _part(image: _Whole, offset: int, length: int) -> bytes:
     return bytes(buffer)
 
 
-def _open_stream(source: Input, how: How, kind: Named) -> StreamSource:
+def _open_stream(source: Input, how: How, kind: Named) -> Source:
     """Open what is read once. The input is closed if this raises."""
     with contextlib.ExitStack() as stack:
         stack.callback(source.close)
         opened = _open_member(source, how, kind) if kind.archive else _open_whole(source, how, kind)
+        source.watch = unwatched
         stack.pop_all()
         return opened
 
 
-def _open_member(source: Input, how: How, kind: Named) -> StreamSource:
+def _spool(reader: Reader, source: Input, name: str, known: str | None, how: How) -> Source:
+    """Write what is to be read in any order to a temporary file, and open that. known: its format; None: raw."""
+    with contextlib.ExitStack() as stack:
+        log.info("%s is written to a temporary file first", name)
+        spool = local.Spool(reader, name)
+        stack.callback(spool.close)
+        source.check()  # before anything of it is sent
+        inner = _raw(FileSource(spool.path), name, DECOMPRESSED, how) if known in (None, "raw") else None
+        opened = inner or local.QemuSource(spool.path, known or "raw", name=name)
+        stack.pop_all()
+        return local.SpooledSource(opened, spool, source)
+
+
+def _open_member(source: Input, how: How, kind: Named) -> Source:
     if how.size is not None:
         raise Usage("a size is for streams; a member of an archive has its own")
     name = how.member
     if name is None and source.path is not None:
         log.info("%s is read twice: --member saves that", source.name)
-        name = choose(_members(source.path, kind.compression), source.name, None).name
+        name = choose(_members(source.path, kind.compression, source.watch), source.name, None).name
     if name is None:
         raise Usage("an archive in a stream is read once: say --member NAME")
-    _require_raw(how.format or named(name).format)
     found = enter(
         local.Decompressed(source, kind.compression, source.name) if kind.compression else source, source.name, name
     )
-    return StreamSource(source, found.member.size, _checked(found, how, source.name), "the archive")
+    shown, says = _name(found.member, source.name), named(name)
+    known = how.format or says.format
+    if known not in (None, "raw") or (how.format is None and says.compression):
+        packed = says.compression if how.format is None else None
+        return _spool(local.Decompressed(found, packed, shown) if packed else found, source, shown, known, how)
+    return StreamSource(source, found.member.size, _checked(found, how, shown, WITHIN), "the archive")
 
 
-def _open_whole(source: Input, how: How, kind: Named) -> StreamSource:
-    _require_raw(kind.format)
+def _open_whole(source: Input, how: How, kind: Named) -> Source:
+    known = kind.format
+    if known not in (None, "raw"):
+        if how.size is not None:
+            raise Usage(f"a size is for what is raw; an image of the format {known} has its own")
+        content: Reader = local.Decompressed(source, kind.compression, source.name) if kind.compression else source
+        return _spool(content, source, source.name, known, how)
     size, told = _size(source, kind.compression, how.size)
+    source.watch = unwatched  # what follows is short
     ahead = Ahead(source)
     if size is None and kind.compression == "zstd":
-        size, told = local.zstd_head(ahead.peek(local.ZSTD_HEADER)), "its header"
+        # A frame without data says nothing of those that follow it.
+        size, told = local.zstd_head(ahead.peek(local.ZSTD_HEADER)) or None, "its header"
+    if size is None and kind.compression is None and source.size is not None:
+        size, told = source.size, "its server"
+    if size is None and kind.compression and source.size is not None:
+        return _spool(local.Decompressed(ahead, kind.compression, source.name), source, source.name, None, how)
     if size is None:
         raise Usage("a stream needs --size: the server must know how much comes")
-    content = local.Decompressed(ahead, kind.compression, source.name) if kind.compression else ahead
-    return StreamSource(source, size, _checked(content, how, source.name), told)
+    if kind.compression:
+        raw = f"--decompress {kind.compression} --format raw"
+        content = local.Decompressed(ahead, kind.compression, source.name)
+        return StreamSource(source, size, _checked(content, how, source.name, DECOMPRESSED, raw), told)
+    return StreamSource(source, size, _checked(ahead, how, source.name, PIPE), told)
 
 
-def _require_raw(known: str | None) -> None:
-    if known not in (None, "raw"):
-        raise Usage(f"an image of the format {known} is no stream: decompress or copy it to a file first")
-
-
-def _checked(content: Reader, how: How, name: str) -> Reader:
+def _checked(content: Reader, how: How, name: str, place: frozenset[str], raw: str = "--format raw") -> Reader:
     """Return the same content, after a look at its first bytes if its format was not said."""
     if how.format is not None:
         return content
     ahead = Ahead(content)
-    check_raw(name, ahead.peek(HEAD))
+    check_raw(name, place, ahead.peek(HEAD), raw=raw)
     return ahead
 
 
@@ -168,6 +250,6 @@ def _size(source: Input, compression: str | None, said: int | None) -> tuple[int
     if size is not None:
         return size, "its index" if compression == "xz" else "its header"
     log.info("%s does not tell the size of what is in it: it is read twice, --size saves that", source.name)
-    with contextlib.closing(Input.of_file(source.path)) as again:
+    with contextlib.closing(Input.of_file(source.path, source.watch)) as again:
         reader: Reader = local.Decompressed(again, compression, source.name)
         return local.count(reader, source.name), "the first reading"

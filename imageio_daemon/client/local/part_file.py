@@ -1,32 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
 """The file NAME.part, which is renamed to NAME when it is complete."""
 
+import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import LocalError
+from .attributes import admits_no_more, take_over
+
+SUFFIX = ".part"
+#: Hexadecimal digits of the SHA-256 of a name that is too long for SUFFIX.
+DIGITS = 32
 
 
 class PartFile:
-    """An empty file beside `path`, locked against other downloads (flock(2)). Methods raise LocalError."""
+    """A new file beside `path`, locked against other downloads (flock(2)). Methods raise LocalError.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(path.name + ".part")
-        self._final = path
+    A symbolic link is followed, as cp does. What is there already is replaced, so the new file has its owner,
+    permissions, ACL and extended attributes before it has data. A file that may not be written is not replaced.
+
+    continues: take the file that an earlier download has left, unless somebody may have it open who may not open a new
+    one. `is_earlier`: that was so, and what it has is unknown.
+    """
+
+    def __init__(self, path: Path, *, continues: bool = False) -> None:
+        self.is_earlier = False
+        self.final = Path(os.path.realpath(path)) if path.is_symlink() else path
+        self.path = self.final.with_name(self.final.name + SUFFIX)
+        self._fd = self._directory = -1
         try:
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+            self._require_writable(path)
+            self._fd = self._create(continues=continues)
+            self._directory = os.open(self.final.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            take_over(self._fd, self.final)
         except OSError as e:
-            raise self._failed(e) from e
-        try:
-            self._lock()
-            os.ftruncate(self._fd, 0)
-        except OSError as e:
-            self._close()
+            self.remove()
             raise self._failed(e) from e
         except LocalError:
-            self._close()
+            self.remove()
             raise
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Return what a record of the file is found by: its path, and its inode, which shows that it is another one."""
+        return {"part": str(self.path.absolute()), "inode": os.fstat(self._fd).st_ino}
+
+    def anew(self) -> None:
+        """Begin with a new file, in the place of one that an earlier download has left."""
+        if not self.is_earlier:
+            return
+        try:
+            if self._is_there(self._fd):
+                self.path.unlink()
+            os.close(self._fd)
+            self._fd = -1
+            self.is_earlier = False
+            self._fd = self._create(continues=False)
+            take_over(self._fd, self.final)
+        except OSError as e:
+            raise self._failed(e) from e
+
+    def keep(self) -> None:
+        """Close the file, and leave it for the next download, with what was written to it on stable storage."""
+        try:
+            if self._fd >= 0:
+                os.fsync(self._fd)
+        except OSError as e:
+            raise self._failed(e) from e
+        finally:
+            self._close()
 
     def truncate(self, size: int) -> None:
         """Set the size of the file, in bytes."""
@@ -35,45 +81,109 @@ class PartFile:
         except OSError as e:
             raise self._failed(e) from e
 
+    def write(self, data: bytes) -> None:
+        """Append data."""
+        left = memoryview(data)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError as e:
+            raise self._failed(e) from e
+
     def publish(self) -> None:
         """Rename the file, and sync it and its directory, so that a crash leaves either none or the complete file."""
         try:
+            take_over(self._fd, self.final)  # once more: it may be another file, or have been changed
             os.fsync(self._fd)
-            self.path.replace(self._final)
-            directory = os.open(self._final.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            self.path.replace(self.final)
+            os.fsync(self._directory)
         except OSError as e:
-            raise LocalError(f"can't write {self._final}: {e.strerror}") from e
+            raise LocalError(f"can't write {self.final}: {e.strerror}") from e
         self._close()
 
     def remove(self) -> None:
         """Remove the file, unless it was renamed."""
-        if self._fd >= 0 and self._is_there():
+        if self._fd >= 0 and self._is_there(self._fd):
             self.path.unlink()
         self._close()
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            raise LocalError(f"{self.path} is being written by another download") from e
-        # The former owner of the lock may have renamed or removed the file since it was opened here.
-        if not self._is_there():
-            raise LocalError(f"{self.path} was written by another download: try again")
+    def _require_writable(self, path: Path) -> None:
+        """Open the file that is replaced as a write would, by the name that was given. Raises OSError, LocalError.
 
-    def _is_there(self) -> bool:
+        So the kernel follows no link that is a trap: protected_symlinks of proc_sys_fs(5).
+        """
         try:
-            return os.path.samestat(self.path.stat(), os.fstat(self._fd))
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if not os.path.samestat(os.fstat(fd), os.stat(self.final)):
+                raise LocalError(f"{path} was changed meanwhile: try again")
+        finally:
+            os.close(fd)
+
+    def _create(self, *, continues: bool) -> int:
+        """Return a new file, or an earlier one, locked. Raises OSError, LocalError."""
+        try:
+            return self._take_or_create(continues=continues)
+        except OSError as e:
+            if e.errno != errno.ENAMETOOLONG:
+                raise
+        # What the file system takes is tried: pathconf(3) tells the bytes of the longest characters, of some.
+        digest = hashlib.sha256(os.fsencode(self.final.name)).hexdigest()[:DIGITS]
+        self.path = self.final.with_name(digest + SUFFIX)
+        return self._take_or_create(continues=continues)
+
+    def _take_or_create(self, *, continues: bool) -> int:
+        """Return a new file, or one that is left. Who has that open can read what is written to it."""
+        mode = 0o600 if self.final.exists() else 0o666
+        for _ in range(2):
+            with contextlib.suppress(FileExistsError):
+                return self._locked(os.O_CREAT | os.O_EXCL, mode)
+            with contextlib.suppress(FileNotFoundError):  # it is complete now
+                left = self._locked(os.O_NOFOLLOW | os.O_NONBLOCK)
+                with contextlib.ExitStack() as stack:
+                    stack.callback(os.close, left)
+                    if continues and admits_no_more(left, self.final):
+                        self.is_earlier = True
+                        stack.pop_all()
+                        return left
+                    self.path.unlink()
+        raise self._in_use()
+
+    def _locked(self, flags: int, mode: int = 0) -> int:
+        """Open and lock the file. Raises OSError, LocalError."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | flags, mode)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                raise self._in_use() from e
+            except OSError:  # the file system has no locks
+                if flags & os.O_CREAT and self._is_there(fd):
+                    self.path.unlink()
+                raise
+            # The former owner of the lock may have renamed or removed the file since it was opened here.
+            if not self._is_there(fd):
+                raise self._in_use()
+            stack.pop_all()
+        return fd
+
+    def _in_use(self) -> LocalError:
+        return LocalError(f"{self.path} is being written by another download")
+
+    def _is_there(self, fd: int) -> bool:
+        try:
+            return os.path.samestat(self.path.lstat(), os.fstat(fd))
         except FileNotFoundError:
             return False
 
     def _close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for fd in (self._fd, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._directory = -1
 
     def _failed(self, error: OSError) -> LocalError:
-        return LocalError(f"can't write {self.path}: {error.strerror}")
+        return LocalError(f"can't write {os.fsdecode(error.filename or self.path)}: {error.strerror}")

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New qcow2 images that are written in whole clusters: of changes, and compressed ones."""
+"""qcow2 images: new ones that are written in whole clusters, of changes and compressed, and one that is updated."""
 
 import threading
 from pathlib import Path
 
 from ...units import KiB
 from ..errors import LocalError
-from .qemu import QemuTarget, run_qemu_img
+from .layers import whole_sectors
+from .qemu import PresentSource, QemuTarget, ServedTarget, arguments_for, run_qemu_img
+from .qemu_nbd import QemuNbd
+from .source import Source
 
 #: Cluster size of new qcow2 images, in bytes, qemu's default.
 CLUSTER = 64 * KiB
@@ -19,13 +22,17 @@ class Increment(QemuTarget):
     """
 
     block = CLUSTER
-    reads_zero = False
     options = ("-o", f"compat=1.1,cluster_size={CLUSTER}")
 
     def __init__(self, path: Path) -> None:
         if path.exists():
             raise LocalError(f"{path} exists: what has changed goes to a new image, for qemu-img rebase -u")
         super().__init__(path, "qcow2")
+
+    @property
+    def reads_zero(self) -> bool:
+        """Tell that zeros are written: they hide what the older copy has."""
+        return False
 
 
 class CompressedQcow2(QemuTarget):
@@ -44,8 +51,9 @@ class CompressedQcow2(QemuTarget):
 
     def start(self, size: int) -> None:
         """Create the image, of whole clusters until the end, and serve it by qemu-nbd."""
-        self._size = size
-        super().start(-(-size // CLUSTER) * CLUSTER)
+        self._size = whole_sectors(size)
+        self._create(-(-size // CLUSTER) * CLUSTER)
+        self._tell(size, self._size)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write the whole clusters, and keep the rest."""
@@ -75,3 +83,23 @@ class CompressedQcow2(QemuTarget):
                 start = offset // CLUSTER * CLUSTER
                 part = self._parts.setdefault(start, bytearray(CLUSTER))
                 part[offset - start : offset - start + len(data)] = data
+
+
+class UpdatedQcow2(ServedTarget):
+    """A qcow2 image that exists, in which what differs is written, in place."""
+
+    reads_zero = False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._server = QemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
+
+    def start(self, size: int) -> None:
+        """Require the size of the image."""
+        has = self._started.image.size
+        if has != whole_sectors(size):
+            raise LocalError(f"{self._path} is an image of {has} bytes, and the other one has {size}: qemu-img resize")
+
+    def source(self) -> Source:
+        """Return what it has."""
+        return PresentSource(self._started)

@@ -2,137 +2,34 @@
 """Images that qemu-nbd reads and writes: those in formats other than raw, and what else qemu knows to open."""
 
 import contextlib
-import json
-import os
+import logging
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...image.extents import Extent
+from ...image.formats import PARSERS
+from ...image.image_opts import image_opts
 from ...units import MiB
 from ..errors import LocalError
-from ..stopping import Stop
 from .archive import Member
+from .in_use import locked_file
+from .layers import SECTOR, are_all, refuse_cut, whole_sectors
 from .nbd_image import NbdImage
 from .part_file import PartFile
-from .source import changed, identity_of
+from .qemu_nbd import IN_USE, QemuNbd
+from .source import Source, changed, identity
 
-#: Most connections to one qemu-nbd: one for each thread.
-SHARED = 64
-START_TIMEOUT = 30.0
-#: Seconds between checks whether it does. It takes some 15 ms.
-POLL = 0.002
-#: Seconds that qemu-nbd may take to close an image after its last client has left.
-STOP_TIMEOUT = 600.0
-#: The same after stop(): what is under way may end, such that the lock of an image on Ceph is released. If qemu-nbd is
-#: killed, the next program waits 30 s for it, in place of 0.5 s (tests/lab/ceph).
-STOPPED_TIMEOUT = 5.0
+log = logging.getLogger(__name__)
 
-
-class QemuNbd:
-    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
-
-    name: of the image in messages. image: arguments that tell what it is.
-    """
-
-    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
-        self._name = name
-        self._stop = Stop()
-        self._closed = False
-        self._directory = tempfile.mkdtemp(prefix="imageio-client-")
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._pid_file = f"{self._directory}/pid"
-        socket = f"{self._directory}/nbd"
-        command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
-        command += ["--discard=unmap"] if writable else ["--read-only"]
-        command += image
-        try:
-            # A process group of its own, so that Ctrl-C does not kill it.
-            self._process = subprocess.Popen(  # noqa: S603 - no shell
-                command, stdin=subprocess.DEVNULL, stdout=self._errors, stderr=self._errors, process_group=0
-            )
-        except OSError as e:
-            self._clean()
-            raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
-        try:
-            self._wait()
-            self.image = NbdImage(name, socket, self._stop)
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
-            self._clean()
-            raise
-
-    def stop(self) -> None:
-        """Disconnect. Requests that wait for storage raise Stopped, and those that follow."""
-        self._stop.stop()
-
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[NbdImage]:
-        """Return the image for the block. Raises Stopped after stop()."""
-        self._stop.check()
-        try:
-            yield self.image
-        except LocalError:
-            self._stop.check()
-            raise
-
-    def finish(self) -> None:
-        """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""
-        with self.serving() as image:
-            image.flush()
-        self.close()
-        self._stop.check()  # close() has not told then whether qemu-nbd failed
-
-    def close(self) -> None:
-        """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
-
-        After stop() it is no failure, and not waited for longer than STOPPED_TIMEOUT. Later calls do nothing.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        self.image.close()
-        try:
-            status, reason = self._wait_for_end(), self._said()
-        finally:
-            self._clean()
-        if status != 0 and not self._stop.is_set:
-            raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
-
-    def _wait(self) -> None:
-        """Wait until it accepts connections, when it writes its pid file. Its socket exists before that."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while not os.path.exists(self._pid_file):
-            if self._process.poll() is not None:
-                raise LocalError(f"can't open {self._name}: {self._said()}")
-            if time.monotonic() > deadline:
-                raise LocalError(
-                    f"can't open {self._name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
-                )
-            time.sleep(POLL)
-
-    def _wait_for_end(self) -> int:
-        """Return its status. It is killed if it does not end in time."""
-        try:
-            return self._process.wait(STOPPED_TIMEOUT if self._stop.is_set else STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
-
-    def _said(self) -> str:
-        self._errors.seek(0)
-        text = self._errors.read(2000).decode(errors="replace")
-        return " ".join(text.split()) or "it does not tell why"
-
-    def _clean(self) -> None:
-        self._errors.close()
-        for name in ("nbd", "pid"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._directory}/{name}")
-        os.rmdir(self._directory)
+#: Formats in which a flush leaves an image that can be opened again, whatever happens to its qemu-nbd then.
+CONTINUED = ("qcow2",)
+#: Seconds that the qemu-nbd of a download which was killed may take to end, and between two looks.
+LEFT_TIMEOUT = 10.0
+LEFT_POLL = 0.1
+#: Options with which a new image has the size that it is to have: that of a vpc is one of whole cylinders otherwise.
+SIZED: Mapping[str, tuple[str, ...]] = {"vpc": ("-o", "force_size=on")}
 
 
 class ServedSource:
@@ -203,45 +100,139 @@ class ServedTarget:
 
 
 class QemuSource(ServedSource):
-    """A source in a format other than raw."""
+    """A source in a format other than raw. name: in messages; None: the path."""
 
-    def __init__(self, path: Path, format_name: str, member: Member | None = None, *, shared: bool = False) -> None:
-        self._files = {file: identity_of(file) for file in ([path] if member else _chain(path, format_name))}
+    def __init__(
+        self,
+        path: Path,
+        format_name: str,
+        member: Member | None = None,
+        *,
+        shared: bool = False,
+        name: str | None = None,
+    ) -> None:
+        shown = str(path) if name is None else name
+        self._shared = shared
+        self._locks = contextlib.ExitStack()
+        super().__init__(QemuNbd(shown, arguments_for(path, format_name, member, shared=shared)))
+        try:
+            self._files = {file: identity(file) for file in self._server.files()}
+            if not shared:
+                refuse_cut([*self._files], shown, format_name, member)
+                for file in self._files:
+                    self._locks.enter_context(locked_file(file.readlink(), file, writes=False))
+            is_known = format_name in PARSERS and are_all(self._files, member.offset if member else 0)
+        except BaseException:
+            self.close()
+            raise
         self.identity: Mapping[str, object] | None = None
-        if None not in self._files.values():
+        if is_known and None not in self._files.values():
             self.identity = {
                 "format": format_name,
                 "member": list(member) if member else None,
                 "files": list(self._files.values()),
             }
-        self._shared = shared
-        super().__init__(QemuNbd(str(path), _image(path, format_name, member, shared=shared)))
 
     def check(self) -> None:
         """Raise LocalError if size or mtime of a file of the backing chain has changed."""
         for file, opened in self._files.items():
-            if not self._shared and identity_of(file) != opened:
-                raise changed(file)
+            if not self._shared and identity(file) != opened:
+                raise changed(file.readlink())
+
+    def close(self) -> None:
+        """End qemu-nbd, and unlock the files."""
+        with self._locks:
+            super().close()
+
+
+class PresentSource(ServedSource):
+    """What a target has, to be compared while it is written."""
+
+    identity: Mapping[str, object] | None = None
+
+    def check(self) -> None:
+        """Do nothing: it is written to."""
+
+    def close(self) -> None:
+        """Do nothing: the target ends qemu-nbd."""
 
 
 class QemuTarget(ServedTarget):
     """A new image in a format other than raw, called NAME.part until it is complete. Methods raise LocalError."""
 
-    reads_zero = True
     options: tuple[str, ...] = ()
     compress = False
 
-    def __init__(self, path: Path, format_name: str) -> None:
-        self._part = PartFile(path)
+    def __init__(self, path: Path, format_name: str, *, continues: bool = False) -> None:
+        continues = continues and format_name in CONTINUED
+        self._part = PartFile(path, continues=continues)
+        self.identity = self._part.identity if continues else None
         self._format = format_name
 
+    @property
+    def is_earlier(self) -> bool:
+        """Tell whether an earlier download has left it."""
+        return self._part.is_earlier
+
+    @property
+    def reads_zero(self) -> bool:
+        """Tell that the image is new: one that is left has what was written since its last flush, too."""
+        return not self._part.is_earlier
+
+    def resume(self, size: int) -> Source | None:
+        """Serve what is there, if qemu can open it, and it has the size."""
+        if not self._part.is_earlier:
+            return None
+        deadline = time.monotonic() + LEFT_TIMEOUT
+        while self._server is None:
+            try:
+                self._server = self._serve()
+            except LocalError as e:
+                if IN_USE not in str(e) or time.monotonic() > deadline:
+                    log.warning("%s", e)
+                    return None
+                time.sleep(LEFT_POLL)
+        if self._server.image.size != whole_sectors(size):
+            return None
+        return PresentSource(self._server)
+
     def start(self, size: int) -> None:
-        """Create the image, and serve it by qemu-nbd."""
-        run_qemu_img(
-            "create", "-q", "-f", self._format, *self.options, "--", str(self._part.path.absolute()), str(size)
-        )
-        image = _image(self._part.path, self._format, compress=self.compress)
-        self._server = QemuNbd(str(self._part.path), image, writable=True)
+        """Create the image, and serve it by qemu-nbd. Its size is told if it can't be that of the image."""
+        if self._part.is_earlier:
+            if self._server is not None:
+                self._server.close()
+            self._part.anew()
+            self.identity = self._part.identity
+        self._tell(size, self._create(size).size)
+
+    def _create(self, size: int) -> NbdImage:
+        options = (*SIZED.get(self._format, ()), *self.options)
+        run_qemu_img("create", "-q", "-f", self._format, *options, "--", str(self._part.path.absolute()), str(size))
+        self._server = self._serve()
+        return self._server.image
+
+    def _serve(self) -> QemuNbd:
+        image = arguments_for(self._part.path, self._format, compress=self.compress)
+        return QemuNbd(str(self._part.path), image, writable=True)
+
+    def _tell(self, size: int, made: int) -> None:
+        if made != size:
+            text = "%s gets %d bytes, and the image has %d: the format %s has whole sectors of %d bytes"
+            log.warning(text, self._part.final, made, size, self._format, SECTOR)
+
+    def flush(self) -> None:
+        """Flush the image."""
+        with self._started.serving() as image:
+            image.flush()
+
+    def keep(self) -> bool:
+        """End qemu-nbd, which flushes, and sync the file."""
+        ended = True
+        if self._server is not None:
+            self._server.close()
+            ended = self._server.ended_well
+        self._part.keep()
+        return ended
 
     def finish(self) -> None:
         """Flush the image, end qemu-nbd, and rename the file."""
@@ -268,6 +259,7 @@ def run_qemu_img(*arguments: str) -> str:
             check=False,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
         )
     except OSError as e:
         raise LocalError(f"can't run qemu-img, which other formats than raw need: {e.strerror}") from e
@@ -276,15 +268,7 @@ def run_qemu_img(*arguments: str) -> str:
     return done.stdout
 
 
-def _chain(path: Path, format_name: str) -> list[Path]:
-    """Return the files of an image and its backing chain. Raises LocalError."""
-    told = run_qemu_img(
-        "info", "--force-share", "--backing-chain", "--output=json", "-f", format_name, "--", str(path.absolute())
-    )
-    return [Path(layer["filename"]) for layer in json.loads(told)]
-
-
-def _image(
+def arguments_for(
     path: Path, format_name: str, member: Member | None = None, *, compress: bool = False, shared: bool = False
 ) -> list[str]:
     # An absolute path: qemu may take a relative one for a URL.
@@ -293,8 +277,9 @@ def _image(
         return [f"--format={format_name}", "--", name]
     file: dict[str, object] = {"driver": "host_device" if path.is_block_device() else "file", "filename": name}
     if member is not None:
-        file = {"driver": "raw", "offset": member.offset, "size": member.size, "file": file}
+        # qemu takes whole sectors, and tar's blocks are as large.
+        file = {"driver": "raw", "offset": member.offset, "size": whole_sectors(member.size), "file": file}
     image: dict[str, object] = {"driver": format_name, "file": file}
     if shared:
         image |= {"read-only": True, "force-share": True}
-    return ["--", "json:" + json.dumps({"driver": "compress", "file": image} if compress else image)]
+    return ["--image-opts", "--", image_opts({"driver": "compress", "file": image} if compress else image)]

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from ...errors import InvalidRequest
 from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
-from .qemu import QemuNbd, ServedSource, ServedTarget
+from .qemu import ServedSource, ServedTarget
+from .qemu_nbd import QemuNbd
 
 _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
 

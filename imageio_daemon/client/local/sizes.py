@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The size that compressed files tell of what is in them, without decompressing it.
 
-What they tell is checked when it is decompressed. None: they don't tell, or what they tell does not fit together.
+What they tell is a claim, which StreamSource compares with what comes. None: they don't tell, or what they tell does
+not fit together.
 """
 
 import os
@@ -23,8 +24,8 @@ XZ_PADDING = 64 * KiB
 
 
 def told_size(fd: int, kind: str) -> int | None:
-    """Return the decompressed size, in bytes, that a regular file tells."""
-    end = os.fstat(fd).st_size
+    """Return the decompressed size, in bytes, that a regular file or block device tells."""
+    end = os.lseek(fd, 0, os.SEEK_END)
     try:
         if kind == "zstd":
             return _zstd(fd, end)
@@ -34,7 +35,9 @@ def told_size(fd: int, kind: str) -> int | None:
 
 
 def zstd_head(head: bytes) -> int | None:
-    """Return the decompressed size that the header of a zstd frame tells."""
+    """Return the decompressed size that the header of a zstd frame tells; None for a skippable frame, too."""
+    if not head.startswith(_ZSTD_MAGIC):
+        return None  # libzstd tells 0 for a skippable one
     try:
         return zstd.get_frame_info(head).decompressed_size
     except zstd.ZstdError:
@@ -49,7 +52,7 @@ def _zstd(fd: int, end: int) -> int | None:
         if int.from_bytes(head[:4], "little") >> 4 == _ZSTD_SKIPPABLE:
             position += 8 + int.from_bytes(head[4:8], "little")
             continue
-        size = zstd_head(head) if head.startswith(_ZSTD_MAGIC) else None
+        size = zstd_head(head)
         if size is None:
             return None
         total += size

@@ -16,6 +16,8 @@ from ..file_part import FilePart
 #: Alignment of direct reads, in bytes: that of the largest sectors, and of memory pages. 2 GiB of a loop device, one
 #: thread, cold: 3.6 s through the page cache, with 3.6 s of processor time; 0.7 to 1.6 s past it, with 0.1 s.
 BLOCK = 4096
+#: What to do about a source that has changed.
+_ANEW = "start anew, an upload with --restart, when nobody writes to it"
 
 
 class Source(Protocol):
@@ -65,6 +67,7 @@ class FileSource:
         try:
             end = os.lseek(self._fd, 0, os.SEEK_END)
             self._offset = offset
+            self._is_whole = size is None
             self.size = end - offset if size is None else size
             self._opened = identity(self._fd)
             self.identity = self._opened and self._opened | {"offset": offset, "length": self.size}
@@ -107,7 +110,16 @@ class FileSource:
         return FilePart(self._fd, self._offset + offset, length, self._failed)
 
     def check(self) -> None:
-        """Raise LocalError if size or mtime have changed, unless others may write to it."""
+        """Raise LocalError if the size has changed, or the mtime, unless others may write to it."""
+        end = self._offset + self.size
+        try:
+            now = os.lseek(self._fd, 0, os.SEEK_END)
+        except OSError as e:
+            raise self._failed(end, e) from e
+        if now < end:
+            raise self._shorter(now)
+        if now > end and self._is_whole:
+            raise LocalError(f"{self._path} became longer while it was read: it had {self.size} bytes: {_ANEW}")
         if not self._shared and identity(self._fd) != self._opened:
             raise changed(self._path)
 
@@ -154,10 +166,7 @@ class FileSource:
         )
 
     def _shorter(self, end: int) -> LocalError:
-        return LocalError(
-            f"{self._path} became shorter during the upload: it ends at byte {end}. "
-            "Upload anew with --restart when nobody writes to it"
-        )
+        return LocalError(f"{self._path} became shorter while it was read: it ends at byte {end}: {_ANEW}")
 
 
 def _open_direct(fd: int) -> int | None:
@@ -170,26 +179,20 @@ def _open_direct(fd: int) -> int | None:
         return None
 
 
-def identity(fd: int) -> dict[str, object] | None:
-    """Return device, inode, size and mtime of an open file; None for a block device, whose values never change."""
-    status = os.fstat(fd)
+def identity(file: int | Path) -> dict[str, object] | None:
+    """Return device, inode, size and mtime of an open file; None for a block device, whose values never change.
+
+    file: its descriptor, or a link to it in /proc.
+    """
+    status = os.stat(file)
     if stat.S_ISBLK(status.st_mode):
         return None
     return {"device": status.st_dev, "inode": status.st_ino, "size": status.st_size, "mtime": status.st_mtime_ns}
 
 
 def changed(path: Path) -> LocalError:
-    """Return the error for a source that was written to during the upload."""
-    return LocalError(f"{path} was changed during the upload: upload anew with --restart when nobody writes to it")
-
-
-def identity_of(path: Path) -> dict[str, object] | None:
-    """Return the identity of the file with this name. Raises LocalError."""
-    fd = open_image(path)
-    try:
-        return identity(fd)
-    finally:
-        os.close(fd)
+    """Return the error for a source that was written to meanwhile."""
+    return LocalError(f"{path} was changed while it was read: {_ANEW}")
 
 
 def open_image(path: Path) -> int:

@@ -3,16 +3,22 @@
 
 import io
 import os
+import re
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, Self
+from typing import BinaryIO, Protocol, Self, TypeAlias, cast
 
+from ...image.blockhash import new_hash
 from ...image.extents import Extent
-from ...units import MiB
-from ..errors import LocalError, Stopped
+from ...units import MAX_OFFSET, MiB
+from ..errors import ChecksumMismatch, LocalError, Stopped, Usage
+from ..fetched import Fetched
 from .source import changed, identity, open_image
 from .turns import Turns
+
+#: Algorithms with which files are published.
+PUBLISHED = ("sha256", "sha384", "sha512", "sha1", "md5")
 
 
 class Reader(Protocol):
@@ -22,44 +28,114 @@ class Reader(Protocol):
         """Return at most `size` bytes, none at the end. Raises LocalError, Stopped."""
 
 
-class Input:
-    """The bytes of a stream, or of a file. A thread that waits for them is woken by stop()."""
+#: Called while an image is opened, with the bytes that were read of its file, and how many it has; None: nobody knows.
+Watch: TypeAlias = Callable[[int, int | None], None]
 
-    def __init__(self, stream: BinaryIO, path: Path | None = None) -> None:
-        self.name = str(path) if path else "the input"
+
+def unwatched(read: int, of: int | None) -> None:
+    """Do nothing with a number of bytes that were read."""
+
+
+#: Bytes that are read at a time behind the image.
+CHECKED = 1 * MiB
+
+
+class Expected:
+    """What the bytes of a file have to be, as it was published: `sha256:HEX`. Raises Usage for anything else."""
+
+    def __init__(self, told: str) -> None:
+        algorithm, _, self._digest = told.partition(":")
+        if not re.fullmatch("[0-9a-fA-F]+", self._digest) or algorithm not in PUBLISHED:
+            raise Usage(f"what is expected must look like sha256:HEX, or be one of {', '.join(PUBLISHED)}")
+        try:
+            self._state = new_hash(algorithm)
+        except ValueError as e:
+            raise Usage(f"{algorithm} is not an algorithm of this host") from e
+        if len(self._digest) != 2 * len(self._state.digest()):
+            raise Usage(f"a digest of {algorithm} has {2 * len(self._state.digest())} digits")
+
+    def add(self, data: bytes) -> None:
+        """Add bytes."""
+        self._state.update(data)
+
+    def require(self, name: str) -> None:
+        """Raise ChecksumMismatch if the bytes were others. name: of the file, in messages."""
+        if (found := self._state.hexdigest()) != self._digest.lower():
+            raise ChecksumMismatch(f"{name} has the digest {found}, and not {self._digest}, which was expected")
+
+
+class Input:
+    """The bytes of a stream, or of a file. A thread that waits for them is woken by stop().
+
+    watch: called with each read, until the image is open: much may have to be read before that. expect: what all of
+    its bytes have to be.
+    """
+
+    def __init__(
+        self,
+        stream: BinaryIO | Fetched,
+        path: Path | None = None,
+        watch: Watch = unwatched,
+        expect: Expected | None = None,
+    ) -> None:
+        self.watch = watch
+        self._expect = expect
+        self._position = 0
+        self._size = stream.seek(0, os.SEEK_END) if path else stream.size if isinstance(stream, Fetched) else None
+        if path:
+            stream.seek(0)
+        self.name = str(path) if path else stream.name if isinstance(stream, Fetched) else "the input"
         self._stream = stream
         self.path = path
         self._woken, self._wake = os.pipe()
         self._opened = identity(stream.fileno()) if path else None
 
+    @property
+    def size(self) -> int | None:
+        """Return the bytes of the file; None: nobody knows."""
+        return self._size
+
     @classmethod
-    def of_file(cls, path: Path) -> Self:
+    def of_file(cls, path: Path, watch: Watch = unwatched, expect: Expected | None = None) -> Self:
         """Open a file or block device. Raises LocalError."""
-        return cls(os.fdopen(open_image(path), "rb", buffering=0), path)
+        return cls(os.fdopen(open_image(path), "rb", buffering=0), path, watch, expect)
 
     def read(self, size: int) -> bytes:
         """Return at most `size` bytes, none at the end. Raises LocalError, and Stopped if its file is unbuffered."""
         try:
             if isinstance(self._stream, io.FileIO):
                 self._wait()
-            return self._stream.read(size)
+            while (data := cast("bytes | None", self._stream.read(size))) is None:
+                self._wait()  # another process has made it non-blocking
         except (OSError, EOFError) as e:
             raise LocalError(f"can't read {self.name}: {getattr(e, 'strerror', None) or e}") from e
+        self._position += len(data)
+        if self._expect is not None:
+            self._expect.add(data)
+        self.watch(self._position, self._size)
+        return data
 
     def check(self) -> None:
-        """Raise LocalError if size or mtime of the file have changed."""
+        """Raise LocalError if size or mtime of the file have changed, ChecksumMismatch if it is another file."""
+        if self._expect is not None:
+            while self.read(CHECKED):  # what is behind the image counts, too
+                pass
+            self._expect.require(self.name)
+            self._expect = None
         if self.path and identity(self._stream.fileno()) != self._opened:
             raise changed(self.path)
 
     def stop(self) -> None:
         """Make a read that waits raise Stopped, and those that follow."""
         os.write(self._wake, b"x")
+        if isinstance(self._stream, Fetched):
+            self._stream.stop()
 
     def close(self) -> None:
         """Close the file; a stream stays open for its owner."""
         os.close(self._woken)
         os.close(self._wake)
-        if self.path:
+        if self.path or isinstance(self._stream, Fetched):
             self._stream.close()
 
     def _wait(self) -> None:
@@ -92,10 +168,10 @@ class Ahead:
 
 
 class StreamSource:
-    """An image that is read once. size: bytes, which it must have exactly, as `told` says.
+    """An image that is read once. size: bytes, which it must have exactly, as `told` says: a claim until all has come.
 
     reader: what is made of the input on the way. It works in the turns of the threads that send: while one thread
-    decompresses, the others send what came before.
+    decompresses, the others send what came before. Raises LocalError for a size that no image has.
     """
 
     is_stream = True
@@ -103,10 +179,13 @@ class StreamSource:
     identity = None  # a state file is of no use: what was sent is compared by the server's checksums, or not at all
 
     def __init__(self, source: Input, size: int, reader: Reader | None = None, told: str = "--size") -> None:
+        if not 0 <= size <= MAX_OFFSET:
+            raise LocalError(f"{source.name} can't have {size} bytes, as {told} says")
         self.size = size
         self._input = source
         self._reader = reader or source
         self._told = told
+        self._ended = False
         self._turns = Turns()
 
     def extents(self) -> Iterator[Extent]:
@@ -127,11 +206,13 @@ class StreamSource:
                     )
                 buffer[filled : filled + len(data)] = data
                 filled += len(data)
-            if offset + len(buffer) == self.size and self._reader.read(1):
-                raise LocalError(f"{self._input.name} is longer than the {self.size} bytes that {self._told} says")
+            if offset + len(buffer) == self.size:
+                self._require_end()
 
     def check(self) -> None:
-        """Raise LocalError if the file is known to have changed since it was opened."""
+        """Raise LocalError if more has come than was told, or the file is known to have changed since it was opened."""
+        if not self._ended:  # of 0 bytes nothing is read
+            self._require_end()
         self._input.check()
 
     def stop(self) -> None:
@@ -142,3 +223,11 @@ class StreamSource:
     def close(self) -> None:
         """Close the input."""
         self._input.close()
+
+    def _require_end(self) -> None:
+        if self._reader.read(1):
+            raise LocalError(
+                f"{self._input.name} is longer than the {self.size} bytes that {self._told} says: "
+                "say --size for all that comes"
+            )
+        self._ended = True

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets of downloads: a new file, an existing file or device, a stream."""
 
+import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ...units import MiB
 from ..errors import LocalError
 from .image import LocalImage
 from .part_file import PartFile
+from .source import FileSource, Source
 from .turns import Turns
 
 _ZEROS = bytes(1 * MiB)
@@ -48,23 +51,80 @@ class Target(Protocol):
         """Make writes that wait raise Stopped."""
 
 
+@runtime_checkable
+class PartTarget(Target, Protocol):
+    """A target that an interrupted download may leave for the next one. Methods raise LocalError."""
+
+    @property
+    def identity(self) -> Mapping[str, object] | None:
+        """Return what a record of it is found by, as of Source; None: it is not continued."""
+
+    @property
+    def is_earlier(self) -> bool:
+        """Tell whether an earlier download has left it, and start() was not called."""
+
+    def resume(self, size: int) -> Source | None:
+        """Open what an earlier download has left of an image of this size, to be compared; None: nothing of use.
+
+        The caller closes it. In its place or afterwards, start() begins anew.
+        """
+
+    def flush(self) -> None:
+        """Return when all that was written is on stable storage."""
+
+    def keep(self) -> bool:
+        """Close it, and leave what it has. Called last, in place of finish(), after stop(), too.
+
+        Return whether all that was written is on stable storage.
+        """
+
+
+@runtime_checkable
+class UpdatedTarget(Target, Protocol):
+    """A target that exists, and in which only what differs is written. Methods raise LocalError."""
+
+    def source(self) -> Source:
+        """Return what it has, to be compared, after start(). The caller closes it."""
+
+
 class NewFile:
-    """A new raw file, called NAME.part until it is complete."""
+    """A new raw file, called NAME.part until it is complete. continues: as of PartFile."""
 
     portion = 32 * MiB
     block = 1
-    reads_zero = True
 
-    def __init__(self, path: Path) -> None:
-        self._part = PartFile(path)
+    def __init__(self, path: Path, *, continues: bool = False) -> None:
+        self._part = PartFile(path, continues=continues)
+        self.identity = self._part.identity if continues else None
         try:
             self._image = LocalImage(self._part.path)
         except LocalError:
             self._part.remove()
             raise
 
+    @property
+    def is_earlier(self) -> bool:
+        """Tell whether an earlier download has left it."""
+        return self._part.is_earlier
+
+    @property
+    def reads_zero(self) -> bool:
+        """Tell that the file is new: one that is left has what was written since its last flush, too."""
+        return not self._part.is_earlier
+
+    def resume(self, size: int) -> Source | None:
+        """Open what is there, if it has the size."""
+        if not self._part.is_earlier or self._image.size != size:
+            return None
+        return FileSource(self._part.path, shared=True)
+
     def start(self, size: int) -> None:
-        """Set the size of the file."""
+        """Begin with an empty file, and set its size."""
+        if self._part.is_earlier:
+            self._image.close()
+            self._part.anew()
+            self.identity = self._part.identity
+            self._image = LocalImage(self._part.path)
         self._part.truncate(size)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -72,7 +132,19 @@ class NewFile:
         self._image.write(offset, data)
 
     def zero(self, offset: int, length: int) -> None:
-        """Do nothing: a new file reads as zeros."""
+        """Make a range of a file that was left read as zeros; a new file does."""
+        if self._part.is_earlier:
+            self._image.zero(offset, length)
+
+    def flush(self) -> None:
+        """Flush the file."""
+        self._image.flush()
+
+    def keep(self) -> bool:
+        """Flush and close the file."""
+        self._image.close()
+        self._part.keep()
+        return True
 
     def finish(self) -> None:
         """Flush the file and rename it."""
@@ -124,6 +196,26 @@ class ExistingImage:
 
     def stop(self) -> None:
         """Do nothing: writes end by themselves."""
+
+
+class UpdatedImage(ExistingImage):
+    """A raw file or block device in which what differs is written, in place. A file gets the size of the image."""
+
+    def start(self, size: int) -> None:
+        """Set the size of a file, or check that the image fits into a device."""
+        if is_existing_device(self._path):
+            super().start(size)
+            return
+        try:
+            os.truncate(self._path, size)
+        except OSError as e:
+            raise LocalError(f"can't change the size of {self._path}: {e.strerror}") from e
+        self._image.close()
+        self._image = LocalImage(self._path)
+
+    def source(self) -> Source:
+        """Return what it has."""
+        return FileSource(self._path, shared=True)
 
 
 class Writer(Protocol):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server tells of an image and of itself: the answer to OPTIONS (docs/images-api.md)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from ...units import MAX_OFFSET
+from .local_socket import LocalSocket
 
 #: Largest max_readers and max_writers that are accepted from a server.
 MAX_CONNECTIONS = 10**6
@@ -14,36 +15,36 @@ MAX_CONNECTIONS = 10**6
 class Abilities:
     """The answer to OPTIONS.
 
-    reads_zero: the whole image reads as zeros. encodings: the codings of bodies that it takes. instance: the server's
-    process. available: bytes that its storage has free for the image; None: not known.
+    local: the server's unix socket, if it has told how to know it. reads_zero: the whole image reads as zeros.
+    encodings: the codings of bodies that it takes. instance: the server's process. max_size: bytes that the image may
+    get. available: bytes that its storage has free for the image; None: not known.
     """
 
     features: frozenset[str]
     max_readers: int = 1
     max_writers: int = 1
-    unix_socket: str | None = None
+    local: LocalSocket | None = None
     reads_zero: bool = False
     instance: str | None = None
     encodings: frozenset[str] = frozenset()
-    available: int | None = field(default=None, compare=False)  # two answers of one server differ in it
+    max_size: int | None = None
+    available: int | None = None
 
     @classmethod
     def from_json(cls, answer: Any) -> Self:
         """Return the abilities. Raises KeyError, TypeError for an answer that is none."""
         if not isinstance(answer, dict) or not isinstance(answer["features"], list):
             raise TypeError("no object")
-        unix_socket = answer.get("unix_socket")
-        if unix_socket is not None and not isinstance(unix_socket, str):
-            raise TypeError("unix_socket")
         return cls(
             frozenset(map(str, answer["features"])),
             _connections(answer.get("max_readers", 1)),
             _connections(answer.get("max_writers", 1)),
-            unix_socket,
+            _local(answer.get("unix_socket"), answer.get("unix_socket_proof")),
             answer.get("zero_state") == "zero",
             instance if isinstance(instance := answer.get("instance"), str) else None,
             _encodings(answer.get("encodings", [])),
-            _available(answer.get("available")),
+            _bytes(answer.get("max_size")),
+            _bytes(answer.get("available")),
         )
 
 
@@ -53,11 +54,17 @@ def _connections(told: object) -> int:
     return max(1, told)
 
 
+def _local(address: object, proof: object) -> LocalSocket | None:
+    if address is not None and not isinstance(address, str):
+        raise TypeError("unix_socket")
+    return None if address is None else LocalSocket.told(address, proof)
+
+
 def _encodings(told: object) -> frozenset[str]:
     return frozenset(map(str, told)) if isinstance(told, list) else frozenset()
 
 
-def _available(told: object) -> int | None:
+def _bytes(told: object) -> int | None:
     if told is not None and (type(told) is not int or not 0 <= told <= MAX_OFFSET):
         raise TypeError("no number of bytes")
     return told

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ...net.transports import keep_alive
-from ...urls.hosts import is_host
+from ...urls import hosts
 from ..errors import Usage
+from .local_socket import LocalSocket
 from .proxy import HttpProxy
 from .secure_socket import SecureSocket
 from .trust import Trust
@@ -21,6 +22,10 @@ CONNECT_TIMEOUT = 15.0
 #: Milliseconds until a connection counts as lost whose bytes are not acknowledged (tcp(7)). Without it a request that
 #: was sent while the network was away waits 15 minutes.
 LOST_TIMEOUT = 60_000
+#: What the path of a server's URL may be that has no ticket, and the path of the page of links, with its fragment.
+_NO_TICKET = ("", "/", "/images", "/images/")
+_PAGE = "/ui/"
+_SCHEMES = ("https://", "http://")
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,21 @@ class ImageUrl:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `https://HOST:PORT/images/TICKET`, also with http. Raises Usage."""
+        """Parse `https://HOST:PORT/images/TICKET`, or the link to a page, `https://HOST:PORT/ui/#TICKET`.
+
+        Also with http, which ClientSession does not take without being told so. Raises Usage.
+        """
         with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(text)
+            if parts.path == _PAGE and parts.fragment:
+                parts = parts._replace(path=f"/images/{parts.fragment}", fragment="")
             port = parts.port if parts.port is not None else 443 if parts.scheme == "https" else 80
-            image = parts.hostname and port and re.fullmatch("/images/[!-~]+", parts.path)
+            host = hosts.decoded(parts.hostname or "")
+            image = host and port and re.fullmatch("/images/[!-~]+", parts.path)
             plain = not parts.query and not parts.fragment and parts.username is None
-            if parts.scheme in ("http", "https") and image and plain and parts.hostname and is_host(parts.hostname):
-                return cls(parts.scheme, parts.hostname, port, parts.path)
-        raise Usage("the URL must look like https://HOST:PORT/images/TICKET")
+            if parts.scheme in ("http", "https") and image and plain and hosts.is_host(host):
+                return cls(parts.scheme, host, port, parts.path)
+        raise Usage("the URL must look like https://HOST:PORT/images/TICKET, or https://HOST:PORT/ui/#TICKET")
 
     @property
     def peer(self) -> str:
@@ -51,17 +62,31 @@ class ImageUrl:
 
 
 def is_url(text: str) -> bool:
-    """Tell whether an argument is meant as a URL, not as the name of a file."""
-    return text.startswith(("https://", "http://"))
+    """Tell whether an argument is meant as a URL, not as the name of a file. Case does not matter (RFC 3986 3.1)."""
+    return text[:8].lower().startswith(_SCHEMES)
+
+
+def has_ticket(url: str) -> bool:
+    """Tell whether a URL names an image, not only a server. What is no URL has one: it is refused as such."""
+    with contextlib.suppress(ValueError):
+        parts = urllib.parse.urlsplit(url)
+        return not (is_url(url) and parts.path in (*_NO_TICKET, _PAGE) and not parts.query and not parts.fragment)
+    return True
+
+
+def with_ticket(url: str, ticket_id: str) -> str:
+    """Return the URL of an image from that of its server."""
+    origin = urllib.parse.urlsplit(url)._replace(path="/images/", fragment="").geturl()
+    return origin + urllib.parse.quote(ticket_id, safe="")
 
 
 @dataclass(frozen=True)
 class Endpoint:
     """The address of a server: `unix`, an abstract name with its leading NUL, or host and port.
 
-    peer: the name in messages. tls: None for a connection without TLS. proxy: what connects to the host for us. url:
-    where the endpoint was told, and where to connect after a connection was lost: a server that was started anew may
-    have another unix socket, and another program the name of the old one.
+    peer: the name in messages. tls: None for a connection without TLS. proxy: what connects to the host for us. local:
+    the unix socket that the server has told of, and how to know it. url: where it has, and where to connect after a
+    connection was lost: a server that was started anew may have another unix socket.
     """
 
     peer: str
@@ -70,10 +95,13 @@ class Endpoint:
     unix: str | None = None
     tls: Trust | None = None
     proxy: HttpProxy | None = None
+    local: LocalSocket | None = None
     url: "Endpoint | None" = None
 
     def connect(self) -> socket.socket:
         """Return a connected socket, for shake_hands(). Raises OSError, and what HttpProxy.tunnel() does."""
+        if self.local is not None:
+            return self.local.connect(CONNECT_TIMEOUT)
         if self.unix is not None:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             with _closing_on_error(sock):
@@ -96,8 +124,7 @@ class Endpoint:
     @property
     def authority(self) -> str:
         """Return host and port for the field Host (RFC 9110 7.2)."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}" if self.port else host
+        return hosts.told(self.host, self.port) if self.port else self.host
 
     @property
     def way(self) -> str:
@@ -105,7 +132,12 @@ class Endpoint:
         return f"{self.peer} by the proxy {self.proxy.peer}" if self.proxy else self.peer
 
     def shake_hands(self, sock: socket.socket) -> None:
-        """Complete the TLS handshake, if the socket has TLS. Raises OSError, ServerFailed for a server to doubt."""
+        """Let the peer prove who it is, by TLS or as a local socket does; nothing may be sent before.
+
+        Raises OSError, ServerFailed for a server to doubt.
+        """
+        if self.local is not None:
+            self.local.prove(sock)
         if self.tls and isinstance(sock, SecureSocket):
             self.tls.shake_hands(sock, self.peer)
 
@@ -117,11 +149,6 @@ def _closing_on_error(sock: socket.socket) -> Iterator[None]:
     except BaseException:
         sock.close()
         raise
-
-
-def is_same_host(sock: socket.socket) -> bool:
-    """Tell whether the peer of a TCP connection has the same address as this end, that is, is on this host."""
-    return bool(sock.getpeername()[0] == sock.getsockname()[0])
 
 
 def unix_address(text: str) -> str:

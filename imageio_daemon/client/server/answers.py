@@ -8,6 +8,7 @@ import socket
 from typing import Any, NamedTuple
 
 from ...units import KiB
+from .pace import Paced
 from .sending import Moved
 
 #: Bytes that are received ahead of the answer that is read.
@@ -49,24 +50,29 @@ class Head(NamedTuple):
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives; nothing while `is_held`."""
+    """The bytes that a socket receives, at a pace; nothing while `is_held`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, paced: Paced) -> None:
         self._socket = sock
+        self._paced = paced
         self.is_held = False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        return None if self.is_held else self._socket.recv_into(buffer)
+        if self.is_held:
+            return None
+        count = self._socket.recv_into(buffer, min(len(buffer), self._paced.step))
+        self._paced.received(count)
+        return count
 
 
 class Answers(io.BufferedReader):
     """What a socket receives. It is the file of each http.client.HTTPResponse in turn, which does not close it."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._incoming = _Incoming(sock)
+    def __init__(self, sock: socket.socket, paced: Paced) -> None:
+        self._incoming = _Incoming(sock, paced)
         super().__init__(self._incoming, AHEAD)
 
     def close(self) -> None:
@@ -84,6 +90,14 @@ class Answers(io.BufferedReader):
         self._incoming.is_held = True
         try:
             return bool(self.peek(1))
+        finally:
+            self._incoming.is_held = False
+
+    def received(self) -> bytes:
+        """Return what was received and nobody has read, without a wait for more."""
+        self._incoming.is_held = True
+        try:
+            return bytes(self.peek())
         finally:
             self._incoming.is_held = False
 

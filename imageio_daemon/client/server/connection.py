@@ -13,9 +13,10 @@ from typing import NamedTuple
 from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
 from ..stopping import Stop
-from .address import Endpoint, is_same_host
+from .address import Endpoint
 from .answers import Answers, Body, Framing, Head
-from .failures import failure_of
+from .failures import client_refused, failure_of, not_connected
+from .pace import UNLIMITED, Pace, Paced
 from .secure_socket import SecureSocket
 from .sending import Moved, Request, Unsent, counted, not_counted, send_all
 
@@ -43,9 +44,10 @@ class Answer(NamedTuple):
 class ClientConnection:
     """A connection for requests, one at a time, or some ahead. After an error the next request connects again."""
 
-    def __init__(self, endpoint: Endpoint, stop: Stop) -> None:
+    def __init__(self, endpoint: Endpoint, stop: Stop, pace: Pace = UNLIMITED) -> None:
         self.endpoint = endpoint
         self._stop = stop
+        self._paced = Paced(pace, stop)
         self._secret = ""
         self._socket: socket.socket | None = None
         self._answers: Answers | None = None
@@ -91,12 +93,6 @@ class ClientConnection:
             pass
         return True
 
-    def is_same_host(self) -> bool:
-        """Connect, and tell whether the server is on this host. Raises Temporary, ServerFailed, Stopped."""
-        with self.translated():
-            sock, _ = self._connected()
-            return self.endpoint.proxy is None and is_same_host(sock)
-
     def request(
         self,
         method: str,
@@ -125,6 +121,21 @@ class ClientConnection:
                 yield data
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
+
+    def upgrade(self, path: str, protocol: str) -> tuple[socket.socket, bytes]:
+        """Let the connection become one of another protocol (RFC 9110 7.8).
+
+        Return its socket, which this closes at close(), and what was received behind the answer. Raises as request()
+        does; ServerFailed: the server does not have the protocol, and has answered as if it was not asked for.
+        """
+        with self.translated():
+            head = self.head("GET", path, {"Upgrade": protocol, "Connection": "Upgrade"})
+            ((answer, answers),) = self._exchange([Request(head)], WORK_TIMEOUT)
+            status = self._accept("GET", answer, answers, (101, 200, 206)).status
+            sock = self._socket
+            if status != 101 or sock is None:
+                raise ServerFailed(f"{self.endpoint.peer} does not serve {protocol.upper()} on connections of HTTP")
+            return sock, answers.received()
 
     def write(self, requests: Sequence[Request], moved: Moved) -> None:
         """Send PUTs, all before their answers. Raises as request() does."""
@@ -187,7 +198,7 @@ class ClientConnection:
         sock, answers = self._connected()
         self._timed(DATA_TIMEOUT)
         try:
-            send_all(sock, requests, moved)
+            send_all(sock, requests, moved, self._paced)
         except TimeoutError:
             raise
         except OSError:
@@ -220,6 +231,8 @@ class ClientConnection:
         response, reason = answers.response(method, head), ""
         with contextlib.suppress(OSError, http.client.HTTPException):  # the status counts without its reason, too
             reason = response.read(MAX_REASON).decode(errors="replace").partition("\n")[0]
+        if reason.lstrip().startswith("<"):  # the page of a proxy
+            reason = response.reason
         self.close()
         raise failure_of(self.endpoint.peer, method, response, self._printable(reason))
 
@@ -236,7 +249,8 @@ class ClientConnection:
         self.close()
         self._stop.check()
         sock = self._connect()
-        self._answers, self._unsent = Answers(sock), Unsent(sock)
+        self._paced.limit(sock)
+        self._answers, self._unsent = Answers(sock, self._paced), Unsent(sock)
         self._ends = False
         return sock, self._answers
 
@@ -256,9 +270,7 @@ class ClientConnection:
             self._was_connected = True
         except OSError as e:
             self._stop.check()
-            # A name that was known is one that nobody can be asked for while the network is away.
-            failure = ServerFailed if _is_final(e) and not self._was_connected else Temporary
-            raise failure(f"can't connect to {self.endpoint.way}: {e.strerror or e}") from e
+            raise not_connected(self.endpoint.way, e, was_connected=self._was_connected) from e
         return sock
 
     def _reason(self, error: Exception) -> str:
@@ -278,14 +290,7 @@ class ClientConnection:
         except (OSError, http.client.HTTPException) as e:
             self.close()
             self._stop.check()
-            raise Temporary(self._reason(e)) from e
+            raise client_refused(self.endpoint.peer, e) or Temporary(self._reason(e)) from e
         except BaseException:
             self.close()
             raise
-
-
-def _is_final(error: OSError) -> bool:
-    """Tell whether a retry would fail, too: the host does not exist, or the path of a socket is too long."""
-    if isinstance(error, socket.gaierror):
-        return error.errno == socket.EAI_NONAME
-    return error.errno is None and not isinstance(error, TimeoutError)

@@ -63,6 +63,11 @@ def first(ranges: Iterable[Range], *, alone: bool) -> list[Range]:
     return chosen
 
 
+def plain(pieces: Iterable[Piece | FilePiece | Encoded]) -> list[Piece | FilePiece | Encoded]:
+    """Return the pieces without their codings."""
+    return [piece.piece if isinstance(piece, Encoded) else piece for piece in pieces]
+
+
 def put(
     connection: ClientConnection,
     path: str,
@@ -79,18 +84,24 @@ def put(
 
 
 def get(
-    connection: ClientConnection, path: str, ranges: Sequence[Range], buffer: memoryview, moved: Moved
+    connection: ClientConnection,
+    path: str,
+    ranges: Sequence[Range],
+    buffer: memoryview,
+    moved: Moved,
+    size: int | None = None,
 ) -> Iterator[Piece]:
     """Read ranges, and yield pieces in the buffer. Raises as request() does.
 
-    A piece is valid until the next one is requested. The last one before a failure may be shorter than the buffer.
+    size: of the image, which no answer may contradict; None: nobody was told it. A piece is valid until the next one is
+    requested. The last one before a failure may be shorter than the buffer.
     """
     requests = [Request(connection.head("GET", path, {"Range": f"bytes={each}"})) for each in ranges]
     bodies = connection.read(requests)
     try:
         # bodies first: it ends behind the last answer
         for body, each in zip(bodies, ranges, strict=True):
-            _check(connection, body, each)
+            _check(connection, body, each, size)
             with connection.translated():
                 yield from _received(body, each.offset, buffer, moved)
     except BaseException:
@@ -111,9 +122,15 @@ def _put(connection: ClientConnection, path: str, piece: Piece | FilePiece | Enc
     return Request(connection.head("PUT", f"{path}?flush=n", headers, body), body, len(data))
 
 
-def _check(connection: ClientConnection, body: Body, wanted: Range) -> None:
-    if body.content_range.partition("/")[0] != f"bytes {wanted}" or body.length != wanted.length:
+def _check(connection: ClientConnection, body: Body, wanted: Range, size: int | None) -> None:
+    told, _, total = body.content_range.partition("/")
+    if told != f"bytes {wanted}" or body.length != wanted.length:
         raise ServerFailed(f"{connection.endpoint.peer} sent another range than asked for")
+    if size is not None and total.isdecimal() and total != str(size):
+        raise ServerFailed(
+            f"the image at {connection.endpoint.peer} had {size} bytes, and has another size now: "
+            "start anew when nobody changes it"
+        )
 
 
 def _received(body: Body, offset: int, buffer: memoryview, moved: Moved) -> Iterator[Piece]:

@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from ...image.block_list import Block, Head
 from ...image.extents import Extent, ExtentList
 from ...image.extents_json import ExtentReader
 from ...units import MAX_OFFSET
-from ..errors import FlushFailed, Refused, ServerFailed, StorageFailed, Temporary
+from ..errors import FlushFailed, NoDecoder, Refused, ServerFailed, StorageFailed, Temporary
 from ..stopping import Stop
+from . import block_digests
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
-from .data import Encoded, FilePiece, Piece, Range, first, get, put
+from .data import Encoded, FilePiece, Piece, Range, first, get, plain, put
+from .pace import UNLIMITED, Pace
 from .patience import Patience
 from .restarts import Restarts
 from .retries import Retries
@@ -34,7 +37,6 @@ GONE = (
 JSON = {"Content-Type": "application/json"}
 #: Most extents of an image: 36 MiB of memory.
 MAX_EXTENTS = 4 * 10**6
-
 #: Length of the first request to zero, in bytes. Storage that has to write zeros takes long for longer ones.
 FIRST_ZERO = 1024**3
 #: After a request to zero that took fewer seconds, the longest range is doubled.
@@ -46,8 +48,8 @@ _T = TypeVar("_T")
 class RemoteImage:
     """One connection to an image, used by one thread. A request that fails with Temporary is sent again, see Patience.
 
-    retry_for: seconds. retries: where they are counted. lost: connections to the image were lost before this one.
-    moved: called with the number of bytes of data, as they move. Methods raise Refused, Temporary
+    retry_for: seconds, or None: see Patience. retries: where they are counted. lost: connections to the image were lost
+    before this one. moved: called with the number of bytes of data, as they move. Methods raise Refused, Temporary
     (after the last try), ServerFailed, Stopped. Offsets and lengths are in bytes.
     """
 
@@ -56,11 +58,12 @@ class RemoteImage:
         url: ImageUrl,
         endpoint: Endpoint,
         stop: Stop,
-        retry_for: float,
+        retry_for: float | None,
         restarts: Restarts,
         retries: Retries,
         *,
         lost: bool = False,
+        pace: Pace = UNLIMITED,
     ) -> None:
         self._path = url.path
         self._peer = endpoint.peer
@@ -70,7 +73,7 @@ class RemoteImage:
         self._max_zero = FIRST_ZERO
         #: Restarts.count before the last request was sent, for the last time if it was sent again.
         self.restarts_before = 0
-        self.connection = ClientConnection(endpoint, stop)
+        self.connection = ClientConnection(endpoint, stop, pace)
 
     def close(self) -> None:
         """Close the connection."""
@@ -86,27 +89,39 @@ class RemoteImage:
 
     def size(self) -> int:
         """Return the size of the image, from the Content-Range of an answer to a range (RFC 9110 14.4)."""
-        headers = {"Range": "bytes=0-0"}
-        answer = self._repeated(
-            lambda: self.connection.request("GET", self._path, headers=headers, expected=(206, 416))
-        )
+        wanted, expected = {"Range": "bytes=0-0"}, (206, 416)
+        answer = self._repeated(lambda: self.connection.request("GET", self._path, headers=wanted, expected=expected))
         total = (answer.headers["Content-Range"] or "").partition("/")[2]
         if not re.fullmatch("[0-9]{1,19}", total) or int(total) > MAX_OFFSET:
             raise ServerFailed(f"{self._peer} did not tell the size of the image")
         return int(total)
 
-    def write(self, pieces: Sequence[Piece | FilePiece | Encoded], moved: Moved = not_counted) -> None:
-        """Write pieces, all again after a failure. They are on stable storage after the next flush()."""
-        self._repeated(lambda: put(self.connection, self._path, pieces, alone=self._patience.is_failing, moved=moved))
+    def write(self, pieces: Sequence[Piece | FilePiece | Encoded], moved: Moved = not_counted) -> bool:
+        """Write pieces, all again after a failure. They are on stable storage after the next flush().
+
+        Return whether they went as they are: a server that has no memory to decode gets them without their coding.
+        """
+        sent = pieces
+
+        def send() -> None:
+            nonlocal sent
+            try:
+                put(self.connection, self._path, sent, alone=self._patience.is_failing, moved=moved)
+            except NoDecoder:
+                sent, self._lost = plain(pieces), True
+                self._recognise()
+                put(self.connection, self._path, sent, alone=True, moved=moved)
+
+        self._repeated(send)
+        return sent is pieces
 
     def zero(self, offset: int, length: int) -> Iterator[int]:
         """Make a range read as zeros, in steps; yield the length of each step when it is done."""
         end = offset + length
         while offset < end:
             step = min(end - offset, self._max_zero)
-            operation: dict[str, object] = {"op": "zero", "offset": offset, "size": step, "flush": False}
             started = time.monotonic()
-            self._repeated(partial(self._change, operation))
+            self._repeated(partial(self._change, {"op": "zero", "offset": offset, "size": step, "flush": False}))
             if step == self._max_zero and time.monotonic() - started < SHORT_ZERO:
                 self._max_zero *= 2
             yield step
@@ -120,10 +135,7 @@ class RemoteImage:
         self._repeated(self._flush_once)
 
     def look_for_restart(self) -> None:
-        """Record whether the server was restarted, for servers that tell it.
-
-        A proxy may keep the connection when it connects to the next process.
-        """
+        """Record whether a server that tells it was restarted: a proxy may keep the connection meanwhile."""
         if self._restarts.instance is not None:
             self._restarts.reconnected(self.abilities().instance)
 
@@ -139,7 +151,7 @@ class RemoteImage:
             if isinstance(e, Temporary) and e.http_status != 500:
                 raise
             failed = FlushFailed(f"{e}; what was written may be lost: upload anew, with a new ticket")
-            failed.code = e.code
+            failed.code, failed.status = e.code, e.status
             raise failed from e
 
     def extents(self, context: str = "zero") -> Sequence[Extent]:
@@ -152,14 +164,14 @@ class RemoteImage:
         part: offset, a multiple of 4096, and length of the part to compute it of; for servers with `checksum_range`.
         """
         parameters: dict[str, object] = {"algorithm": algorithm, "block_size": block_size}
-        if part is not None:
-            parameters |= {"offset": part[0], "length": part[1]}
+        parameters |= {"offset": part[0], "length": part[1]} if part is not None else {}
         answer = self._json(f"{self._path}/checksum?{urllib.parse.urlencode(parameters)}")
-        if not isinstance(answer, dict) or not isinstance(answer.get("checksum"), str):
-            raise ServerFailed(f"{self._peer} sent a malformed checksum")
-        if part is not None and (answer.get("offset"), answer.get("length")) != part:
-            raise ServerFailed(f"{self._peer} sent the checksum of another part than asked for")
-        return answer
+        return block_digests.checked(answer, part, self._peer)
+
+    def blocks(self, algorithm: str, block_size: int, part: tuple[int, int]) -> list[Block]:
+        """Return the server's digests of the blocks of a part, as of checksum(); for servers with `checksum_blocks`."""
+        wanted = Head(algorithm, block_size, part[0])
+        return self._repeated(lambda: block_digests.receive(self.connection, self._path, wanted, part[1]))
 
     def finalize(self, checksum: dict[str, object]) -> dict[str, Any]:
         """Let the server flush, compare the image with a checksum, and make the ticket read-only; return its report.
@@ -172,9 +184,8 @@ class RemoteImage:
     def _finalize_once(self, checksum: dict[str, object]) -> dict[str, Any]:
         body, expected = json.dumps({"op": "finalize", "checksum": checksum}).encode(), (200, 202, 409)
         with self._failing_flush():
-            answer = self.connection.request(
-                "PATCH", self._path, headers=JSON, body=body, timeout=WORK_TIMEOUT, expected=expected
-            )
+            request = partial(self.connection.request, "PATCH", self._path, headers=JSON, body=body)
+            answer = request(timeout=WORK_TIMEOUT, expected=expected)
         if answer.status == 409 and not answer.body.startswith(b"{"):
             reason = answer.body[:MAX_REASON].decode(errors="replace")
             raise Refused("".join(filter(str.isprintable, reason)), 409)
@@ -186,14 +197,19 @@ class RemoteImage:
             lambda: self._object("GET", self.connection.request("GET", f"{self._path}/finalize", timeout=WORK_TIMEOUT))
         )
 
-    def read(self, ranges: Sequence[Range], buffer: memoryview, moved: Moved = not_counted) -> Iterator[Piece]:
-        """Yield ranges in pieces, in their order, in the buffer. A piece is valid until the next one is requested."""
+    def read(
+        self, ranges: Sequence[Range], buffer: memoryview, moved: Moved = not_counted, size: int | None = None
+    ) -> Iterator[Piece]:
+        """Yield ranges in pieces, in their order, in the buffer. A piece is valid until the next one is requested.
+
+        size: that the server has told of the image. Raises ServerFailed, too, when an answer tells another one.
+        """
         left = collections.deque(ranges)
         while left:
             with self._going_on():
                 self._recognise()
                 ranges = first(left, alone=self._patience.is_failing)
-                for piece in get(self.connection, self._path, ranges, buffer, moved):
+                for piece in get(self.connection, self._path, ranges, buffer, moved, size):
                     offset, length = left.popleft()
                     if len(piece.data) < length:
                         left.appendleft(Range(offset + len(piece.data), length - len(piece.data)))
@@ -219,8 +235,8 @@ class RemoteImage:
         size, count = self.size(), 0
         malformed = ServerFailed(f"{self._peer} sent extents that are not those of {size} bytes")
         reader = ExtentReader(0, size, context, malformed)
-        query = "" if context == "zero" else f"?context={context}"
-        for data in self.connection.stream(f"{self._path}/extents{query}", timeout=WORK_TIMEOUT):
+        path = f"{self._path}/extents" + ("" if context == "zero" else f"?context={context}")
+        for data in self.connection.stream(path, timeout=WORK_TIMEOUT):
             for extent in reader.feed(data):
                 count += 1
                 if count > MAX_EXTENTS:

@@ -4,10 +4,16 @@
 import random
 import time
 
-from ..errors import Temporary
+from ..errors import NothingListens, Temporary
 from ..stopping import Stop
 from .retries import Retries
 
+#: Seconds for which failed requests are sent again, if nobody says how long: a daemon restarts in some, a host in one
+#: or two minutes.
+RETRY_FOR = 120.0
+#: The same of a transfer whose server nobody has reached, because nothing listens there: most often the address is
+#: wrong. A daemon that is just starting anew listens again within this time.
+UNREACHED_FOR = 5.0
 #: Seconds before a request is sent again. The delay doubles with each try and differs by up to a quarter at random, so
 #: that connections which broke together do not come back together.
 FIRST_DELAY = 0.1
@@ -19,10 +25,11 @@ MAX_ASKED = 60.0
 class Patience:
     """Go on after failures for a number of seconds, counted from the first failure since something succeeded.
 
-    Used by one thread. retries: where they are counted. `failed`: there was a failure since the connection exists.
+    Used by one thread. seconds: None, RETRY_FOR, and UNREACHED_FOR until the server was reached once. retries: where
+    they are counted. `failed`: there was a failure since the connection exists.
     """
 
-    def __init__(self, stop: Stop, seconds: float, retries: Retries) -> None:
+    def __init__(self, stop: Stop, seconds: float | None, retries: Retries) -> None:
         self.failed = False
         self._stop = stop
         self._seconds = seconds
@@ -37,6 +44,7 @@ class Patience:
 
     def succeeded(self) -> None:
         """Count from the next failure on."""
+        self._retries.reached = True
         if self._since is not None:
             self._retries.succeeded()
         self._since = None
@@ -46,27 +54,36 @@ class Patience:
         """Pause before the next try, at least as long as the server has asked for. Raises the error, Stopped."""
         self._stop.check()  # its sockets were shut down: that is no failure
         self.failed = True
+        seconds = self._patient_for(error)
         now = time.monotonic()
         is_first = self._since is None
         if self._since is None:
             self._since = now
-        left = self._since + self._seconds - now
+        left = self._since + seconds - now
         if left <= 0:
-            raise self._given_up(error)
+            raise _given_up(error, seconds)
         delay = min(self._next_delay(error), left)
         self._retries.waits(str(error), delay, is_first=is_first)
         self._tries += 1
         self._stop.sleep(delay)
 
-    def _given_up(self, error: Temporary) -> Temporary:
-        if not self._seconds:
-            return error
-        text = f"{error}; given up after {self._seconds:.0f} s, --retry-for waits longer"
-        given_up = Temporary(text, error.http_status)
-        given_up.code = error.code
-        return given_up
+    def _patient_for(self, error: Temporary) -> float:
+        if not isinstance(error, NothingListens):
+            self._retries.reached = True
+        if self._seconds is not None:
+            return self._seconds
+        return RETRY_FOR if self._retries.reached else UNREACHED_FOR
 
     def _next_delay(self, error: Temporary) -> float:
         delay = min(FIRST_DELAY * float(1 << min(self._tries, 32)), MAX_DELAY)
         asked = min(error.retry_after or 0.0, MAX_ASKED)
         return max(delay, asked) * random.uniform(1, 1.25)  # noqa: S311 - no secret
+
+
+def _given_up(error: Temporary, seconds: float) -> Temporary:
+    if not seconds:
+        return error
+    text = f"{error}; given up after {seconds:.0f} s, --retry-for waits longer"
+    given_up = type(error)(text, error.http_status)
+    given_up.code = error.code
+    return given_up

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ...units import KiB
-from ...urls.hosts import is_host
+from ...urls import hosts
 from ..errors import ServerFailed, Temporary, Usage
 
 #: Port of a proxy whose URL has none, as of curl.
@@ -44,16 +44,17 @@ class HttpProxy:
         with contextlib.suppress(ValueError):  # an impossible port or address
             parts = urllib.parse.urlsplit(told if "://" in told else f"http://{told}")
             port = DEFAULT_PORT if parts.port is None else parts.port
-            if parts.scheme == "http" and parts.hostname and is_host(parts.hostname) and port:
+            proxy = hosts.decoded(parts.hostname or "")
+            if parts.scheme == "http" and proxy and hosts.is_host(proxy) and port:
                 name, password = (urllib.parse.unquote(text or "") for text in (parts.username, parts.password))
-                return cls(parts.hostname, port, "" if parts.username is None else f"{name}:{password}")
+                return cls(proxy, port, "" if parts.username is None else f"{name}:{password}")
         # What it is now may have a password.
         raise Usage("HTTPS_PROXY must look like http://HOST:PORT or http://USER:PASSWORD@HOST:PORT")
 
     @property
     def peer(self) -> str:
         """Name the proxy in messages."""
-        return _authority(self.host, self.port)
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def tunnel(self, sock: socket.socket, host: str, port: int, timeout: float) -> None:
         """Let the proxy, to which the socket is connected, connect it to a host.
@@ -61,7 +62,7 @@ class HttpProxy:
         timeout: seconds for all of it. Raises OSError, Temporary, and ServerFailed if the proxy refuses.
         """
         deadline = time.monotonic() + timeout
-        target = _authority(host.encode("idna").decode(), port)
+        target = hosts.told(host if ":" in host else host.encode("idna").decode(), port)
         head = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", "User-Agent: imageio-client"]
         if self.user:
             head.append(f"Proxy-Authorization: Basic {base64.b64encode(self.user.encode()).decode()}")
@@ -112,7 +113,7 @@ def is_exempt(host: str, rules: str) -> bool:
     """
     if rules.strip() == "*":
         return True
-    name = host.lower().removesuffix(".")
+    name = hosts.certified(host.lower())
     address = _network(name)
     return any(_covers(rule, name, address) for rule in re.split(r"[,\s]+", rules.lower()) if rule)
 
@@ -133,7 +134,3 @@ def _network(text: str) -> _Network | None:
         return ipaddress.ip_network(text, strict=False)
     except ValueError:
         return None
-
-
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -7,21 +7,24 @@ import time
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which the log has a reason once as a warning, and no more than one reason of several.
+#: Seconds in which the log has a reason once as a warning, and seconds in which it has no more than one of several.
 TOLD_INTERVAL = 10.0
 OTHER_INTERVAL = 1.0
 
 
 class Retries:
-    """The retries of all connections of a transfer. Thread-safe. `count`: requests that were sent again."""
+    """The retries of all connections of a transfer. Thread-safe.
+
+    `count`: requests that were sent again. `reached`: the server was reached once.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.count = 0
+        self.reached = False
         self._failing = 0
         self._reason = ""
-        self._told = ""
-        self._told_at = float("-inf")
+        self._told: dict[str, float] = {}  # reasons of the last TOLD_INTERVAL, and when; the newest is the last
 
     @property
     def reason(self) -> str | None:
@@ -35,11 +38,15 @@ class Retries:
             self.count += 1
             self._failing += is_first
             self._reason = reason
-            since, is_other = time.monotonic() - self._told_at, reason != self._told
-            tell = since >= (OTHER_INTERVAL if is_other else TOLD_INTERVAL)
-            if tell:
-                self._told, self._told_at = reason, time.monotonic()
+            tell = self._tells(reason, time.monotonic())
         log.log(logging.WARNING if tell else logging.INFO, "%s; again in %.1f s", reason, delay)
+
+    def _tells(self, reason: str, now: float) -> bool:
+        self._told = {told: at for told, at in self._told.items() if now - at < TOLD_INTERVAL}
+        if reason in self._told or any(now - at < OTHER_INTERVAL for at in self._told.values()):
+            return False
+        self._told[reason] = now
+        return True
 
     def succeeded(self) -> None:
         """Note that a request that had failed went well."""

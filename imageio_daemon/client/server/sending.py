@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from ...units import KiB, MiB
 from ..file_part import FilePart
+from .pace import Paced
 from .secure_socket import SecureSocket, until_writable
 
 #: Bytes of heads and short bodies that are joined to be sent at once, and the longest body that is copied for it.
@@ -74,13 +75,13 @@ class Scaled:
         self._moved(self._count * self._length // self._encoded - before)
 
 
-def send_all(sock: socket.socket, requests: Sequence[Request], moved: Moved) -> None:
+def send_all(sock: socket.socket, requests: Sequence[Request], moved: Moved, paced: Paced) -> None:
     """Send requests. Heads and short bodies go together: a call of OpenSSL and the kernel costs more than a copy."""
     with _full_packets(sock):
-        _send_joined(sock, requests, moved)
+        _send_joined(sock, requests, moved, paced)
 
 
-def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved) -> None:
+def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved, paced: Paced) -> None:
     joined: list[bytes | memoryview] = []
     size = data = 0
     for head, body, length in requests:
@@ -91,26 +92,30 @@ def _send_joined(sock: socket.socket, requests: Sequence[Request], moved: Moved)
         size += len(head) + len(body)
         data += length if is_short else 0
         if size >= JOINED or not is_short:
-            _send(sock, b"".join(joined), not_counted)
+            _send(sock, b"".join(joined), not_counted, paced)
             moved(data)
             joined, size, data = [], 0, 0
         if not is_short:
-            _send(sock, body, Scaled(moved, length, len(body)))
-    _send(sock, b"".join(joined), not_counted)
+            _send(sock, body, Scaled(moved, length, len(body)), paced)
+    _send(sock, b"".join(joined), not_counted, paced)
     moved(data)
 
 
-def _send(sock: socket.socket, data: bytes | memoryview | FilePart, moved: Moved) -> None:
+def _send(sock: socket.socket, data: bytes | memoryview | FilePart, moved: Moved, paced: Paced) -> None:
     """Send data. The timeout of the socket is that of each call, and not of the whole: a link may be slow."""
     has_tls = isinstance(sock, SecureSocket)
     if isinstance(data, FilePart) and has_tls:  # the unix socket was lost
         data = data.read()
     left = data if isinstance(data, FilePart) else memoryview(data)
+    granted = 0
     while left:
+        granted = granted or paced.send(len(left))
         if not has_tls:  # which waits itself
             until_writable(sock)
-        count = left.send(sock) if isinstance(left, FilePart) else sock.send(left)
+        step = left[:granted]
+        count = step.send(sock) if isinstance(step, FilePart) else sock.send(step)
         moved(count)
+        granted -= count
         left = left[count:]
 
 

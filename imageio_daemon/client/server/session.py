@@ -1,42 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connections of one transfer to its server: by TCP or the unix socket, how many, with which abilities."""
 
-import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
-from ..errors import ClientError, Usage
+from ..errors import ServerFailed, Temporary, Usage
 from ..stopping import Stop
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl, unix_address
+from .connection import ClientConnection
 from .image import RemoteImage
+from .local_socket import LocalSocket
+from .pace import LEAST_RATE, Pace
 from .proxy import HttpProxy
 from .restarts import Restarts
 from .retries import Retries
-from .trust import Trust
+from .trust import Trust, secured
 
 log = logging.getLogger(__name__)
 
 #: Default number of connections, if the server allows as many. On a busy machine with 2 cores 1 GiB over TLS took 3.2
 #: to 10 s on 1 connection and 2.4 to 9 s on 4, with the same processor time.
 CONNECTIONS = 4
-#: Seconds for which failed requests are sent again: a daemon restarts in some, a host in one or two minutes.
-RETRY_FOR = 120.0
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to connect to a server.
 
-    cafile: trust the CAs in this PEM file, not those of the system. pins: the server must have one of these public
-    keys, `sha256//BASE64` as curl's --pinnedpubkey; without cafile no authority is asked for then. insecure: trust any
-    server, or any with one of the pins. unix_socket: path of the local service, `@NAME` for an abstract socket; None:
-    use the one that the server tells, if local is true and it is on this host. connections: their number; None:
-    CONNECTIONS. retry_for: seconds for which a request is sent again after failures that may pass: a lost connection or
-    network, a server that restarts.
+    cert: PEM file of the certificate that this side shows to servers that ask for one; key: that of its key, None: the
+    same file. cafile: trust the CAs in this PEM file, not those of the system. pins: the server must have one of these
+    public keys, `sha256//BASE64` as curl's --pinnedpubkey; without cafile no authority is asked for then. insecure:
+    trust any server, or any with one of the pins, also one without TLS (http://). unix_socket: path of the local
+    service, `@NAME` for an abstract socket; None: use the one that the server tells, if local is true and it proves to
+    be the server's. connections: their number; None: CONNECTIONS. retry_for: seconds for which a request is sent again
+    after failures that may pass: a lost connection or network, a server that restarts. None: RETRY_FOR, and
+    UNREACHED_FOR if nothing has ever listened at its address. rate: bytes per second of all connections together, in
+    both directions, LEAST_RATE at least; None: no limit. source_cafile: as cafile, for the web server of an image that
+    is uploaded.
     """
 
     cafile: str | None = None
@@ -45,10 +51,34 @@ class Settings:
     unix_socket: str | None = None
     local: bool = True
     connections: int | None = None
-    retry_for: float = RETRY_FOR
+    retry_for: float | None = None
+    rate: int | None = None
+    cert: str | None = None
+    key: str | None = None
+    source_cafile: str | None = None
 
 
 DEFAULTS = Settings()
+
+
+def trust_of(settings: Settings) -> Trust:
+    """Return the rules of TLS. Raises Usage, LocalError."""
+    own = {"cert": settings.cert, "key": settings.key}
+    return Trust.of(settings.cafile, settings.pins, insecure=settings.insecure, **own)
+
+
+def securing(settings: Settings) -> Callable[[socket.socket, str], socket.socket]:
+    """Return what makes TLS on a connected socket, by the rules of the settings; see secured()."""
+    return partial(secured, partial(trust_of, settings))
+
+
+def require_tls(settings: Settings) -> None:
+    """Raise Usage for a URL with http, unless any server is to be trusted: a ticket is not sent in the clear."""
+    if not settings.insecure:
+        raise Usage(
+            "with http:// everybody on the way can read the ticket and the image: the URL must begin with https://. "
+            "Nothing was sent; --insecure sends it all the same, for tests"
+        )
 
 
 class ClientSession:
@@ -61,6 +91,9 @@ class ClientSession:
         self.retries = Retries()
         self._settings = settings
         self._images: list[RemoteImage] = []
+        if settings.rate is not None and settings.rate < LEAST_RATE:
+            raise Usage(f"the rate is at least {LEAST_RATE} bytes per second")
+        self._pace = Pace(settings.rate)
         self._endpoint = self._first_endpoint()
         self.abilities = Abilities(frozenset())
 
@@ -83,15 +116,16 @@ class ClientSession:
     @property
     def is_local(self) -> bool:
         """Tell whether the server is reached by its unix socket."""
-        return self._endpoint.unix is not None
+        return self._endpoint.unix is not None or self._endpoint.local is not None
 
     def open(self) -> RemoteImage:
         """Connect, ask for the abilities of the server, and return the first connection."""
         image = self.connect()
         self.abilities = image.abilities()
         self.restarts.instance = self.abilities.instance
-        if self._settings.local and not self.is_local and self.abilities.unix_socket:
-            return self._local(image, self.abilities.unix_socket) or image
+        if self._settings.local and self._is_on_this_host(self.abilities.local):
+            image.close()
+            return self.connect()
         return image
 
     def ask_again(self, image: RemoteImage) -> None:
@@ -100,14 +134,19 @@ class ClientSession:
 
     def connect(self) -> RemoteImage:
         """Return another connection; its first request opens it."""
-        image = RemoteImage(self.url, self._endpoint, self.stop, self._settings.retry_for, self.restarts, self.retries)
+        image = self._image(self._endpoint, self.stop, self._settings.retry_for)
         self._images.append(image)
         return image
+
+    def release(self, image: RemoteImage) -> None:
+        """Close a connection that is not needed any more."""
+        image.close()
+        self._images.remove(image)
 
     def reconnect(self, stop: Stop) -> RemoteImage:
         """Return a connection to use after all others were shut down; it checks whether the server was restarted."""
         endpoint = self._endpoint.url or self._endpoint
-        image = RemoteImage(self.url, endpoint, stop, 0, self.restarts, self.retries, lost=True)
+        image = self._image(endpoint, stop, 0, lost=True)
         self._images.append(image)
         return image
 
@@ -118,7 +157,11 @@ class ClientSession:
     @property
     def most_connections(self) -> int:
         """Return the number of connections to use if the server allows them."""
-        return self._settings.connections or CONNECTIONS
+        return self._settings.connections or self._pace.connections(CONNECTIONS)
+
+    def _image(self, endpoint: Endpoint, stop: Stop, retry_for: float | None, *, lost: bool = False) -> RemoteImage:
+        restarts, retries = self.restarts, self.retries
+        return RemoteImage(self.url, endpoint, stop, retry_for, restarts, retries, lost=lost, pace=self._pace)
 
     def _first_endpoint(self) -> Endpoint:
         url, settings = self.url, self._settings
@@ -127,28 +170,26 @@ class ClientSession:
         if url.scheme != "https":
             if settings.pins:
                 raise Usage("a pin needs a URL with https: without TLS nobody knows who the server is")
+            require_tls(settings)
             return Endpoint(url.peer, url.host, url.port)
-        tls = Trust.of(settings.cafile, settings.pins, insecure=settings.insecure)
-        return Endpoint(url.peer, url.host, url.port, tls=tls, proxy=HttpProxy.of(url.host, os.environ))
+        return Endpoint(url.peer, url.host, url.port, tls=trust_of(settings), proxy=HttpProxy.of(url.host, os.environ))
 
-    def _local(self, image: RemoteImage, address: str) -> RemoteImage | None:
-        """Return a connection to the server's unix socket, None if the server is on another host.
+    def _is_on_this_host(self, local: LocalSocket | None) -> bool:
+        """Tell whether the server's unix socket is here and has proven itself; later connections go there then.
 
-        Behind a forwarded port a server seems to be on this host. So the service on the socket must give the same
-        answers for the ticket.
+        Not behind a proxy: who has set it wants the server to be reached by it.
         """
-        if not image.connection.is_same_host():
-            return None
-        size = image.size()
-        endpoint = Endpoint(f"{self.url.peer} (unix socket)", unix=address, url=self._endpoint)
-        candidate = RemoteImage(self.url, endpoint, self.stop, 0, self.restarts, self.retries)
-        with contextlib.suppress(ClientError):
-            if candidate.abilities() == self.abilities and candidate.size() == size:
-                image.close()
-                self._endpoint = endpoint
-                log.info("%s is this host: using its unix socket", self.url.peer)
-                candidate.close()
-                return self.connect()
-        candidate.close()
-        self.stop.check()
-        return None
+        if local is None or self._endpoint.proxy is not None:
+            return False
+        endpoint = Endpoint(f"{self.url.peer} (unix socket)", local=local, url=self._endpoint)
+        candidate = ClientConnection(endpoint, self.stop)
+        try:
+            candidate.connect()
+        except (ServerFailed, Temporary) as e:
+            log.debug("%s is not used: %s", endpoint.peer, e)
+            return False
+        finally:
+            candidate.close()
+        self._endpoint = endpoint
+        log.info("%s is this host: using its unix socket", self.url.peer)
+        return True

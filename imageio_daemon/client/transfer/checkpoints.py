@@ -1,67 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flushes of an upload: when, what they confirm, and who keeps that."""
+"""What of a transfer is on stable storage: what was written, the flushes, what they confirm, and who keeps that."""
 
 import contextlib
 import logging
 import threading
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from ...image.ranges import RangeSet
-from ..errors import ClientError, FlushFailed, ServerFailed, Stopped
+from ..errors import ClientError, FlushFailed, LocalError, ServerFailed, Stopped
+from ..local.target import PartTarget
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from ..stopping import Stop
 from . import workers
-from .confirmed import Confirmed, Sent, new_ranges
-from .record import Record
+from .record import Record, new_ranges
 
 log = logging.getLogger(__name__)
 
 #: Longest wait of an interrupted upload for its last flush, in seconds. A second interrupt ends the wait.
 LAST_FLUSH = 10.0
+#: Seconds between two flushes. A transfer that is continued moves again at most what was moved in this time.
+CHECKPOINT = 10.0
+
+
+class Sent(NamedTuple):
+    """Bytes from start to end that the target has taken. restarts: Restarts.count before they were sent."""
+
+    start: int
+    end: int
+    restarts: int
+
+
+class Confirmed:
+    """What was sent, and what a flush of the same process has confirmed since; see Restarts. Thread-safe."""
+
+    def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
+        self._lock = threading.Lock()
+        self._safe = new_ranges(done)
+        self._sent: list[Sent] = []
+        self._lost = new_ranges()
+        self._interval = interval
+        self._next = time.monotonic() + interval
+
+    def add(self, sent: Sent) -> bool:
+        """Add what was sent; return True, to one thread at a time, when a flush is due."""
+        with self._lock:
+            self._sent.append(sent)
+            if time.monotonic() < self._next:
+                return False
+            self._next = time.monotonic() + self._interval
+            return True
+
+    def take_sent(self) -> list[Sent]:
+        """Return what was sent since the last call. Called before the flush that confirms it."""
+        with self._lock:
+            sent, self._sent = self._sent, []
+            return sent
+
+    def give_back(self, sent: list[Sent]) -> None:
+        """Add again what was taken for a flush that was not answered."""
+        with self._lock:
+            self._sent = sent + self._sent
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether something was sent that no flush has confirmed."""
+        with self._lock:
+            return bool(self._sent)
+
+    def flushed(self, sent: list[Sent], restarts: int) -> None:
+        """Note a flush of what was sent before it. What was sent before a restart may be lost.
+
+        restarts: Restarts.count after the flush.
+        """
+        with self._lock:
+            for start, end, before in sent:
+                (self._safe if before == restarts else self._lost).add(start, end)
+
+    def take_lost(self) -> RangeSet:
+        """Return what may have to be sent again, once."""
+        with self._lock:
+            lost, self._lost = self._lost, new_ranges()
+            return lost
+
+    def confirm(self, start: int, end: int) -> None:
+        """Add bytes of which the server tells that they are on stable storage."""
+        with self._lock:
+            self._safe.add(start, end)
+
+    def size(self) -> int:
+        """Return the number of bytes that are on stable storage."""
+        with self._lock:
+            return self._safe.size()
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Return the (start, end) ranges that are on stable storage."""
+        with self._lock:
+            return self._safe.pieces()
 
 
 class Checkpoints:
-    """Flush every `interval` seconds, and save in the record what that confirms. Thread-safe.
+    """Flush the target every `interval` seconds, and save in the record what that confirms. Thread-safe.
 
-    done: what was on stable storage before. once: the source can be read once only.
+    done: what was on stable storage before.
     """
 
-    def __init__(
-        self, session: ClientSession, record: Record, done: RangeSet, interval: float, *, once: bool = False
-    ) -> None:
-        self._session = session
+    def __init__(self, record: Record, done: RangeSet, interval: float) -> None:
         self._record = record
-        self._once = once
         self._before = done.size()
         self._confirmed = Confirmed(done.pieces(), interval)
         self._saving = threading.Lock()
 
     @property
     def durable(self) -> int | None:
-        """Return the bytes that the next upload need not send; None if it cannot be continued."""
+        """Return the bytes that the next transfer need not move; None if it cannot be continued."""
         return self._confirmed.size() if self._record.is_kept else None
 
-    def sent(self, image: RemoteImage, start: int, end: int, restarts: int) -> None:
-        """Note that the server has answered the bytes from start to end, and flush if it is time.
+    def sent(self, image: RemoteImage, start: int, end: int, restarts: int = 0) -> None:
+        """Note that the target has taken the bytes from start to end, and flush if it is time.
 
-        restarts: Restarts.count before they were sent. Raises FlushFailed and the errors of RemoteImage.
+        restarts: Restarts.count before they were sent. Raises as confirm() does.
         """
         if self._confirmed.add(Sent(start, end, restarts)):
             self._save(image)
 
     def confirm(self, image: RemoteImage) -> None:
-        """Flush. Raises FlushFailed, the errors of RemoteImage, ServerFailed if what is lost cannot be read again."""
+        """Flush. Raises FlushFailed, what _flush() does."""
         sent = self._confirmed.take_sent()
         try:
-            image.flush()
-            image.look_for_restart()  # afterwards: the same process has answered what was sent, and the flush
+            restarts = self._flush(image)
         except Stopped:
             self._confirmed.give_back(sent)
             raise
         except FlushFailed:
             self._record.close()
             raise
-        self._confirmed.flushed(sent, self._session.restarts.count)
+        self._confirmed.flushed(sent, restarts)
+
+    def _flush(self, image: RemoteImage) -> int:
+        """Flush the target, and return Restarts.count after it."""
+        raise NotImplementedError
+
+    def _save(self, image: RemoteImage) -> None:
+        """Flush and save, unless another thread is doing it: a flush may take long."""
+        if not self._saving.acquire(blocking=False):
+            return
+        try:
+            self.confirm(image)
+            self._record.save(self._confirmed.pieces())
+        finally:
+            self._saving.release()
+
+
+class LocalCheckpoints(Checkpoints):
+    """Those of a download."""
+
+    def __init__(self, target: PartTarget, record: Record, done: RangeSet, interval: float) -> None:
+        super().__init__(record, done, interval)
+        self._target = target
+
+    @property
+    def is_anything(self) -> bool:
+        """Tell whether the next download may need less than all."""
+        return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.is_waiting))
+
+    def leave(self) -> None:
+        """Close the target, and save what of it is on stable storage. Nothing else may run."""
+        sent = self._confirmed.take_sent()
+        with contextlib.suppress(LocalError):  # what the last checkpoint has confirmed stays
+            if self._target.keep():
+                self._confirmed.flushed(sent, 0)
+        self._record.save(self._confirmed.pieces())
+
+    def _flush(self, image: RemoteImage) -> int:
+        self._target.flush()
+        return 0
+
+
+class RemoteCheckpoints(Checkpoints):
+    """Those of an upload. once: the source can be read once only."""
+
+    def __init__(
+        self, session: ClientSession, record: Record, done: RangeSet, interval: float, *, once: bool = False
+    ) -> None:
+        super().__init__(record, done, interval)
+        self._session = session
+        self._once = once
+
+    def confirm(self, image: RemoteImage) -> None:
+        """Flush. Raises FlushFailed, the errors of RemoteImage, ServerFailed if what is lost cannot be read again."""
+        super().confirm(image)
         if self._once and self.take_lost(image).size():
             raise ServerFailed(
                 f"connections to {self._session.peer} were lost, what was written may be lost, and the input can't be "
@@ -103,12 +233,7 @@ class Checkpoints:
         finally:
             limit.cancel()
 
-    def _save(self, image: RemoteImage) -> None:
-        """Flush and save, unless another thread is doing it: a flush may take long."""
-        if not self._saving.acquire(blocking=False):
-            return
-        try:
-            self.confirm(image)
-            self._record.save(self._confirmed.pieces())
-        finally:
-            self._saving.release()
+    def _flush(self, image: RemoteImage) -> int:
+        image.flush()
+        image.look_for_restart()  # afterwards: the same process has answered what was sent, and the flush
+        return self._session.restarts.count

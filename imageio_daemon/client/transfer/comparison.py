@@ -13,11 +13,10 @@ from ..errors import StateMismatch
 from ..local.source import Source
 from ..server.data import Range
 from ..server.image import RemoteImage
-from .confirmed import new_ranges
 from .digest import Digest
 from .hashing import hash_unit
 from .plan import Unit, dirty_units
-from .record import ALIGNMENT
+from .record import ALIGNMENT, new_ranges
 
 #: Places to compare, spread at random over the data that is on stable storage. A source that was changed in a fraction
 #: f of its pieces of SAMPLE bytes is missed with the probability (1 - f) ** SAMPLES: 1 % in 8 of 100 cases, 5 % in 2 of

@@ -3,6 +3,7 @@
 
 import functools
 import threading
+from collections.abc import Iterator
 
 from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, ZERO_BATCH, Hash, new_hash, update_zeros
 
@@ -26,9 +27,32 @@ class Digest:
         with self._lock:
             self._digests[index] = (digest, count)
 
+    def add_listed(self, index: int, length: int, digest: bytes | None) -> None:
+        """Add a block of a list, or blocks of zeros (None), the last of which may be shorter than the others."""
+        if digest is not None:
+            self.add(index, digest)
+            return
+        count, rest = divmod(length, self.block_size)
+        if count:
+            self.add(index, self.zero_digest(self.block_size), count)
+        if rest:
+            self.add(index + count, self.zero_digest(rest))
+
     def zero_digest(self, length: int) -> bytes:
         """Return the digest of a block of zeros."""
         return self._zero_digest(length)
+
+    def items(self) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the digests in order: the number of a block, its digest, and how many have it from there on."""
+        return ((index, digest, count) for index, (digest, count) in sorted(self._digests.items()))
+
+    def listed(self, size: int) -> Iterator[tuple[int, int, bytes | None]]:
+        """Yield start, end and digest of all blocks of `size` bytes; None: blocks that are all zeros, any number."""
+        for index, digest, count in self.items():
+            start = index * self.block_size
+            end = min(start + count * self.block_size, size)
+            is_zero = digest == self.zero_digest(min(self.block_size, end - start))
+            yield start, end, None if is_zero else digest
 
     def hexdigest(self) -> str:
         """Return the digest of the image. Every part must have ended."""

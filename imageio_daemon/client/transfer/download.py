@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Download of a remote image to a local target."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from ...image.extents import Extent, ExtentList
 from ...units import MiB
-from ..errors import ChecksumMismatch, Refused
-from ..local.target import Target
-from ..server.data import Piece, Range
+from ..errors import ChecksumMismatch, Refused, StateMismatch
+from ..local.source import Source
+from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .digest import Digest, DigestPart
-from .memory import new_buffer
-from .plan import Queue, Unit, dirty_units, units, whole, widened
-from .progress import Counter, Progress, Report
-from .zeros import runs
+from .checkpoints import LocalCheckpoints
+from .connections import Worker, run_all
+from .digest import Digest
+from .earlier import Earlier
+from .equality import Equality, require_ranges
+from .manifest import Manifest
+from .options import DownloadOptions
+from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole, widened
+from .progress import Counter, Phase, Progress, Report
+from .receiver import Receiver
+from .record import DOWNLOAD, Record, States, new_ranges
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket, 7 alternating runs: 2.15
 #: and 1.49 s with 1 MiB, 1.96 and 1.31 with 2, 1.82 and 1.22 with 4; later 1.79 and 1.42 with 4, 1.77 and 1.36 with 8.
@@ -34,46 +40,140 @@ class Downloaded:
     checksum: str | None = None
 
 
+#: Features of a server by which what an earlier download has left can be proven: without one nothing is left.
+PROOFS = {"checksum", "checksum_range"}
+
+
 class Download:
-    """One download. dirty: transfer and write only the extents that have changed since the server's checkpoint."""
+    """One download."""
 
     def __init__(
         self,
         session: ClientSession,
         target: Target,
-        *,
-        dirty: bool = False,
-        verify: bool = False,
+        options: DownloadOptions,
         report: Report | None = None,
     ) -> None:
         self._session = session
         self._target = target
-        self._dirty = dirty
-        self._digest = Digest() if verify else None
+        self._part = target if isinstance(target, PartTarget) and target.identity is not None else None
+        self._options = options
+        self._updated = target if isinstance(target, UpdatedTarget) else None
+        self._digest = Digest() if options.verify else None
         self._report = report
         self._counter = Counter()
         self._extents: Sequence[Extent] = []
+        self._size = 0
+        self._earlier: Source | None = None  # what an earlier download has left
+        self._done = new_ranges()
+        self._record = Record()
+        self._checkpoints: LocalCheckpoints | None = None
+        self._manifest: Manifest | None = None
 
     @property
     def progress(self) -> Progress:
         """Return the present progress."""
         retries = self._session.retries
-        return replace(self._counter.progress(), retries=retries.count, reason=retries.reason)
+        durable = self._checkpoints.durable if self._checkpoints else None
+        ending = self._session.stop.is_set
+        counted = self._counter.progress()
+        return replace(counted, durable=durable, retries=retries.count, reason=retries.reason, ending=ending)
 
     def run(self) -> Downloaded:
-        """Download the image; return when it is on stable storage and, if asked for, verified. Raises ClientError."""
+        """Download the image; return when it is on stable storage and, if asked for, verified.
+
+        If it ends early, what it has is left for the next download, or removed if none can go on. Raises ClientError.
+        """
+        try:
+            return self._download()
+        except BaseException as e:
+            self._leave(e)
+            self._tick()
+            raise
+        finally:
+            self._record.release()
+            if self._manifest is not None:
+                self._manifest.abandon()
+            if self._earlier is not None:
+                self._earlier.close()
+
+    def _download(self) -> Downloaded:
         stop = self._session.stop
         stop.call(self._target.stop)
+        if self._options.manifest is not None:
+            self._manifest = Manifest(self._options.manifest)
         (first,) = workers.run([self._prepare], stop)
-        plan = dirty_units if self._dirty else units
-        queue = Queue(plan(self._extents), self._target.portion, stop, self._planned)
         count = self._session.connections(self._session.abilities.max_readers)
         images = [first, *(self._session.connect() for _ in range(count - 1))]
-        threads: list[Callable[[], None]] = [queue.fill, *(partial(self._work, image, queue) for image in images)]
-        workers.run(threads, stop, self._tick)
+        self._continue(images)
+        if self._updated is not None:
+            require_ranges(self._session)  # before anything is changed
+        if not self._done.size():
+            workers.run([partial(self._target.start, self._size)], stop)
+        if self._updated is not None:
+            self._find_equal(self._updated, images)
+        if self._part is not None and PROOFS & self._session.abilities.features:
+            self._record = self._new_record(self._part)
+            self._checkpoints = LocalCheckpoints(self._part, self._record, self._done, self._options.checkpoint)
+        self._run(images, Queue(self._plan(), self._target.portion, stop, self._planned), self._worker)
         (checksum,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
         return Downloaded(self.progress, count, self._session.is_local, checksum)
+
+    def _plan(self) -> Iterator[Unit]:
+        if self._options.dirty:
+            return dirty_units(self._extents)
+        # A digest has what is equal, and lacks what an earlier download has left.
+        if not self._done.size() or (self._digest and self._updated is None):
+            return units(self._extents)
+        self._counter.add(resumed=self._done.size())
+        return units_left(self._extents, self._done)
+
+    def _find_equal(self, target: UpdatedTarget, images: list[RemoteImage]) -> None:
+        """Find where a target that exists reads as the image already."""
+        self._earlier = target.source()
+        equality = Equality(self._earlier, self._session, self._counter, self._run, self._digest)
+        self._done = equality.find(images, new_ranges([(0, self._size)]))
+
+    def _continue(self, images: list[RemoteImage]) -> None:
+        """Find what an earlier download has left, and where it is equal to the image."""
+        part = self._part
+        if part is None or not part.is_earlier or self._options.restart:
+            return
+        self._record = self._new_record(part)
+        (self._earlier,) = workers.run([partial(part.resume, self._size)], self._session.stop)
+        if self._earlier is None:
+            return
+        earlier = Earlier(self._earlier, self._session, self._record, self._counter, self._run, self._size)
+        found = earlier.find_copied(images)
+        self._done = found.done
+        if found.needs_checksum and not self._digest:
+            self._digest = Digest()
+
+    def _new_record(self, part: PartTarget) -> Record:
+        """Return the record of what the part has; a new part has another identity than one that was left."""
+        directory, identity = self._options.state, part.identity
+        if self._done.size() or directory is None or identity is None:
+            return self._record
+        self._record.discard()
+        return Record(states=States(directory, identity, self._session.url, self._size, DOWNLOAD))
+
+    def _leave(self, error: BaseException) -> None:
+        """Close the target, and keep what it has if the next download can go on with it."""
+        checkpoints = self._checkpoints
+        if isinstance(error, ChecksumMismatch | StateMismatch):
+            self._record.discard()
+        elif checkpoints is not None and checkpoints.is_anything:
+            checkpoints.leave()
+            return
+        elif self._part is not None and self._part.is_earlier:  # as it was
+            self._part.keep()
+            return
+        self._checkpoints = None
+        self._target.abandon()
+
+    def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
+        run_all(images, queue, worker, self._session.stop, self._tick, BUFFER_SIZE)
 
     def _tick(self) -> None:
         if self._report is not None:
@@ -82,21 +182,20 @@ class Download:
     # In threads
 
     def _planned(self, unit: Unit | None) -> None:
-        self._counter.plan(unit and sum(segment.length for segment in unit.segments if not segment.zero))
+        self._counter.plan(unit and data_left(unit, self._done))
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
-        if self._dirty:
+        if self._options.dirty:
             self._extents = ExtentList.of(widened(self._dirty_extents(image), self._target.block))
         elif "extents" in self._session.abilities.features:
             self._extents = whole(image.extents(), self._target.block) if self._target.block > 1 else image.extents()
         else:
             self._extents = [Extent(0, image.size())]
-        size = sum(extent.length for extent in self._extents)
-        self._counter.total = size
-        if self._dirty:
+        self._size = sum(extent.length for extent in self._extents)
+        self._counter.total = self._size
+        if self._options.dirty:
             self._counter.add(skipped=sum(extent.length for extent in self._extents if not extent.dirty))
-        self._target.start(size)
         return image
 
     def _dirty_extents(self, image: RemoteImage) -> Sequence[Extent]:
@@ -107,53 +206,30 @@ class Download:
                 raise Refused(f"the server does not know what has changed: download all ({e})", 404) from e
             raise
 
-    def _work(self, image: RemoteImage, queue: Queue) -> None:
-        buffer = new_buffer(BUFFER_SIZE)
-        for unit in queue.take(image.abilities):
-            digest = self._digest.part(unit.start) if self._digest else None
-            self._receive(image, unit, buffer, digest)
-            if digest:
-                digest.end()
-
-    def _receive(self, image: RemoteImage, unit: Unit, buffer: memoryview, digest: DigestPart | None) -> None:
-        data = [Range(start, length) for start, length, zero in unit.segments if not zero]
-        pieces = image.read(data, buffer, self._counter.moved)
-        for start, length, zero in unit.segments:
-            if zero:
-                self._write_zeros(start, length)
-                self._counter.add(zero=length)
-                if digest:
-                    digest.zeros(length)
-                continue
-            left = length
-            while left:
-                piece = next(pieces)
-                self._write(piece)
-                left -= len(piece.data)
-                if digest:
-                    digest.data(piece.data)
-        next(pieces, None)  # it ends behind the last one
-
-    def _write(self, piece: Piece) -> None:
-        offset, data = piece
-        for run in runs(data, offset):
-            if run.zero:
-                self._write_zeros(offset + run.start, run.end - run.start)
-            else:
-                self._target.write(offset + run.start, data[run.start : run.end])
-
-    def _write_zeros(self, offset: int, length: int) -> None:
-        if not self._target.reads_zero:
-            self._target.zero(offset, length)
+    def _worker(self, image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+        receiver = Receiver(
+            image, self._target, buffer, self._counter, self._checkpoints, done=self._done, earlier=self._earlier
+        )
+        return lambda unit: receiver.receive(unit, self._digest.part(unit.start) if self._digest else None)
 
     def _finish(self, image: RemoteImage) -> str | None:
+        if self._digest:
+            self._counter.begin(Phase.VERIFYING)
         checksum = self._verify(image, self._digest) if self._digest else None
         self._target.finish()
-        return checksum
+        self._checkpoints = None
+        self._record.discard()
+        if self._manifest and self._digest:
+            self._manifest.write(self._digest, self._size)
+        return checksum if self._options.verify else None
 
     def _verify(self, image: RemoteImage, digest: Digest) -> str:
         ours = digest.hexdigest()
         theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
+        if ours != theirs and not self._options.verify:
+            raise StateMismatch(
+                "an earlier download was of another image, or it was changed since: the same command receives all"
+            )
         if ours != theirs:
             raise ChecksumMismatch(f"the image reads as {theirs}, the copy as {ours}: find out who writes to the image")
         return ours

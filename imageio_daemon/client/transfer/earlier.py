@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What earlier uploads have left in the target, and the proof that it is of this source (docs/adr/0037)."""
+"""What earlier transfers have left in the target, and the proof that it is of this source (docs/adr/0037, 0053)."""
 
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from ...amounts import human
+from ...commands.amounts import human
 from ...image.ranges import RangeSet
 from ..errors import Refused, StateMismatch
 from ..local.source import Source
@@ -14,21 +14,13 @@ from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .comparison import Comparison
+from .connections import Run
+from .equality import Equality
 from .plan import Queue, Unit
 from .progress import Counter, Phase
-from .record import Record, aligned
-from .state import Claim
+from .record import Claim, Record, aligned, new_ranges
 
 log = logging.getLogger(__name__)
-
-#: Makes what a thread does with each unit, of its connection and its buffer.
-Worker = Callable[[RemoteImage, memoryview], Callable[[Unit], None]]
-
-
-class Run(Protocol):
-    """Do all units of a queue, on all connections."""
-
-    def __call__(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None: ...
 
 
 class Found(NamedTuple):
@@ -39,10 +31,10 @@ class Found(NamedTuple):
 
 
 class Earlier:
-    """The earlier uploads of a source that can be read in any order. target_size: bytes of the target."""
+    """The earlier transfers of a local image that can be read in any order. remote_size: bytes of the remote one."""
 
     def __init__(
-        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: Run, target_size: int
+        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: Run, remote_size: int
     ) -> None:
         self._source = source
         self._session = session
@@ -51,7 +43,7 @@ class Earlier:
         self._run = run
         features = session.abilities.features
         self._by_checksum = "checksum_range" in features
-        self._can_verify = "checksum" in features and target_size == source.size
+        self._can_verify = "checksum" in features and remote_size == source.size
 
     def find(self, images: list[RemoteImage], recorded: RangeSet, *, compare_all: bool) -> Found:
         """Return what need not be sent: what the server has recorded, and what a state of this host tells.
@@ -77,6 +69,29 @@ class Earlier:
                 return Found(found, needs_checksum=not self._by_checksum and self._can_verify)
             log.info("an earlier upload of this source had another target, or this one was changed since")
         return Found(recorded)
+
+    def find_copied(self, images: list[RemoteImage]) -> Found:
+        """Return what need not be received again: what earlier downloads have left, where the image is equal now.
+
+        A server that computes no checksums of ranges sends a sample of it back. Raises LocalError, those of
+        RemoteImage.
+        """
+        for claim in self._record.claims():
+            left = self._missing(claim, new_ranges())
+            if not left.size() or not (self._by_checksum or self._can_verify):
+                continue
+            if not self._by_checksum:
+                if not self._compare(images, left, every=False):
+                    return Found(left, needs_checksum=True)
+                continue
+            log.info("%s are there from before: comparing them", human(left.size()))
+            equal = Equality(self._source, self._session, self._counter, self._run).find(images, left)
+            if equal.size() < left.size():
+                changed = human(left.size() - equal.size())
+                log.warning("the image has changed in %s of what is there from before: receiving these anew", changed)
+            if equal.size():
+                return Found(equal)
+        return Found(new_ranges())
 
     def _missing(self, claim: Claim, recorded: RangeSet) -> RangeSet:
         """Return what a claim has more than the record of the server."""

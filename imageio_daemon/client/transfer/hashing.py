@@ -1,19 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hash blocks of a source, several at once where that is faster: image/digests.py."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...image.blockhash import BlockPlan, DataBlock, ZeroBlocks
 from ...image.digests import Piece, lanes_of, new_digests
 from ...image.extents import Extent
 from ...image.pieces import Pieces
 from ..local.source import Source
+from ..stopping import Stop
+from . import workers
 from .digest import Digest
-from .plan import Unit
+from .memory import new_buffer
+from .plan import Queue, Unit, units
+from .remote_source import RemoteSource
+
+#: Threads that hash a local image. 2 are as fast as most disks.
+THREADS = 2
+
+
+def hash_all(source: Source, digest: Digest, watch: Callable[[int], None] = lambda _: None) -> None:
+    """Hash a whole source, in threads. watch: told of bytes that were hashed. Raises LocalError."""
+    stop = Stop()
+    stop.call(source.stop)
+    size = digest.block_size
+    queue = Queue(units(source.extents(), block_size=size), source.portion, stop)
+
+    def work() -> None:
+        buffer = new_buffer(size)
+        for unit in queue.take():
+            stop.check()
+            hash_unit(source, unit, buffer, digest, unit.start // size)
+            watch(unit.end - unit.start)
+
+    workers.run([queue.fill, *[work] * THREADS], stop)
+    workers.run([source.check], stop)
 
 
 def hash_unit(source: Source, unit: Unit, buffer: memoryview, digest: Digest, index: int) -> None:
     """Add the blocks of a unit of the source to the digest. index: that of the first one. Raises LocalError."""
+    if isinstance(source, RemoteSource) and source.hash_unit(unit, digest, index):
+        return
     plan = BlockPlan(digest.block_size)
     blocks = [block for start, length, zero in unit.segments for block in plan.add(Extent(start, length, zero=zero))]
     group: list[DataBlock] = []

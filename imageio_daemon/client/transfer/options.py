@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an upload is asked for, and what it returns."""
+"""What transfers are asked for, and what an upload returns."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from .confirmed import CHECKPOINT
+from .checkpoints import CHECKPOINT
 from .progress import Progress
 from .wire_compression import Compression
 
@@ -18,7 +18,9 @@ class Options:
     compare all that the server has recorded of them, not a sample. state: the directory of the files that tell what was
     sent by other tickets, and to servers without a record; None: nobody does. checkpoint: seconds between two flushes.
     room_check: end before the first byte if the storage of the target is too small. wire_compression: of data on its
-    way, where the server takes it; never over a unix socket.
+    way, where the server takes it; never over a unix socket. update: send only what differs, by the digests of both
+    sides, and verify. base: the digest of what a source with a bitmap was when that began, of which the target may be a
+    copy; None: nobody knows.
     """
 
     verify: bool = False
@@ -28,6 +30,26 @@ class Options:
     checkpoint: float = CHECKPOINT
     room_check: bool = True
     wire_compression: Compression = Compression.AUTO
+    update: bool = False
+    base: str | None = None
+
+
+@dataclass(frozen=True)
+class DownloadOptions:
+    """How to download.
+
+    dirty: transfer and write only the extents that have changed since the server's checkpoint. verify: compare the
+    checksum of what was received, or was there, with the server's. restart, state, checkpoint: as of Options. manifest:
+    the file that gets the digests, with verify. update: receive only what differs from the target that is there.
+    """
+
+    dirty: bool = False
+    verify: bool = False
+    restart: bool = False
+    state: Path | None = None
+    checkpoint: float = CHECKPOINT
+    manifest: Path | None = None
+    update: bool = False
 
 
 @dataclass(frozen=True)

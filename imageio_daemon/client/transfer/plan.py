@@ -33,20 +33,25 @@ class Unit(NamedTuple):
     segments: list[Segment]
 
 
-def units(extents: Iterable[Extent], *, start: int = 0, block_size: int = DEFAULT_BLOCK) -> Iterator[Unit]:
-    """Yield units of at least DEFAULT_BLOCK bytes of data, and any number of zeros; the last one may be shorter.
+def units(extents: Iterable[Extent], *, block_size: int = DEFAULT_BLOCK, least: int = DEFAULT_BLOCK) -> Iterator[Unit]:
+    """Yield units of at least `least` bytes of data, and any number of zeros; the last one may be shorter.
 
-    start: where the extents begin, in bytes. Blocks are counted from there.
+    Blocks are counted from the begin of the first extent.
     """
-    end, data = start, 0
+    left = iter(extents)
+    first = next(left, None)
+    if first is None:
+        return
+    start, data = first.start, 0
+    end = start
     segments: list[Segment] = []
-    for block in _blocks(extents, block_size):
+    for block in _blocks(itertools.chain((first,), left), block_size):
         parts = block.segments if isinstance(block, DataBlock) else [Segment(end, block.number * block.length, True)]
         for part in parts:
             _append(segments, part)
             end += part.length
             data += 0 if part.zero else part.length
-        if data >= DEFAULT_BLOCK:
+        if data >= least:
             yield Unit(start, end, segments)
             start, data, segments = end, 0, []
     if segments:
@@ -57,8 +62,16 @@ def dirty_units(extents: Iterable[Extent]) -> Iterator[Unit]:
     """Yield units of the dirty extents."""
     for dirty, group in itertools.groupby(extents, key=attrgetter("dirty")):
         if dirty:
-            together = list(group)
-            yield from units(together, start=together[0].start)
+            yield from units(group)
+
+
+def units_left(extents: Iterable[Extent], done: RangeSet) -> Iterator[Unit]:
+    """Yield units of what is not done."""
+    return dirty_units(
+        extent._replace(start=start, length=end - start, dirty=not is_done)
+        for extent in extents
+        for start, end, is_done in done.parts(extent.start, extent.end)
+    )
 
 
 def joined(first: Unit, second: Unit) -> Unit:

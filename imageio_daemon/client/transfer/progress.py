@@ -15,8 +15,13 @@ WINDOW = 10.0
 
 
 class Phase(enum.StrEnum):
-    """What a transfer does: compare what an earlier upload has sent, transfer, or verify at the end."""
+    """What a transfer does.
 
+    It reads a source to find its size or a member, compares what an earlier upload has sent, transfers, or verifies at
+    the end.
+    """
+
+    READING = "reading"
     COMPARING = "comparing"
     TRANSFERRING = "transferring"
     VERIFYING = "verifying"
@@ -30,9 +35,10 @@ class Progress:
     fails is taken back. `zero` was zeroed, `skipped` needed neither: it reads as zeros already, or is not dirty.
     `resumed` was on stable storage from an earlier upload. `durable`: bytes that the next upload would not send, of an
     upload that can be continued. `rate`: bytes of data per second, of the last WINDOW seconds. `total` is None while it
-    is not known. `checked`: bytes that were compared or verified in this phase, of `to_check`; None: not known.
+    is not known. `checked`: bytes that were read, compared or verified in this phase, of `to_check`; None: not known.
     `to_move`: bytes of data still to transfer, at most; None until the map of the image is read. `retries`: requests
-    that were sent again; `reason`: why some fail now. `idle`: seconds since anything was done.
+    that were sent again; `reason`: why some fail now. `idle`: seconds since anything was done. `ending`: the transfer
+    ends early, by the user or an error, and takes back what its requests had under way.
     """
 
     total: int | None = None
@@ -50,6 +56,7 @@ class Progress:
     retries: int = 0
     reason: str | None = None
     idle: float = 0.0
+    ending: bool = False
 
     @property
     def done(self) -> int:
@@ -143,6 +150,12 @@ class Counter:
                 idle=now - self._moved_at,
             )
 
+    def reading(self, read: int, of: int | None) -> None:
+        """Count bytes that were read in all before the transfer."""
+        with self._lock:
+            self._phase, self._checked, self._to_check = Phase.READING, read, of
+            self._moved_at = time.monotonic()
+
     def _rate(self, now: float) -> float:
         times = self._times
         if now - times[-1][0] >= INTERVAL / 2:
@@ -151,3 +164,19 @@ class Counter:
             times.popleft()
         start, before = times[0]
         return max(self._data - before, 0) / (now - start) if now > start else 0.0
+
+
+class Opening:
+    """Report what is read of a source before its transfer, in the thread that reads, every INTERVAL at most."""
+
+    def __init__(self, counter: Counter, report: Report | None) -> None:
+        self._counter = counter
+        self._report = report
+        self._next = time.monotonic() + INTERVAL
+
+    def __call__(self, read: int, of: int | None) -> None:
+        """Count bytes that were read in all, of so many."""
+        self._counter.reading(read, of)
+        if self._report is not None and time.monotonic() >= self._next:
+            self._report(self._counter.progress())
+            self._next = time.monotonic() + INTERVAL

@@ -1,24 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what uploads have left on stable storage: that of the server, and a file here for other tickets."""
+"""The record of what transfers have left on stable storage: that of the server, and files of this host.
 
+What a file tells are claims: the ranges that were flushed. They are proven before they are used.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
 import logging
-from collections.abc import Iterable, Iterator
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
 
+from ...image.blake2 import short_hash
 from ...image.ranges import RangeSet
 from ..errors import Refused
-from ..server.image import RemoteImage
-from .confirmed import new_ranges
-from .state import Claim, States
+from ..server.address import ImageUrl
+from ..server.image import MAX_EXTENTS, RemoteImage
 
 log = logging.getLogger(__name__)
 
 #: What is compared begins at a multiple of this, in bytes, as the ranges do whose checksum a server computes.
 ALIGNMENT = 4096
+VERSION = 2
+#: Of the files of uploads and of downloads.
+UPLOAD, DOWNLOAD = ".upload", ".download"
+#: Largest state file, in bytes. A range takes 30 bytes, and connections work at a few places at a time.
+MAX_FILE = 4 * 1024**2
+#: States of other URLs that are compared with the target: the newest ones.
+MOST_OTHERS = 4
+#: Seconds after which a state that nobody has used is removed, as the records of servers are.
+MOST_AGE = 14 * 24 * 3600.0
+
+
+def new_ranges(ranges: Iterable[tuple[int, int]] = ()) -> RangeSet:
+    """Return a set of (start, end) ranges that are never joined: then it would have bytes that were not moved."""
+    made = RangeSet(limit=MAX_EXTENTS)
+    for start, end in ranges:
+        made.add(start, end)
+    return made
 
 
 def aligned(ranges: Iterable[tuple[int, int]]) -> RangeSet:
     """Return the parts of (start, end) ranges that can be compared."""
     return new_ranges((-(-start // ALIGNMENT) * ALIGNMENT, end) for start, end in ranges)
+
+
+class Claim(NamedTuple):
+    """What a state tells: the (start, end) ranges that are done. same_url: of a transfer with this URL."""
+
+    done: list[tuple[int, int]]
+    same_url: bool
+
+
+class States:
+    """The states of transfers of one local image and remote ones of one size: a file for each URL, locked while in use.
+
+    The name of a file has hashes of what the local image is (`local`) and of the URL, whose path is a secret. kind:
+    UPLOAD or DOWNLOAD. Methods raise OSError, but for claims().
+    """
+
+    def __init__(
+        self, directory: Path, local: Mapping[str, object], url: ImageUrl, remote_size: int, kind: str = UPLOAD
+    ) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._local = short_hash(json.dumps([VERSION, dict(local), remote_size], sort_keys=True))
+        self._own = directory / f"{self._local}-{short_hash(f'{url.host} {url.port} {url.path}')}{kind}"
+        self._held: tuple[Path, int] | None = None  # a file that is locked, and its descriptor
+
+    def claims(self) -> Iterator[Claim]:
+        """Yield what each state tells, that of this URL first, then the newest ones. Those in use are left out.
+
+        The state is locked until the next claim is asked for, and the last one belongs to this transfer.
+        """
+        for path in [self._own, *self._others()]:
+            self.release()
+            with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+                fd = _lock(path)
+                self._held = (path, fd)
+                yield Claim(_read(fd), path == self._own)
+        self.release()
+
+    def save(self, done: list[tuple[int, int]]) -> None:
+        """Write the state of this transfer, in the place of the one that was claimed. Atomic, by rename(2)."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = self._own.with_name(f"{self._own.name}.new")
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with open(fd, "w", closefd=False) as file:
+                json.dump({"done": done}, file)
+            os.fsync(fd)
+            new.replace(self._own)
+        except BaseException:
+            os.close(fd)
+            raise
+        if self._held and self._held[0] != self._own:
+            self._held[0].unlink(missing_ok=True)
+        elif not self._held:
+            self._tidy()
+        self.release()
+        self._held = (self._own, fd)
+
+    def remove(self) -> None:
+        """Remove the state of this transfer, and the new one of one that was killed in save()."""
+        for path in {self._own, self._held[0] if self._held else self._own}:
+            path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.new").unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Unlock the state, so that the next transfer can use it."""
+        if self._held:
+            os.close(self._held[1])
+            self._held = None
+
+    def _others(self) -> list[Path]:
+        found: list[tuple[float, Path]] = []
+        for path in self._directory.glob(f"{self._local}-*{self._kind}"):
+            with contextlib.suppress(OSError):  # a transfer has ended meanwhile
+                found.append((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found, reverse=True) if path != self._own][:MOST_OTHERS]
+
+    def _tidy(self) -> None:
+        """Remove states that nobody has used for long."""
+        oldest = time.time() - MOST_AGE
+        for path in (path for kind in (UPLOAD, DOWNLOAD) for path in self._directory.glob(f"*{kind}*")):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < oldest:
+                    os.close(_lock(path))  # fails if it is in use
+                    path.unlink()
 
 
 class Record:
@@ -33,7 +148,7 @@ class Record:
 
     @property
     def is_kept(self) -> bool:
-        """Tell whether the next upload can go on where this one ends."""
+        """Tell whether the next transfer can go on where this one ends."""
         return self._on_server or self._states is not None
 
     def durable(self, image: RemoteImage) -> RangeSet:
@@ -50,12 +165,12 @@ class Record:
         return new_ranges((extent.start, extent.end) for extent in extents if extent.durable)
 
     def claims(self) -> Iterator[Claim]:
-        """Yield what uploads from this host have sent, perhaps to this target; see States.claims()."""
+        """Yield what transfers of this host have moved, perhaps of these images; see States.claims()."""
         if self._states:
             yield from self._states.claims()
 
     def save(self, durable: list[tuple[int, int]]) -> None:
-        """Write the file. An upload whose file cannot be written goes on without it."""
+        """Write the file. A transfer whose file cannot be written goes on without it."""
         if self._states:
             try:
                 self._states.save(durable)
@@ -64,15 +179,16 @@ class Record:
                 self._states = None
 
     def discard(self) -> None:
-        """Remove the file, so that the next upload begins anew."""
+        """Remove the file, so that the next transfer begins anew."""
         if self._states:
             try:
                 self._states.remove()
             except OSError as e:
                 log.warning("%s", _not_kept(e))
+                self._states = None
 
     def release(self) -> None:
-        """Let the next upload use the file."""
+        """Let the next transfer use the file."""
         if self._states:
             self._states.release()
 
@@ -85,3 +201,44 @@ class Record:
 
 def _not_kept(error: OSError) -> str:
     return f"can't keep what is done in {error.filename}: {error.strerror} (--state-dir DIR keeps it elsewhere)"
+
+
+def default_directory() -> Path | None:
+    """Return where states are kept: the XDG Base Directory Specification 0.8. None: this user has no home."""
+    told = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(told if told.startswith("/") else os.path.expanduser("~/.local/state"))
+    return home / "imageio-client" if home.is_absolute() else None
+
+
+def state_directory(state: bool | str | os.PathLike[str]) -> Path | None:
+    """Return the directory in which a transfer keeps its state; None if it keeps none. True: that of this user."""
+    if isinstance(state, str | os.PathLike):
+        return Path(state)
+    return default_directory() if state else None
+
+
+def _lock(path: Path) -> int:
+    """Open and lock a file. Raises OSError, also if it is in use or was replaced meanwhile."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), path.stat()):
+            raise BlockingIOError(errno.EWOULDBLOCK, "replaced", str(path))
+        stack.pop_all()
+    return fd
+
+
+def _read(fd: int) -> list[tuple[int, int]]:
+    """Return the ranges in a file. Raises OSError, ValueError or TypeError for anything else."""
+    text = os.pread(fd, MAX_FILE + 1, 0)
+    content = json.loads(text if len(text) <= MAX_FILE else b"")
+    if not isinstance(content, dict):
+        raise TypeError("no object")
+    return [_range(start, end) for start, end in content.get("done", ())]
+
+
+def _range(start: object, end: object) -> tuple[int, int]:
+    if type(start) is not int or type(end) is not int or not 0 <= start < end:
+        raise ValueError("not a range")
+    return start, end

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the storage of the target has room for the data, before the first byte is sent."""
 
-from ...amounts import human
+from ...commands.amounts import human
 from ..errors import NoRoom
 from ..local.source import Source
 

@@ -164,8 +164,10 @@ class Sender:
         compressed = None
         if compressor:  # then all are in memory
             compressed = compressor.compress([piece for piece in pieces if isinstance(piece, Piece)])
-        self._image.write(compressed or pieces, self._counter.moved)
-        if compressor:
+        as_they_are = self._image.write(compressed or pieces, self._counter.moved)
+        if compressor and not as_they_are:
+            compressor.refused()
+        elif compressor:
             compressor.sent(size, time.monotonic() - started)
 
     def _adapt(self, sent: int, seconds: float) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..errors import ChecksumMismatch, ServerFailed
 from ..server.image import RemoteImage
+from ..server.session import ClientSession
 from ..stopping import Stop
 from .digest import Digest
 from .progress import Counter, Phase
@@ -17,9 +18,26 @@ MAX_BLOCKS = 15_000
 MAX_NAMED = 4
 
 
-def verify(image: RemoteImage, digest: Digest) -> None:
-    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of RemoteImage."""
-    theirs = image.checksum(digest.algorithm, digest.block_size)["checksum"]
+def prove(
+    image: RemoteImage, digest: Digest, part: tuple[int, int] | None, session: ClientSession, counter: Counter
+) -> str | None:
+    """Let the server finalize if it can, or compare; return what it has compared, as finalize() does; None: a checksum.
+
+    part: as of verify(). Raises as both do.
+    """
+    counter.begin(Phase.VERIFYING)
+    if part is None and "finalize" in session.abilities.features:
+        return finalize(image, digest, counter, session.stop)
+    verify(image, digest, part)
+    return None
+
+
+def verify(image: RemoteImage, digest: Digest, part: tuple[int, int] | None = None) -> None:
+    """Compare with the checksum of the server. Raises ChecksumMismatch, and the errors of RemoteImage.
+
+    part: offset and length of what is compared, in bytes; None: the whole image.
+    """
+    theirs = image.checksum(digest.algorithm, digest.block_size, part)["checksum"]
     if theirs != digest.hexdigest():
         raise _mismatch(theirs, digest, [])
 

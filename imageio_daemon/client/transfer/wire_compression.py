@@ -40,6 +40,8 @@ TRIED = 4
 #: over TLS on one host took a quarter more of the client's processor time when they were tried, too.
 TRIED_LENGTH = 1 * MiB
 UNLIMITED = 1 * GiB
+#: Seconds without compression after a server had no memory to decode: for so long it has less for who was cut off.
+REFUSED_FOR = 10.0
 #: Pieces that are measured in each way at first.
 FIRST = 2
 #: Of a new measurement, in what is known.
@@ -78,6 +80,7 @@ class Choice:
         self._try_each = FIRST_TRY
         self._left_to_try = 0
         self._tried = False  # the way that is tried
+        self._refused_until = 0.0
 
     @property
     def most(self) -> int:
@@ -87,6 +90,8 @@ class Choice:
 
     def compresses(self, length: int) -> bool:
         """Decide for the next pieces. length: bytes."""
+        if time.monotonic() < self._refused_until:
+            return False
         if self._mode is not Compression.AUTO:
             return self._mode is Compression.ALWAYS
         with self._lock:
@@ -130,6 +135,10 @@ class Choice:
             if compressing is not None and not self._is_better:
                 self._skip_some(length, compressing)
 
+    def refused(self) -> None:
+        """Note that the server has no memory to decode now."""
+        self._refused_until = time.monotonic() + REFUSED_FOR
+
     def in_vain(self, length: int, seconds: float) -> None:
         """Note that pieces were compressed in vain, and how long that took."""
         with self._lock:
@@ -169,6 +178,10 @@ class Compressor:
     def sent(self, length: int, seconds: float) -> None:
         """Note how long the pieces of the last compress() took, with their compression."""
         self.choice.sent(length, seconds, self._seconds)
+
+    def refused(self) -> None:
+        """Note that the server did not decode what the last compress() returned."""
+        self.choice.refused()
 
     def _frame(self, data: memoryview) -> bytes:
         self._encoder.set_pledged_input_size(len(data))

@@ -26,7 +26,7 @@ class AdmittedConnection(Protocol):
 
 
 class Admission:
-    """Give places to connections, on one loop. trusts: no client needs a ticket to keep its place (control socket)."""
+    """Give places to connections. trusts: no client needs a ticket to keep its place (control socket)."""
 
     def __init__(self, limit: ConnectionLimit, *, trusts: bool) -> None:
         self._limit = limit
@@ -37,13 +37,13 @@ class Admission:
 
     @property
     def count(self) -> int:
-        """Return how many connections are open. May be called in any thread."""
+        """Return how many connections are open."""
         return len(self._connections)
 
     def admit(self, connection: AdmittedConnection, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a connection. Raises TooManyConnections, or Unavailable while the server stops.
 
-        address: of the client. drop: closes the connection, in any thread, when another one needs its place.
+        address: of the client. drop: closes the connection when another one needs its place.
         """
         if self._stopping:
             raise Unavailable(STOPPING)

@@ -2,12 +2,15 @@
 """The transport that a handler of aiohttp sees: bytes pass, the connection decides when to read and to close."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol
 
 from aiohttp import web
 
+from ...lanes.http import Instruction
+from ...transfers.transfer import Transfer
 from .exchange import Exchange
+from .handover import Returned
 from .transport import ClientTransport
 
 #: The name under which a handler finds its connection: `request.get_extra_info(CONNECTION)`.
@@ -32,12 +35,34 @@ class ConnectionControl(Protocol):
         """Tell whether nothing more can be sent."""
         ...
 
+    @property
+    def carried_out(self) -> bool:
+        """Tell whether a lane has carried out the request that runs."""
+        ...
+
+    @property
+    def body_taken(self) -> bool:
+        """Tell whether all of the request's body was received, by whoever."""
+        ...
+
+    async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
+        """Have a lane carry out the request that runs, for the open image; return its end. Raises Error."""
+        ...
+
+    def take_back(self, instruction: Instruction, end: Returned) -> None:
+        """Go on with the connection, which may be lost. Raises the Error of the request that runs."""
+        ...
+
     def error_answer(self, error: Exception) -> web.Response:
         """Return the answer to a request that has failed."""
         ...
 
     def answered(self, *, close: bool) -> None:
         """Note that an answer is complete. close: it was the last."""
+        ...
+
+    def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
+        """Send this head, and give the connection to another protocol, with what the client has sent behind."""
         ...
 
     def abort(self, reason: str) -> None:
@@ -57,6 +82,11 @@ class AiohttpTransport(asyncio.Transport):
         self._connection = connection
         self._transport = transport
         self._asyncio_transport = transport.asyncio_transport
+        self._detached = False
+
+    def detach(self) -> None:
+        """Let the handler have no effect any more: it has not seen the body of its last request."""
+        self._detached = True
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return what asyncio's transport knows; for CONNECTION, the connection."""
@@ -64,15 +94,17 @@ class AiohttpTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Tell whether nothing more can be sent."""
-        return self._connection.closed
+        return self._detached or self._connection.closed
 
     def close(self) -> None:
         """Close the connection in order."""
-        self._connection.close("answered")
+        if not self._detached:
+            self._connection.close("answered")
 
     def abort(self) -> None:
         """Cut the connection."""
-        self._connection.abort("aborted")
+        if not self._detached:
+            self._connection.abort("aborted")
 
     def is_reading(self) -> bool:
         """Tell whether the socket is read."""

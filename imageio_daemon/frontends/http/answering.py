@@ -7,11 +7,12 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from ...errors import PeerGone
-from ...service import request_log
-from ...service.work import begin as begin_work
+from ...runtime import request_log
+from ...runtime.request_activity import begin as begin_work
 from .aiohttp_transport import ConnectionControl
+from .carrying import Sent
 from .cors import cors_headers
-from .messages import SAFE, SERVER
+from .messages import COMMON, SERVER
 from .request import connection_of
 from .routes import PATTERN, Handler, Routes
 
@@ -42,13 +43,10 @@ class Answering:
         connection.exchange.served_by(work)
         response = await _response(request, handler, connection)
         connection.exchange.answered(response.status)
-        try:
-            await response.prepare(request)
-            await response.write_eof()
-            connection.answered(close=not response.keep_alive)
-        except (ConnectionError, PeerGone):
-            pass  # the connection is lost or was cut, and logs the reason itself
+        await _send(request, response, connection)
         connection.exchange.served_by(None)
+        if connection.carried_out:  # the lane has a record of it
+            return response
         request_log.tell(
             work.seconds,
             work.waited,
@@ -70,10 +68,24 @@ class Answering:
         headers["Server"] = SERVER
         for name in [name for name in ("Content-Length", "Date", "Server") if name in headers]:
             headers[name] = headers.pop(name)  # after the fields of the resource, as in the answers of lanes
-        headers.update(SAFE)
+        for name, value in COMMON.items():
+            headers.setdefault(name, value)
         if _is_last(request, response):
             response.force_close()
             headers["Connection"] = "close"
+
+
+async def _send(request: web.Request, response: web.StreamResponse, connection: ConnectionControl) -> None:
+    """Send what is left of an answer, and go on with the connection."""
+    if isinstance(response, Sent):
+        connection.answered(close=response.is_last)
+        return
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+        connection.answered(close=not response.keep_alive)
+    except (ConnectionError, PeerGone):
+        pass  # the connection is lost or was cut, and logs the reason itself
 
 
 def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
@@ -82,8 +94,10 @@ def _is_last(request: web.Request, response: web.StreamResponse) -> bool:
     It does if it must close, if the request's body was not read, or if only the close marks the end of the answer:
     HTTP/1.0 has no chunks.
     """
+    connection = connection_of(request)
     endless = response.content_length is None and request.version < HttpVersion11
-    return endless or connection_of(request).must_close or not request.content.at_eof()
+    unread = not connection.body_taken if connection.carried_out else not request.content.at_eof()
+    return endless or connection.must_close or unread
 
 
 async def _response(request: web.Request, handler: Handler, connection: ConnectionControl) -> web.StreamResponse:

@@ -17,7 +17,7 @@ def require_algorithm(name: str) -> None:
         raise InvalidRequest(f"Unknown algorithm {name[:MAX_SHOWN]!r}, known: {', '.join(ALGORITHMS)}")
 
 
-def require_block_size(size: int) -> None:
-    """Raise InvalidRequest unless a checksum may have blocks of so many bytes."""
+def require_block_size(size: int, name: str = "block_size") -> None:
+    """Raise InvalidRequest unless a checksum may have blocks of so many bytes. name: of the parameter."""
     if not MIN_BLOCK <= size <= MAX_BLOCK or size % BLOCK_ALIGNMENT:
-        raise InvalidRequest(f"Invalid block_size: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")
+        raise InvalidRequest(f"Invalid {name}: a multiple of {BLOCK_ALIGNMENT}, from {MIN_BLOCK} to {MAX_BLOCK}")

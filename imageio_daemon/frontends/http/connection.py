@@ -7,13 +7,14 @@ Phase.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import cast
 
-from ...errors import Error, Truncated
+from ...errors import Error
 from ...net.connection_limit import Place
 from ...net.watchdog import Watchdog
-from ...service import logs
-from ...service.served import By
+from ...runtime import logs
+from ...runtime.served import By
 from . import errors
 from .ending import Ending
 from .exchange import Exchange
@@ -81,7 +82,16 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._handover = LaneHandover(self._services.lanes, exchange, transport)
         self._ending = Ending(phase, transport, incoming, watchdog, self._handover)
         self._requests = RequestSequence(
-            self._services, phase, transport, incoming, usage, watchdog, exchange, self._handover, self._ending
+            self._services,
+            phase,
+            transport,
+            incoming,
+            usage,
+            watchdog,
+            exchange,
+            self._handover,
+            self._ending,
+            self._give_away,
         )
         return exchange
 
@@ -124,7 +134,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         if phase.state is not State.CLOSED:
             incoming.ahead += data
             self._requests.next()
-            if incoming.ahead and (phase.state is State.SERVING or self._transport.writing_paused):
+            if incoming.is_full and (phase.state is State.SERVING or self._transport.writing_paused):
                 self._transport.hold("ahead")
 
     def eof_received(self) -> bool:
@@ -132,8 +142,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._incoming.at_eof = True
         if self._phase.state is not State.SERVING or self._transport.hung_up:
             return False
-        if self._incoming.inside_body:
-            self._incoming.fail(Truncated("The request's body is shorter than announced"))
+        self._incoming.end_early()
         return not self._transport.tls
 
     # Writing
@@ -150,6 +159,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._watchdog.writing_paused(paused=False)
         self._requests.writing_paused(paused=False)
 
+    # Another protocol
+
+    def _give_away(self, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
+        """Let another protocol have the connection, which is lost for this one."""
+        if self._phase.state is not State.SERVING:
+            return  # it has ended meanwhile
+        transport, received = self._transport.asyncio_transport, bytes(self._incoming.ahead)
+        transport.pause_reading()
+        self._ending.reason = "upgraded"
+        self.connection_lost(None)
+        adopt(transport, received)
+
     # Its place
 
     def close_when_idle(self) -> None:
@@ -161,8 +182,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._ending.cut_off()
 
     def _drop_soon(self) -> None:
-        """End it, from any thread: another connection needs its place."""
-        self._loop.call_soon_threadsafe(self._drop)
+        """End it, but not within what another connection does, which needs its place."""
+        self._loop.call_soon(self._drop)
 
     def _drop(self) -> None:
         self._ending.abort("limit")

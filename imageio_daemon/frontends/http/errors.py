@@ -7,7 +7,7 @@ from typing import NamedTuple
 from aiohttp import web
 
 from ... import errors
-from ...service import logs
+from ...runtime import logs
 from .messages import json_response, text_response
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class _Answer(NamedTuple):
     status: int
     code: str
     close: bool = False
-    text: str | None = None  # None: the message of the exception
+    text: str | None = None  # None: what the exception tells
 
 
 #: Seconds after which a client may try again that finds the server ending, or without memory. A restart takes one.
@@ -38,7 +38,7 @@ CODE = "X-Error-Code"
 #: The codes of answers that are no exceptions: a finalize that finds another image; a daemon that is not ready.
 MISMATCH, NOT_READY = "mismatch", "not_ready"
 
-#: NBD has its own table in frontends/nbd/errors.py. _refusal() in storage/http/client.py is the inverse of this one.
+#: NBD has its own table in frontends/nbd/errors.py.
 #: The codes are part of the API: docs/images-api.md explains each.
 _TABLE: dict[type[BaseException], _Answer] = {
     errors.InvalidRequest: _Answer(400, "invalid_request"),
@@ -51,12 +51,15 @@ _TABLE: dict[type[BaseException], _Answer] = {
     errors.MethodNotAllowed: _Answer(405, "method_not_allowed"),
     errors.InUse: _Answer(409, "in_use"),
     errors.ImageInUse: _Answer(409, "image_in_use"),
+    errors.BitmapInUse: _Answer(404, "bitmap_in_use"),
     errors.Changed: _Answer(412, "changed"),
     errors.OutOfRange: _Answer(416, "out_of_range"),
+    errors.Unusable: _Answer(422, "image_unusable"),
     errors.NotFast: _Answer(422, "not_fast"),
     errors.TooManyConnections: _Answer(503, "too_many_connections", close=True),
     errors.TooManyTickets: _Answer(503, "too_many_tickets"),
     errors.TooManyTransfers: _Answer(503, "too_many_transfers", close=True),
+    errors.TooManyDecoders: _Answer(503, "too_many_decoders", close=True),
     errors.Unavailable: _Answer(503, "unavailable", close=True),
     errors.PeerGone: _Answer(400, "truncated_request", close=True),
     errors.StorageError: _Answer(500, "storage_io", text=SERVER_FAILED),
@@ -64,6 +67,8 @@ _TABLE: dict[type[BaseException], _Answer] = {
         500, "cannot_flush", text="The server that has the image cannot put it on stable storage"
     ),
     errors.ServerGone: _Answer(502, "server_gone", text="The server that has the image is gone"),
+    errors.WayGone: _Answer(502, "server_gone", close=True, text="The server that has the image is gone"),
+    errors.WaySilent: _Answer(504, "server_silent", close=True, text="The server that has the image is silent"),
     # Any other exception is a bug.
     BaseException: _Answer(500, "internal_error", text=SERVER_FAILED),
 }
@@ -73,6 +78,7 @@ _STORAGE: dict[errors.Fault, _Answer] = {
     errors.Fault.FULL: _Answer(507, "storage_full", text="The storage of the image has no room left"),
     errors.Fault.PERMISSION: _Answer(500, "storage_permission", text="The server has no permission for this image"),
     errors.Fault.GONE: _Answer(500, "storage_gone", text="The storage of the image is gone"),
+    errors.Fault.NO_IMAGE: _Answer(422, "image_unusable", text="The ticket names neither a file nor a block device"),
     errors.Fault.IO: _TABLE[errors.StorageError],
 }
 
@@ -106,12 +112,20 @@ def answer(exception: Exception, client: str, *, json: bool = False) -> web.Resp
 
 def text(exception: BaseException) -> str:
     """Return what a client is told of an exception."""
-    return _entry(exception).text or str(exception)
+    told = exception.told if isinstance(exception, errors.Error) else ""
+    return _entry(exception).text or told
 
 
 def code(exception: BaseException) -> str:
     """Return the code of an exception, which stays the same from version to version."""
     return _entry(exception).code
+
+
+def code_of(status: int) -> str:
+    """Return the code for an answer of another server that has none: the first with this status."""
+    entries = (entry for table in (_TABLE, _STORAGE) for entry in table.values())
+    default = _TABLE[errors.InvalidRequest if status < 500 else errors.StorageError]
+    return next((entry.code for entry in entries if entry.status == status), default.code)
 
 
 def codes() -> set[str]:

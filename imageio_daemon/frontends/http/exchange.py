@@ -4,18 +4,21 @@
 from collections.abc import Callable
 
 from ...errors import PeerGone
-from ...net.connection_limit import Place
+from ...net.connection_limit import LOCAL, Place
 from ...net.watchdog import Watchdog
-from ...service.events import Caller
-from ...service.work import Work, Worker
+from ...runtime.audit_log import Caller
+from ...runtime.request_activity import RequestActivity, Worker
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
-from .usage import Usage
+from .usage import Kept, Usage
 
 
 class Exchange:
-    """Connect the code that serves a request with its connection. service: the name of the service, for counts."""
+    """Connect the code that serves a request with its connection. service: the name of the service, for counts.
+
+    is_local: the client is on a unix socket.
+    """
 
     def __init__(
         self,
@@ -28,7 +31,8 @@ class Exchange:
     ) -> None:
         self.peer = transport.peer
         self.service = service
-        self._begun: Work | None = None
+        self.is_local = transport.address == LOCAL
+        self._begun: RequestActivity | None = None
         self._transport = transport
         self._usage = usage
         self._incoming = incoming
@@ -45,11 +49,11 @@ class Exchange:
         self._usage.requests += 1
         self._incoming.on_error(on_body_error)
 
-    def go_on(self, request: Work) -> None:
+    def go_on(self, request: RequestActivity) -> None:
         """Let the handler of the next request go on with one that has begun."""
         self._begun = request
 
-    def take_begun(self) -> Work | None:
+    def take_begun(self) -> RequestActivity | None:
         """Return the request that has begun, once; None: it begins with its handler."""
         begun, self._begun = self._begun, None
         return begun
@@ -72,6 +76,10 @@ class Exchange:
         self._place.know(lambda: usage.has_ticket)
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
+    def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
+        """Return what the connection keeps for a transfer that it uses; see Usage.kept()."""
+        return self._usage.kept(transfer, make)
+
     def require_alive(self) -> None:
         """Raise PeerGone if the client cannot receive an answer, so that no change begins for it.
 
@@ -79,6 +87,12 @@ class Exchange:
         """
         if self._transport.is_closing or self._transport.hung_up:
             raise PeerGone("the connection was lost inside a request")
+
+    def want_body(self) -> None:
+        """Let the body come, which nobody has read before: a lane may have it instead."""
+        self._incoming.want()
+        if not self._incoming.ahead:
+            self._transport.release("ahead")
 
     def waiting_for_body(self, *, waiting: bool) -> None:
         """Set whether a handler waits for the client's next bytes. The client's timeout runs only while it does."""

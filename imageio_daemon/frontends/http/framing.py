@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from ioutil_ext import ffi, lib
 
 from ...errors import Error, HeadTooLarge, InvalidRequest
-from ...lanes.http import Asks
+from ...lanes.http import Asks, refused_chunk
 
 #: Largest request head, in bytes, and most fields in a head.
 MAX_HEAD: int = lib.IOU_HEAD_MAX
@@ -32,14 +32,6 @@ _HEAD_REFUSALS: dict[int, tuple[type[Error], str]] = {
     lib.IOU_HEAD_LENGTH: (InvalidRequest, "Invalid Content-Length"),
     lib.IOU_HEAD_LENGTHS: (InvalidRequest, "Invalid request: Content-Length and Transfer-Encoding"),
     lib.IOU_HEAD_CODING: (InvalidRequest, "Invalid Transfer-Encoding: only chunked is served"),
-}
-_CHUNK_REFUSALS: dict[int, str] = {
-    lib.IOU_CHUNKS_LINE: "a line is too long",
-    lib.IOU_CHUNKS_LINE_END: "a line does not end with CRLF",
-    lib.IOU_CHUNKS_SIZE: "its size is not a number",
-    lib.IOU_CHUNKS_END: "it does not end where its size says",
-    lib.IOU_CHUNKS_TRAILER: "its trailer is too long",
-    lib.IOU_CHUNKS_FIELD: "its trailer has a line that is no field",
 }
 
 
@@ -75,10 +67,13 @@ class FixedBody:
 
 
 class ChunkedBody:
-    """A body in chunks (RFC 9112 7.1). The parser only finds its end; the chunks pass unchanged."""
+    """A body in chunks (RFC 9112 7.1). The parser only finds its end; the chunks pass unchanged.
 
-    def __init__(self) -> None:
-        self._chunks = ffi.new("iou_chunks *")
+    chunks: an iou_chunks, the state of another reader that has read the beginning; None: nothing was read.
+    """
+
+    def __init__(self, chunks: Any = None) -> None:
+        self._chunks = chunks or ffi.new("iou_chunks *")
 
     @property
     def ended(self) -> bool:
@@ -89,7 +84,7 @@ class ChunkedBody:
         """Return how many of these bytes belong to the body. Raises InvalidRequest."""
         count = int(lib.iou_chunks_read(self._chunks, data, len(data)))
         if count < 0:
-            raise InvalidRequest(f"Invalid chunk: {_CHUNK_REFUSALS[-count]}")
+            raise refused_chunk(-count)
         return count
 
 

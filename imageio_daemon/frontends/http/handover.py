@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The handover of a connection to a lane, which serves it as long as all requests are plain and for one image.
+"""The handover of a connection to a lane: for plain requests for one image, or for what a handler has decided.
 
 A lane serves plain requests, from the first one of the connection on. It gives the connection back before the first
-other request, and a handler answers that. Python also answers a request that fails in a lane, so that each refusal and
-error is written in one place.
+other request. A handler reads and decides that; if it moves bytes of the image, another lane carries it out and gives
+the connection back. Python also answers a request that fails in a lane, so that each refusal and error is written in
+one place.
 """
 
 import asyncio
 import errno
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from ...errors import Error, Unavailable
-from ...lanes.http import Asks, HttpEnd, HttpLane
+from ...lanes.http import Asks, HttpEnd, HttpLane, Instruction
 from ...operations import operations
-from ...service import logs
-from ...service.served import Count
-from ...service.work import Work
+from ...runtime import logs
+from ...runtime.request_activity import RequestActivity
+from ...runtime.served import Count
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from . import errors
 from .exchange import Exchange
 from .framing import Head
-from .lane_place import LanePlace
+from .lane_place import LanePlace, busy
 from .lane_service import LaneService
 from .terms import ticket_id
 from .transport import ClientTransport
@@ -36,7 +38,7 @@ class Returned(NamedTuple):
 
     served: the requests and bytes of the lane. rest: received bytes that the lane did not take. error: of a request
     that failed and is still to be answered. asks: what that asks of its answer. unread: bytes of its body that the
-    lane did not take. cut: the reason if the connection must be cut.
+    lane did not take. cut: the reason if the connection must be cut. chunks: an iou_chunks, see HttpEnd.
     """
 
     served: Count
@@ -45,6 +47,7 @@ class Returned(NamedTuple):
     asks: Asks
     unread: int
     cut: str | None
+    chunks: Any = None
 
 
 def _untouched(received: bytes) -> Returned:
@@ -95,13 +98,15 @@ class LaneHandover:
         lane = None
         try:
             transfer = service.find(self._exchange, ticket_id(head), Access.READ if reads else Access.WRITE)
+            if transfer.ticket.proxied or (reads and not service.covers(transfer)):
+                return False
             if transfer.opened is None:
                 self._open(transfer, bytes(received))
                 return True
             if not place.enter(transfer):
                 self._wait(place, transfer, head, bytes(received))
                 return True
-            lane = service.start(self._exchange, transport, transfer, bytes(received), reads=reads)
+            lane = service.start(self._exchange, transport, transfer, bytes(received))
         except (Error, OSError) as e:
             log.debug("connection is not handed over: %s", e, extra=logs.fields(client=self._exchange.peer))
         if lane is not None:
@@ -110,11 +115,36 @@ class LaneHandover:
             place.leave()
         return lane is not None
 
+    async def carry_out(
+        self, transfer: Transfer, instruction: Instruction, received: bytearray
+    ) -> "asyncio.Future[Returned]":
+        """Start a lane that does this for the open image, as soon as there is a place; return its end.
+
+        The bytes that were received behind the head are taken in the step in which this returns, with which the lane
+        has the connection. Raises Unavailable, Error.
+        """
+        service, place = self._service, self._place
+        if service is None or place is None:
+            raise RuntimeError("this service has no images")
+        await place.get(transfer, transfer.ticket.inactivity_timeout)
+        try:
+            lane = service.start(self._exchange, self._transport, transfer, bytes(received), instruction)
+        except BaseException as e:
+            place.leave()
+            if isinstance(e, OSError):
+                raise Unavailable("There is no descriptor for the request now") from e
+            raise
+        received.clear()
+        ended: asyncio.Future[Returned] = asyncio.get_running_loop().create_future()
+        self._returned = partial(_settle, ended)
+        self._watch(lane, transfer)
+        return ended
+
     def refuse(self) -> None:
         """Make the lane give the connection back as soon as no request runs, and do not wait for a place."""
         if self._lane is not None:
             self._lane.refuse()
-        if self._place is not None and self._place.abandon():
+        if self._waits and self._place is not None and self._place.abandon():
             self._give_back(_untouched(self._waits))
 
     def abort(self) -> None:
@@ -143,11 +173,11 @@ class LaneHandover:
 
     def _open(self, transfer: Transfer, received: bytes) -> None:
         """Open the image, then give the connection back. It is handed over at once if the image is open."""
-        request = Work()
+        request = RequestActivity()
         self._opening = asyncio.get_running_loop().create_task(operations.open_image(transfer, request))
         self._opening.add_done_callback(lambda task: self._opened(task, request, received))
 
-    def _opened(self, task: "asyncio.Task[None]", request: Work, received: bytes) -> None:
+    def _opened(self, task: "asyncio.Task[None]", request: RequestActivity, received: bytes) -> None:
         self._opening = None
         self._given_back = task.cancelled() or task.exception() is not None
         if self._given_back:
@@ -156,8 +186,7 @@ class LaneHandover:
 
     def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:
         """Wait for a place, then give the connection back. It is handed over at once if it has the place."""
-        error = Unavailable("Too many requests are served now")
-        late = Returned(Count(), received[len(head.data) :], error, head.asks, head.length, None)
+        late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length, None)
         self._waits = received
         seconds = transfer.ticket.inactivity_timeout
         place.wait(transfer, seconds, lambda: self._granted(place), lambda: self._give_back(late))
@@ -180,8 +209,7 @@ class LaneHandover:
         self._lane = None
         self._exchange.served_by(None)
         end = lane.end()
-        # A rest without an error is a part of a head, which may never become complete: Python waits for the other part.
-        self._given_back = end.other or (bool(end.rest) and end.error is None)
+        self._given_back = end.other
         transfer.remove_lane(lane)
         if self._place is not None:
             self._place.leave()
@@ -189,7 +217,12 @@ class LaneHandover:
         if end.error is not None and (cut is not None or self._lost):
             errors.answer(end.error, self._exchange.peer)  # not sent, but it logs the error
         error = None if cut is not None else end.error
-        self._give_back(Returned(lane.served(), end.rest, error, end.asks, end.unread, cut))
+        self._give_back(Returned(lane.served(), end.rest, error, end.asks, end.unread, cut, end.chunks))
+
+
+def _settle(ended: "asyncio.Future[Returned]", end: Returned) -> None:
+    if not ended.done():  # its handler was cancelled
+        ended.set_result(end)
 
 
 def _reason_to_cut(end: HttpEnd) -> str | None:

@@ -19,6 +19,8 @@ from ...units import KiB, MiB
 
 #: Most digits of a number. The largest offset, 2**63 - 1, has 19. A longer number is valid, and past every image.
 MAX_DIGITS = 39
+#: What stands for all longer numbers of a range.
+PAST_ALL = 10**MAX_DIGITS
 #: Bytes of the largest JSON body. The largest valid ticket (4 KiB of url, 1 KiB of file name, all escaped) is below
 #: 40 KiB.
 MAX_JSON = 64 * KiB
@@ -34,11 +36,12 @@ MAX_ESCAPED = 3 * MAX_ID
 
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
-#: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). _TOTAL in
-#: storage/http/client.py parses that of an answer.
+#: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). That of another server's
+#: answer is read in proxy/answers.py.
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER})-({_NUMBER}|\*)/({_NUMBER}|\*)", re.ASCII)
 _RANGES = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(.*)", re.ASCII)
-_RANGE = re.compile(rf"(?:({_NUMBER})-({_NUMBER})?|-({_NUMBER}))", re.ASCII)
+#: Its numbers have any length (RFC 9110 14.1.2), within that of the head.
+_RANGE = re.compile(r"(?:([0-9]+)-([0-9]+)?|-([0-9]+))", re.ASCII)
 
 
 def parse_number(text: str, what: str) -> int:
@@ -135,19 +138,18 @@ class ByteRange:
     first: int | None
     last: int | None
 
-    def resolve(self, size: int, ticket_size: int) -> tuple[int, int]:
-        """Return the offset and the length of the range inside an image, in bytes. Raises OutOfRange.
+    def resolve(self, size: int) -> tuple[int, int]:
+        """Return the offset and the length of the range, in bytes, cut at the end of the image (RFC 9110 14.1.2).
 
-        size: bytes of the image that can be read. ticket_size: bytes that the ticket allows. A range that ends past the
-        image and not past the ticket is cut at the end of the image (RFC 9110 14.1.2). A range that begins past the
-        image, or ends past the ticket, raises OutOfRange.
+        size: bytes of the image that the ticket allows to read. Raises OutOfRange: the range begins there or later, or
+        is empty.
         """
         if self.first is None:
             length = min(self.last or 0, size)
             if not length:
                 raise OutOfRange("Requested range is empty", size)
             return size - length, length
-        if self.first >= size or (self.last is not None and self.last >= ticket_size):
+        if self.first >= size:
             raise OutOfRange(f"Requested range is outside of the image's {size} bytes", size)
         last = size - 1 if self.last is None else min(self.last, size - 1)
         return self.first, last - self.first + 1
@@ -176,10 +178,17 @@ def parse_range(text: str | None) -> ByteRange | None:
         raise OutOfRange("Invalid Range: expected bytes=FIRST-LAST")
     first, last, suffix = match.groups()
     if suffix is not None:
-        return ByteRange(None, int(suffix))
-    if last is not None and int(last) < int(first):
+        return ByteRange(None, _position(suffix))
+    begin, end = _position(first), None if last is None else _position(last)
+    if end is not None and end < begin:
         raise OutOfRange("Invalid Range: the last byte is before the first")
-    return ByteRange(int(first), None if last is None else int(last))
+    return ByteRange(begin, end)
+
+
+def _position(digits: str) -> int:
+    """Return the number; PAST_ALL for one of more than MAX_DIGITS digits, whose conversion would take long."""
+    significant = digits.lstrip("0")
+    return int(significant or "0") if len(significant) <= MAX_DIGITS else PAST_ALL
 
 
 class Zero(NamedTuple):

@@ -4,7 +4,7 @@
 import asyncio
 from collections.abc import Callable
 
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, Truncated
 from ...net.watchdog import Watchdog
 from ...units import KiB
 from .framing import Body, Head, read_head
@@ -14,7 +14,7 @@ HEAD_READ = 8 * KiB
 
 
 class Incoming:
-    """Keep what one connection received ahead, and pass on the body of the request that runs.
+    """Keep what one connection received ahead, and pass on the body of the request that runs when it is wanted.
 
     scratch: memory that the socket is read into, shared by connections and used only until read().
     """
@@ -31,6 +31,7 @@ class Incoming:
         self._scratch = scratch
         self._watchdog = watchdog
         self._handler: asyncio.Protocol | None = None
+        self._wanted = False  # the handler takes the body
         self._on_error: Callable[[Exception], None] | None = None
         self._error: Exception | None = None
 
@@ -48,8 +49,20 @@ class Incoming:
         return head
 
     def pass_to(self, handler: asyncio.Protocol) -> None:
-        """Pass the body to a handler, with its framing."""
+        """Pass the body to a handler, with its framing, as soon as it is wanted."""
         self._handler = handler
+        self._wanted = False
+
+    def want(self) -> None:
+        """Pass on the body, from what was received ahead of it."""
+        if self._wanted:
+            return
+        self._wanted = True
+        data = bytes(self.ahead)
+        self.ahead.clear()
+        self.ahead += self.feed(data)
+        if self.at_eof:
+            self.end_early()
 
     def end(self) -> None:
         """Note that the request was answered."""
@@ -70,6 +83,11 @@ class Incoming:
         return self.body is not None and not self.body.ended
 
     @property
+    def is_full(self) -> bool:
+        """Tell whether no more is received ahead: of a body that nobody wants yet, little, to see its client leave."""
+        return len(self.ahead) >= HEAD_READ or (bool(self.ahead) and (self._wanted or not self.inside_body))
+
+    @property
     def unwanted(self) -> bool:
         """Tell whether a client that may still send has sent, or announced, bytes that no handler has taken."""
         return (bool(self.ahead) or self.inside_body) and not self.at_eof
@@ -78,8 +96,8 @@ class Incoming:
 
     def get_buffer(self) -> memoryview:
         """Return where the socket is read into."""
-        # What comes behind a body is kept until its turn.
-        return self._scratch if self.inside_body else self._scratch[:HEAD_READ]
+        # What comes behind a body, or is not wanted, is kept until its turn.
+        return self._scratch if self.inside_body and self._wanted else self._scratch[:HEAD_READ]
 
     def read(self, count: int) -> bytes:
         """Return what was read."""
@@ -88,7 +106,7 @@ class Incoming:
     def feed(self, data: bytes) -> bytes:
         """Pass on what belongs to the request's body and return the rest."""
         body, handler = self.body, self._handler
-        if body is None or body.ended or handler is None or self._error is not None:
+        if body is None or body.ended or handler is None or not self._wanted or self._error is not None:
             return data
         try:
             count = body.take(data)
@@ -99,13 +117,6 @@ class Incoming:
         handler.data_received(data[:count])
         return data[count:]
 
-    def feed_ahead(self) -> None:
-        """Pass on what was received ahead and belongs to the request's body."""
-        if self.ahead:
-            data = bytes(self.ahead)
-            self.ahead.clear()
-            self.ahead += self.feed(data)
-
     # Errors
 
     def on_error(self, call: Callable[[Exception], None]) -> None:
@@ -113,6 +124,11 @@ class Incoming:
         self._on_error = call
         if self._error is not None:
             call(self._error)
+
+    def end_early(self) -> None:
+        """Note that no more of the body comes."""
+        if self.inside_body and self._wanted:
+            self.fail(Truncated("The request's body is shorter than announced"))
 
     def fail(self, error: Exception) -> None:
         """Note that the rest of the body will not come, or is malformed."""

@@ -5,8 +5,14 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ...errors import Unavailable
 from ...lanes.places import Places, Waiting
 from ...transfers.transfer import Transfer
+
+
+def busy() -> Unavailable:
+    """Return the error of a request for which there was no place in time."""
+    return Unavailable("Too many requests are served now")
 
 
 class _Wait(NamedTuple):
@@ -15,7 +21,7 @@ class _Wait(NamedTuple):
 
 
 class LanePlace:
-    """Take a place for one transfer at a time, or wait for one. Used on one loop."""
+    """Take a place for one transfer at a time, or wait for one."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -41,8 +47,27 @@ class LanePlace:
         """Wait for a place, at most so many seconds. Either granted or expired is called, unless abandon() is."""
         loop = asyncio.get_running_loop()
         timer = loop.call_later(seconds, self._expire, expired)
-        waiting = self._places.wait(transfer, lambda: loop.call_soon_threadsafe(self._grant, transfer, granted))
+        waiting = self._places.wait(transfer, lambda: loop.call_soon(self._grant, transfer, granted))
         self._wait = _Wait(waiting, timer)
+
+    async def get(self, transfer: Transfer, seconds: float) -> None:
+        """Take a place for the transfer, unless it has one. Waits at most so many seconds. Raises Unavailable."""
+        if self.enter(transfer):
+            return
+        served: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def granted() -> None:
+            if served.done():
+                self.leave()
+            else:
+                served.set_result(True)
+
+        self.wait(transfer, seconds, granted, lambda: served.set_result(False))
+        try:
+            if not await served:
+                raise busy()
+        finally:
+            self.abandon()
 
     def abandon(self) -> bool:
         """Stop waiting. False: the connection did not wait, or `granted` is about to be called."""

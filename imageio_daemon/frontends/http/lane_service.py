@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lanes of one HTTP server: the conditions for a lane, and its start."""
 
+import dataclasses
 import os
 
-from ...lanes.http import HttpLane, HttpTerms
+from ...errors import Canceled
+from ...lanes.http import HttpLane, HttpTerms, Instruction
 from ...lanes.places import Places
 from ...lanes.shared import Lanes
 from ...operations.bounds import readable_size
@@ -37,33 +39,41 @@ class LaneService:
         exchange.use(transfer)
         return transfer
 
+    def covers(self, transfer: Transfer) -> bool:
+        """Tell whether the image, if it is open, has all bytes of the ticket.
+
+        If not, a lane gives back each plain GET, because the size that it knows may be outdated.
+        """
+        backend = transfer.opened
+        return transfer.covered or backend is None or readable_size(transfer, backend) >= transfer.ticket.size
+
     def start(
         self,
         exchange: Exchange,
         transport: ClientTransport,
         transfer: Transfer,
         received: bytes,
-        *,
-        reads: bool,
-    ) -> HttpLane | None:
-        """Start a lane on a connection, for the open image of a transfer. None: no lane can serve it.
+        instruction: Instruction | None = None,
+    ) -> HttpLane:
+        """Start a lane on a connection, for the open image of a transfer.
 
-        received: the client's bytes, which the lane takes first. reads: the request is a GET. Raises Error, OSError.
+        The lane takes the `received` bytes of the client first. With an instruction it does that and nothing else;
+        without one it serves plain requests. Raises Error, OSError.
         """
         backend = transfer.opened
-        if backend is None or not self._lanes.takes(backend, received):
-            return None
-        # A lane gives back each GET of an image smaller than the ticket, because the size it knows may be outdated.
-        if reads and not transfer.covered and readable_size(transfer, backend) < transfer.ticket.size:
-            return None
+        if backend is None:
+            raise Canceled
         lease, bucket, name = transfer.permission.lease, transfer.bucket, transfer.ticket.log_name
         lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer, transfer=name)
-        writable = transfer.permission.writable
+        writable = transfer.permission.writable if instruction is None else instruction.writes
         transfer.add_lane(
             lane, backend, changes=writable
         )  # before the start, so that a cancel of the transfer reaches the lane
         try:
-            _start_lane(lane, transport, backend, received, terms_of(transfer.ticket, backend, writable=writable))
+            terms = terms_of(transfer.ticket, backend, writable=writable)
+            if instruction is not None:
+                terms = dataclasses.replace(terms, instruction=instruction)
+            _start_lane(lane, transport, backend, received, terms)
         except BaseException:
             transfer.remove_lane(lane)
             raise

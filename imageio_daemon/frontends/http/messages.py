@@ -11,6 +11,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from ...transfers.ticket import Ticket
+from .disposition import content_disposition
 
 JSON = "application/json"
 TEXT = "text/plain; charset=UTF-8"
@@ -18,8 +19,11 @@ BYTES = "application/octet-stream"
 
 #: The Server header, without a version: it would tell an attacker which holes there are.
 SERVER = "imageio-daemon"
-#: In each answer: a browser must not take the bytes of an image for a page (the Fetch standard).
-SAFE = {"X-Content-Type-Options": "nosniff"}
+#: In each answer that does not say otherwise. A browser must not take the bytes of an image for a page (the Fetch
+#: standard). A cache between must keep nothing (RFC 9111 5.2.2.5): the next write makes it wrong, and it would serve
+#: what a removed ticket was for. Without the field Varnish keeps an image for two minutes. nginx has to pass on bytes
+#: as they come, not collect them in memory and files (ngx_http_proxy_module, proxy_buffering).
+COMMON = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 
 def text_response(
@@ -47,8 +51,8 @@ def json_response(
 
 def whole_headers(ticket: Ticket) -> dict[str, str]:
     """Return the header fields of an answer that is all of an image."""
-    name = "" if ticket.filename is None else f"; filename={ticket.filename}"
-    return {"Accept-Ranges": "bytes", "Content-Type": BYTES, "Content-Disposition": f"attachment{name}"}
+    disposition = content_disposition(ticket.filename)
+    return {"Accept-Ranges": "bytes", "Content-Type": BYTES, "Content-Disposition": disposition}
 
 
 def range_headers(ticket: Ticket, first: int | str, last: int | str, size: int) -> dict[str, str]:
@@ -69,18 +73,27 @@ def encode(response: web.Response, *, close: bool, to: str = "") -> bytes:
 
 
 def head_template(
-    status: int, headers: Mapping[str, str], length: str, date: str, *, more: str = "", close: bool = False
+    status: int,
+    headers: Mapping[str, str],
+    length: str,
+    date: str,
+    *,
+    more: str = "",
+    close: bool = False,
+    minor: int = 1,
 ) -> bytes:
     """Return the bytes of an answer up to its body.
 
-    length, date: or placeholders; more: a placeholder of more lines.
+    length, date: or placeholders; more: a placeholder of more lines. minor: of the version, as aiohttp answers it.
     """
-    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+    lines = [f"HTTP/1.{minor} {status} {HTTPStatus(status).phrase}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     lines += [f"{more}Content-Length: {length}", f"Date: {date}", f"Server: {SERVER}"]
-    lines += [f"{name}: {value}" for name, value in SAFE.items()]
+    lines += [f"{name}: {value}" for name, value in COMMON.items() if name not in headers]
     if close:
         lines.append("Connection: close")
+    elif not minor:
+        lines.append("Connection: keep-alive")
     return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What resources read of a request: its ticket, its query, its body and its connection."""
 
+from collections.abc import Awaitable, Callable
+
 from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from ...errors import InvalidRequest, PeerGone, TooLarge
-from ...service.events import Caller
-from ...service.work import Wait, waiting
+from ...runtime.audit_log import Caller
+from ...runtime.request_activity import Wait, waiting
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -56,8 +59,11 @@ def query_of(request: web.Request) -> dict[str, str]:
 
 
 def waits_for_continue(request: web.Request) -> bool:
-    """Tell whether the client sends its body only when it is told to (RFC 9110 10.1.1)."""
-    return request.headers.get("expect", "").lower() == "100-continue"
+    """Tell whether the client sends its body only when it is told to (RFC 9110 10.1.1).
+
+    One of HTTP/1.0 does not know 100 Continue, and would take it for the answer: its expectation is ignored.
+    """
+    return request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue"
 
 
 class Body:
@@ -66,6 +72,11 @@ class Body:
     def __init__(self, request: web.Request) -> None:
         self._request = request
         self._waits = waits_for_continue(request)
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether the client holds it back until it is told to send it, which was not done yet."""
+        return self._waits
 
     @property
     def ended(self) -> bool:
@@ -78,23 +89,31 @@ class Body:
 
     async def readinto(self, view: memoryview) -> int:
         """Put at least one byte into the view and return how many; 0 at the end. Raises PeerGone, InvalidRequest."""
+        # Asked for more than it may hold, aiohttp raises its limit to that.
+        data = await self._next(lambda: self._request.content.read(min(len(view), READ_BUFFER)))
+        view[: len(data)] = data
+        return len(data)
+
+    async def read(self) -> bytes:
+        """Return the bytes that have come, at least one; none at the end. Raises PeerGone, InvalidRequest."""
+        return await self._next(self._request.content.readany)
+
+    async def _next(self, read: Callable[[], Awaitable[bytes]]) -> bytes:
         exchange = exchange_of(self._request)
+        exchange.want_body()
         if self._waits and not self.ended:
             self._waits = False
             exchange.send_continue()
         exchange.waiting_for_body(waiting=True)
         try:
-            # Asked for more than it may hold, aiohttp raises its limit to that.
             with waiting(Wait.CLIENT):
-                data = await self._request.content.read(min(len(view), READ_BUFFER))
+                return await read()
         except web.RequestPayloadError:
             raise InvalidRequest("The request's body is malformed") from None
         except OSError as e:
             raise PeerGone("the connection was lost inside a request's body") from e
         finally:
             exchange.waiting_for_body(waiting=False)
-        view[: len(data)] = data
-        return len(data)
 
 
 async def read_json(request: web.Request, most: int = MAX_JSON) -> object:

@@ -49,6 +49,9 @@ class Routes:
     def __init__(self, resources: Mapping[str, Resource]) -> None:
         self._resources = [(pattern, pattern[1:].split("/"), resource) for pattern, resource in resources.items()]
         self._roots = frozenset(parts[0] for _, parts, _ in self._resources)
+        methods = (method for resource in resources.values() for method in resource.allow)
+        #: What `OPTIONS *` tells: the methods that any resource has, and OPTIONS itself.
+        self.allow = tuple(dict.fromkeys(("OPTIONS", *methods)))
         self._methods = frozenset(method for resource in resources.values() for method in resource.methods)
 
     def find(self, path: list[str]) -> Match | None:

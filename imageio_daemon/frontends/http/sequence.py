@@ -2,18 +2,21 @@
 """The order of a connection's requests: one at a time goes to aiohttp or to a lane, and the next ones wait."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 
 from aiohttp import web
 
 from ...errors import STOPPING, Error, Forbidden, Unavailable
-from ...lanes.http import Asks
+from ...lanes.http import Asks, Instruction
 from ...net.watchdog import Watchdog
+from ...transfers.transfer import Transfer
 from . import errors
 from .aiohttp_transport import AiohttpTransport
 from .cors import cors_headers
 from .ending import Ending
 from .exchange import Exchange
-from .framing import FixedBody, Head
+from .framing import ChunkedBody, FixedBody, Head
 from .handover import LaneHandover, Returned
 from .incoming import Incoming
 from .messages import encode
@@ -37,7 +40,9 @@ class RequestSequence:
         exchange: Exchange,
         handover: LaneHandover,
         ending: Ending,
+        give_away: Callable[[Callable[[asyncio.Transport, bytes], None]], None],
     ) -> None:
+        self._give_away = give_away
         self.exchange = exchange
         self._services = services
         self._phase = phase
@@ -48,9 +53,12 @@ class RequestSequence:
         self._handover = handover
         self._ending = ending
         self._handler: asyncio.Protocol | None = None
+        self._handlers_transport: AiohttpTransport | None = None
         self._closing = False
         self._is_last = False  # the connection closes after the request that runs
         self._asks = Asks()  # of the answer to the request that runs
+        #: A lane has carried out the request that runs.
+        self.carried_out = False
 
     # For the handlers of aiohttp
 
@@ -60,15 +68,44 @@ class RequestSequence:
         return self._closing or self._is_last
 
     @property
+    def body_taken(self) -> bool:
+        """Tell whether all of the request's body was received, by whoever."""
+        return self._incoming.complete
+
+    @property
     def closed(self) -> bool:
         """Tell whether no more bytes can be sent."""
         return self._phase.ends or self._transport.is_closing
+
+    async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
+        """Have a lane carry out the request that runs, for the open image; return its end. Raises Unavailable, Error.
+
+        When this returns, the lane has the connection.
+        """
+        ended = await self._handover.carry_out(transfer, instruction, self._incoming.ahead)
+        self._phase.state = State.HANDED_OVER
+        self._transport.hold("handover")
+        self.carried_out = True
+        return ended
+
+    def take_back(self, instruction: Instruction, end: Returned) -> None:
+        """Go on with the connection, which may be lost. Raises the Error of the request that runs."""
+        if not self._resume(State.SERVING, end):
+            return
+        if instruction.writes and instruction.body is None and end.error is not None:
+            self._incoming.body = ChunkedBody(end.chunks)
+        elif instruction.writes:
+            self._incoming.body = FixedBody(end.unread)
+        if end.error is not None:
+            raise end.error
 
     def answered(self, *, close: bool) -> None:
         """Go on to the next request, or close, because the answer is complete."""
         if self._phase.state is not State.SERVING:
             return
         self._incoming.end()
+        if self.carried_out:
+            self._drop_handler()
         if close or not self._incoming.complete:
             self._ending.close("answered")
             return
@@ -86,6 +123,12 @@ class RequestSequence:
         if self._closing and isinstance(error, Forbidden):
             error = Unavailable(STOPPING)
         return errors.answer(error, self.exchange.peer, json=self._asks.json)
+
+    def upgrade(self, head: bytes, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
+        """Send a head, and give the connection away in the next turn of the loop: the caller still has it now."""
+        self._usage.answered(HTTPStatus.SWITCHING_PROTOCOLS)
+        self._transport.write(head)
+        asyncio.get_running_loop().call_soon(self._give_away, adopt)
 
     def abort(self, reason: str) -> None:
         """Cut the connection, because the answer cannot be completed."""
@@ -132,8 +175,18 @@ class RequestSequence:
     def lost(self, exc: Exception | None) -> None:
         """End the handler of aiohttp, because the connection is lost."""
         handler, self._handler = self._handler, None
+        self._handlers_transport, self._give_away = None, _keep  # breaks reference cycles
         if handler is not None:
             handler.connection_lost(exc)
+
+    def _drop_handler(self) -> None:
+        """Let go of the handler of aiohttp, whose parser waits for a body that a lane has taken."""
+        handler, self._handler = self._handler, None
+        transport, self._handlers_transport = self._handlers_transport, None
+        if handler is not None and transport is not None:
+            transport.detach()
+            # Not in this call: the handler that makes it is still on the stack.
+            asyncio.get_running_loop().call_soon(handler.connection_lost, None)
 
     # One request
 
@@ -150,53 +203,62 @@ class RequestSequence:
         self._phase.state = State.SERVING
         self._watchdog.progress()
         self._incoming.body = head.body()
-        refusal = self._services.refusal(head)
-        if refusal is not None:
-            self._refuse(refusal, close=False, to=head.method)
+        direct = self._services.direct(head)
+        if direct is not None:
+            response = self.error_answer(direct) if isinstance(direct, Exception) else direct
+            self._answer(response, close=False, to=head.method)
             return
         self._hand_on(head)
-        if not ahead:
+        if not self._incoming.is_full:
             self._transport.release("ahead")
 
     def _hand_on(self, head: Head) -> None:
-        """Pass a request to aiohttp."""
+        """Pass a request to aiohttp. Its body follows when it is wanted."""
+        self.carried_out = False
         if self._handler is None:
             self._handler = self._services.make_handler()
-            self._handler.connection_made(AiohttpTransport(self, self._transport))
+            self._handlers_transport = AiohttpTransport(self, self._transport)
+            self._handler.connection_made(self._handlers_transport)
         self._incoming.pass_to(self._handler)
         self._handler.data_received(head.data)
-        self._incoming.feed_ahead()
 
     def _returned(self, end: Returned) -> None:
         """Go on with the connection after a lane has given it back."""
-        self._usage.add(end.served)
-        if self._phase.state is not State.HANDED_OVER:
-            return  # the connection is lost
-        self._phase.state = State.IDLE
-        self._watchdog.progress()
-        if end.cut is not None:
-            reason = self._ending.reason
-            self._ending.abort(end.cut if reason == "client" else reason)
+        if not self._resume(State.IDLE, end):
             return
-        self._incoming.ahead += end.rest
         self._incoming.body = FixedBody(end.unread)
-        self._transport.release("handover")
         if end.error is not None:
             self._asks = end.asks
             self._refuse(end.error, close=False, origin=end.asks.origin)
         else:
             self.next()
 
-    def _refuse(self, error: Exception, *, close: bool, to: str = "", origin: bool = False) -> None:
-        """Answer a request with an error, without aiohttp.
+    def _resume(self, state: State, end: Returned) -> bool:
+        """Go on in a state after a lane has given the connection back. False: it is lost, or is cut."""
+        self._usage.add(end.served)
+        if self._phase.state is not State.HANDED_OVER:
+            return False
+        self._phase.state = state
+        self._watchdog.progress()
+        if end.cut is not None:
+            reason = self._ending.reason
+            self._ending.abort(end.cut if reason == "client" else reason)
+            return False
+        self._incoming.ahead += end.rest
+        self._transport.release("handover")
+        return True
 
-        to: its method; an answer to HEAD has no body. origin: a page of another origin may read it.
-        """
-        self._usage.requests += 1
-        self._phase.state = State.SERVING
+    def _refuse(self, error: Exception, *, close: bool, origin: bool = False) -> None:
+        """Answer a request with an error, without aiohttp. origin: a page of another origin may read it."""
         response = self.error_answer(error)
         if origin:
             response.headers.update(cors_headers({"origin": ""}, ""))
+        self._answer(response, close=close)
+
+    def _answer(self, response: web.Response, *, close: bool, to: str = "") -> None:
+        """Answer a request without aiohttp. to: its method; an answer to HEAD has no body."""
+        self._usage.requests += 1
+        self._phase.state = State.SERVING
         self._usage.answered(response.status)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))
@@ -209,3 +271,7 @@ class RequestSequence:
             self._ending.close("shutdown")
         elif self._incoming.at_eof:
             self._ending.close("client")
+
+
+def _keep(_: Callable[[asyncio.Transport, bytes], None]) -> None:
+    """Give nothing away: the connection is lost."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP services of one event loop: resources, and the server that answers requests on its connections with them."""
+"""The HTTP services: resources, and the server that answers requests on its connections with them."""
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Mapping
 
 from aiohttp import web
@@ -17,9 +18,9 @@ from ...monitoring.health import Health
 from ...net.connection_limit import ConnectionLimit
 from ...operations.finalize import Finalizer
 from ...operations.hashing import Hashing
-from ...service.events import Events
-from ...service.log_level import LogLevel
-from ...service.served import Served
+from ...runtime.audit_log import AuditLog
+from ...runtime.log_level import LogLevel
+from ...runtime.served import Served
 from ...storage.lending import Buffers
 from ...transfers.store import TransferStore
 from ...units import KiB
@@ -30,21 +31,21 @@ from .framing import MAX_HEAD, Head
 from .headers import parse_target
 from .lane_service import LaneService
 from .messages import json_response
+from .proxy.way import all_closed
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
-from .resources.drain import Draining
-from .resources.events import EventLog
+from .resources.control import ControlResources
 from .resources.extents import Extents
 from .resources.finalize import Finalize
 from .resources.images import READ_METHODS, Images
-from .resources.limits import LimitsResource
-from .resources.log import LogResource
+from .resources.local import LocalService
 from .resources.monitoring import Monitoring
 from .resources.page import Page
-from .resources.status import Status
+from .resources.proxied import Proxied
 from .resources.tickets import Tickets
 from .routes import Resource, Routes, preflight
 from .services import Services
+from .upgrade import NbdService, Upgrades
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,10 @@ NO_PATH = [""]
 
 
 class HttpServer:
-    """Serve routes on the connections of one loop.
+    """Serve routes on connections.
 
     inactivity_timeout: seconds after which an idle connection is closed that has not used a ticket. lanes: starts lanes
-    in C; None: Python serves all requests. limit: the places of connections, which servers of several loops may share.
+    in C; None: the server has no images. limit: the places of connections.
     trusts: clients need no ticket to keep their place. served: counts requests and bytes. services: the names in it for
     clients of the network and of the unix socket.
     """
@@ -92,7 +93,7 @@ class HttpServer:
             inactivity_timeout=inactivity_timeout,
             admission=self._admission,
             make_handler=self._make_handler,
-            refusal=self._refusal,
+            direct=self._direct,
             lanes=lanes,
             served=served or Served(),
             names=services,
@@ -122,7 +123,7 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Return the number of connections that are served now. Thread-safe."""
+        """Return the number of connections that are served now."""
         return self._admission.count
 
     def connection(self) -> ServerConnection:
@@ -141,6 +142,7 @@ class HttpServer:
         await self._admission.stop(timeout)
         if self._runner is not None:
             await self._runner.cleanup()
+        await all_closed()
 
     def _make_handler(self) -> asyncio.Protocol:
         server = self._runner.server if self._runner is not None else None
@@ -148,8 +150,13 @@ class HttpServer:
             raise RuntimeError("the server was not started")
         return server()
 
-    def _refusal(self, head: Head) -> Exception | None:
-        """Return the error for a request whose method or path aiohttp does not know; None if aiohttp can answer it."""
+    def _direct(self, head: Head) -> web.Response | Exception | None:
+        """Return the answer to a request whose method or path aiohttp does not know; None if aiohttp can answer it.
+
+        It is an error, or for `OPTIONS *` the methods of the server, which need no ticket (RFC 9110 9.3.7).
+        """
+        if (head.method, head.target) == ("OPTIONS", "*"):
+            return web.Response(headers={"Allow": ",".join(self._routes.allow)})
         try:
             path, _ = parse_target(head.target)
             if head.method not in METHODS or path == NO_PATH:
@@ -168,14 +175,16 @@ def images_server(
     limit: ConnectionLimit,
     served: Served,
     *,
-    unix_socket: str | None,
-    lanes: Lanes | None,
+    local: LocalService,
+    peer_tls: ssl.SSLContext,
+    lanes: Lanes,
     page: Page | None,
+    nbd: Mapping[str, NbdService],
 ) -> HttpServer:
-    """Return the server of the remote and local services on one loop: images, the version of the daemon, the page.
+    """Return the server of the remote and local services: images, the version of the daemon, the page.
 
-    All loops share the other arguments. unix_socket: the address of the local service; None: it is disabled. lanes:
-    None if buffer_memory is too small for lanes. page: None if it is disabled.
+    peer_tls: for connections to other servers of the images API. page: None if it is disabled. nbd: of connections that
+    become NBD, by service.
     """
     finalize = Finalize(store, finalizer)
     images = Images(
@@ -183,23 +192,25 @@ def images_server(
         buffers,
         finalize.patch,
         max_connections=config.daemon.max_connections,
-        unix_socket=unix_socket,
+        local=local,
     )
     checksums = Checksums(store, buffers, hashing)
+    proxied = Proxied(store, images, peer_tls, max_connections=config.daemon.max_connections, local=local)
     routes = Routes(
         {
-            "/images/{}": images.resource(),
-            "/images/{}/extents": Extents(store).resource(),
-            "/images/{}/finalize": finalize.resource(),
-            "/images/{}/checksum": checksums.resource(),
+            "/images/{}": proxied.images(Upgrades(store, nbd).images(images.resource())),
+            "/images/{}/extents": proxied.extents(Extents(store).resource()),
+            "/images/{}/finalize": proxied.finalize(finalize.resource()),
+            "/images/{}/checksum": proxied.checksum(checksums.resource()),
             "/images/{}/checksum/algorithms": checksums.list_resource(),
+            "/local/{}": local.resource(),
             "/info/": Resource({"OPTIONS": preflight(READ_METHODS), "GET": _info}, READ_METHODS, READ_METHODS),
             **(page.resources() if page is not None else {}),
         }
     )
     return HttpServer(
         routes,
-        lanes=LaneService(store, lanes) if config.remote.c_lane and lanes is not None else None,
+        lanes=LaneService(store, lanes),
         inactivity_timeout=config.daemon.inactivity_timeout,
         limit=limit,
         served=served,
@@ -209,16 +220,17 @@ def images_server(
 def control_server(
     config: Config,
     store: TransferStore,
+    limit: ConnectionLimit,
     served: Served,
     exposition: Exposition,
     health: Health,
-    events: Events,
+    events: AuditLog,
     log_level: LogLevel,
     remote: Mapping[str, object],
 ) -> HttpServer:
     """Return the server of the control service: tickets, events, the log, limits, counters, metrics and health.
 
-    remote: how clients reach the remote service; see Status.
+    remote: how clients reach the remote service; see ControlResources.
     """
     tickets = Tickets(
         store,
@@ -229,19 +241,14 @@ def control_server(
         {
             "/tickets/": tickets.collection(),
             "/tickets/{}": tickets.resource(),
-            "/status": Status(served, remote).resource(),
-            "/drain": Draining(store).resource(),
-            "/events": EventLog(events).resource(),
-            "/log": LogResource(log_level, events).resource(),
-            "/limits": LimitsResource(store, events).resource(),
+            **ControlResources(store, served, events, log_level, remote).resources(),
             **Monitoring(exposition, health, trusts=True).resources(),
         }
     )
     return HttpServer(
         routes,
         inactivity_timeout=config.daemon.inactivity_timeout,
-        # A limit of its own: clients that take all places of the other one must not keep out the manager of the host.
-        limit=ConnectionLimit(config.daemon.max_total_connections),
+        limit=limit,
         trusts=True,  # clients of the control service have no ticket
         served=served,
         services=("control", "control"),

@@ -5,8 +5,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from ...net.connection_limit import LOCAL
-from ...service.served import Served
+from ...runtime.served import Served
 from .admission import Admission
 from .framing import Head
 from .lane_service import LaneService
@@ -17,15 +19,15 @@ class Services:
     """The objects that the connections of one server share.
 
     inactivity_timeout: of a connection that has used no ticket, in seconds. make_handler: makes a handler of aiohttp.
-    refusal: returns the error if aiohttp cannot answer a request. lanes: starts lanes; None: there are none. served:
-    counts requests and bytes by service. names: of the services, for clients of the network and of the unix socket.
-    scratch: memory into which all sockets are read; its content is used before the next read.
+    direct: returns the answer or the error if aiohttp cannot answer a request. lanes: starts lanes; None: there are
+    none. served: counts requests and bytes by service. names: of the services, for clients of the network and of the
+    unix socket. scratch: memory into which all sockets are read; its content is used before the next read.
     """
 
     inactivity_timeout: float
     admission: Admission
     make_handler: Callable[[], asyncio.Protocol]
-    refusal: Callable[[Head], Exception | None]
+    direct: Callable[[Head], web.Response | Exception | None]
     lanes: LaneService | None
     served: Served
     names: tuple[str, str]

@@ -10,7 +10,7 @@ import struct
 from ...net.connection_limit import LOCAL
 from ...net.tls_socket import TlsSocket
 from ...net.transports import pause_when_anything_waits
-from ...service.events import Caller
+from ...runtime.audit_log import Caller
 from .usage import Usage
 
 #: struct ucred: pid, uid, gid.

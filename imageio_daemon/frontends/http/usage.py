@@ -2,14 +2,27 @@
 """The usage of a connection: its transfers, requests and bytes, which are logged at its end."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
-from ...service.served import Count
-from ...service.work import Doing, Worker
+from ...runtime.request_activity import Doing, Worker
+from ...runtime.served import Count
 from ...transfers.transfer import Transfer
 
 
+class Closable(Protocol):
+    """What is closed without a wait."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+Kept = TypeVar("Kept", bound=Closable)
+
+
 class Usage:
-    """Keep the transfers of one connection, and count its requests and bytes."""
+    """Keep the transfers of one connection, what it has for each, and count its requests and bytes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests = 0
@@ -21,6 +34,7 @@ class Usage:
         self._loop = loop
         self._opened = loop.time()
         self._transfers: list[Transfer] = []
+        self._kept: dict[Transfer, Any] = {}  # Closable
         #: What serves the request that runs, or a lane; None: neither is there.
         self.worker: Worker | None = None
 
@@ -31,11 +45,23 @@ class Usage:
         """
         if transfer in self._transfers:
             return
-        transfer.connections.add(self, service=service, client=client, doing=self._doing)
+        end = partial(_call, self._loop, partial(self._end, transfer))
+        transfer.connections.add(self, end, service=service, client=client, doing=self._doing)
         for old in [old for old in self._transfers if old.permission.canceled]:
             old.connections.remove(self)
             self._transfers.remove(old)
         self._transfers.append(transfer)
+
+    def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
+        """Return what is kept for a transfer that the connection uses, made once. It is closed with either of them."""
+        if transfer not in self._kept:
+            self._kept[transfer] = make()
+        kept: Kept = self._kept[transfer]
+        return kept
+
+    def _end(self, transfer: Transfer) -> None:
+        if (kept := self._kept.pop(transfer, None)) is not None:
+            kept.close()
 
     def _doing(self) -> Doing | None:
         worker = self.worker
@@ -43,7 +69,7 @@ class Usage:
 
     @property
     def has_ticket(self) -> bool:
-        """Tell whether a transfer that the connection has used is in force. May be called in any thread."""
+        """Tell whether a transfer that the connection has used is in force."""
         return any(transfer.in_force for transfer in tuple(self._transfers))
 
     def answered(self, status: int) -> None:
@@ -67,6 +93,7 @@ class Usage:
         """Remove the connection from its transfers, because it is lost. fields() may still be called."""
         for transfer in self._transfers:
             transfer.connections.remove(self)
+            self._end(transfer)
 
     def fields(self) -> dict[str, object]:
         """Return the fields of the log line at the end of the connection. seconds: since its start."""
@@ -77,3 +104,7 @@ class Usage:
             "seconds": round(self._loop.time() - self._opened, 3),
             "transfers": ",".join(transfer.ticket.log_name for transfer in self._transfers),
         }
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    loop.call_soon_threadsafe(callback)

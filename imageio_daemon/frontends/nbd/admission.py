@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from ...errors import STOPPING, Unavailable
 from ...net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class AdmittedConnection(Protocol):
 
 
 class Admission:
-    """Give places to connections, on one loop."""
+    """Give places to connections."""
 
     def __init__(self, limit: ConnectionLimit) -> None:
         self._limit = limit
@@ -43,8 +44,13 @@ class Admission:
 
     @property
     def count(self) -> int:
-        """Return how many connections are open. May be called in any thread."""
+        """Return how many connections are open."""
         return len(self._connections)
+
+    def require_running(self) -> None:
+        """Raise Unavailable while the server stops."""
+        if self._stopping:
+            raise Unavailable(STOPPING)
 
     def admit(self, connection: AdmittedConnection, address: str) -> Place | None:
         """Return a place for a connection; None while the server stops. address: of the client."""
@@ -100,6 +106,6 @@ class Admission:
 
 
 def _dropper(connection: AdmittedConnection) -> Callable[[], object]:
-    """Return a function that aborts a connection of this loop when another one needs its place. Thread-safe."""
+    """Return a function that aborts a connection soon, because another one needs its place."""
     loop = asyncio.get_running_loop()
-    return lambda: loop.call_soon_threadsafe(connection.abort, "limit")
+    return lambda: loop.call_soon(connection.abort, "limit")

@@ -3,14 +3,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...errors import Forbidden
+from ...errors import BitmapInUse, Forbidden, NotFound
+from ...nbdproto.constants import BASE_ALLOCATION
 from ...nbdproto.server.transmission import Export
 from ...operations import operations
-from ...service import logs
-from ...service.work import Doing, Worker
+from ...runtime import logs
+from ...runtime.request_activity import Doing, Worker
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -19,21 +20,20 @@ from ...transfers.transfer import Transfer
 class Attachment:
     """Count a connection as one of its transfer's, and call it back when the transfer is cancelled.
 
-    service, client: of the connection, for the status. Used on one loop. Raises TooManyConnections, Forbidden.
+    service, client: of the connection, for the status. Raises TooManyConnections, Forbidden.
     """
 
     def __init__(self, transfer: Transfer, service: str, client: str) -> None:
         self.transfer = transfer
-        self._loop = asyncio.get_running_loop()
         self._canceled = False
         self._callback: Callable[[], None] | None = None
         #: The lane of the connection; None: it has none yet.
         self.worker: Worker | None = None
-        cancel = partial(_call, self._loop, self._cancel)
-        transfer.connections.add(self, cancel, service=service, client=client, doing=self._doing)
+        soon = partial(asyncio.get_running_loop().call_soon, self._cancel)
+        transfer.connections.add(self, soon, service=service, client=client, doing=self._doing)
 
     def on_cancel(self, callback: Callable[[], None]) -> None:
-        """Set the callback. It is called on this loop when the transfer is cancelled; now, if it was cancelled before.
+        """Set the callback. It is called when the transfer is cancelled; now, if it was cancelled before.
 
         The transfer may call more than once.
         """
@@ -61,14 +61,11 @@ class Attachment:
             self._callback()
 
 
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    loop.call_soon_threadsafe(callback)
-
-
-async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
+async def find(store: TransferStore, name: str, *, changes: bool = False) -> tuple[Transfer, Export]:
     """Return the transfer of a ticket and its export. Opens the image after the ticket was checked.
 
-    name: of the export, which is the ticket id. Raises Forbidden, StorageError, Canceled.
+    name: of the export, which is the ticket id. changes: a dirty bitmap is asked for. Raises Forbidden, StorageError,
+    Canceled; NotFound, BitmapInUse: the ticket gives what has changed, and no bitmap tells it.
     """
     transfer = store.authorize(name, Access.READ)
     info = await operations.info(transfer)
@@ -78,8 +75,25 @@ async def find(store: TransferStore, name: str) -> tuple[Transfer, Export]:
     # ticket without a limit (declared_size) gives no size for that.
     grows = info.can_grow and not read_only and ticket.declared_size is None
     size = ticket.size if grows else min(ticket.size, info.size)
-    description = ticket.filename or ""
-    return transfer, Export(name, size, read_only=read_only, can_flush=info.can_flush, description=description)
+    return transfer, Export(
+        name,
+        size,
+        read_only=read_only,
+        can_flush=info.can_flush,
+        description=ticket.filename or "",
+        contexts=(BASE_ALLOCATION, *(await _bitmaps(transfer, required=changes) if ticket.dirty else ())),
+    )
+
+
+async def _bitmaps(transfer: Transfer, *, required: bool) -> Sequence[str]:
+    """Return the names of the bitmaps of an image. required: raise why there is none. Without, it can be read."""
+    backend = await transfer.backend()
+    try:
+        return backend.bitmaps()
+    except (NotFound, BitmapInUse):
+        if required:
+            raise
+        return ()
 
 
 def names(store: TransferStore) -> list[str]:

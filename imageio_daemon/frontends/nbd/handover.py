@@ -10,7 +10,7 @@ from ...errors import Error, Forbidden
 from ...lanes.lane import error_of
 from ...lanes.nbd import ENDED, NbdLane, NbdTerms
 from ...lanes.shared import Lanes
-from ...nbdproto.server.transmission import ALLOCATION_ID, Transmission
+from ...nbdproto.server.transmission import Transmission
 from ...net.poller import Poller
 from ...net.tls_socket import TlsSocket
 from ...storage.backend import Backend
@@ -143,11 +143,10 @@ def _terms(transmission: Transmission, ticket: Ticket, timeout: float, reply: by
     return NbdTerms(
         size=export.size,
         timeout=timeout,
-        context_id=ALLOCATION_ID,
+        contexts=transmission.contexts,
         errors=ERRORS,
         structured=transmission.structured,
         extended=transmission.extended,
-        allocation=transmission.allocation,
         can_flush=export.can_flush,
         read_only=export.read_only,
         sparse=ticket.sparse,

@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import cast
 
-from ...errors import DENIED, Error, Forbidden, ImageInUse, StorageError, TooManyConnections, TooManyTransfers
+from ...errors import Error, StorageError, TooManyConnections
 from ...lanes.nbd import NbdLane
 from ...lanes.shared import MAX_STAGED
-from ...nbdproto.constants import Reply
 from ...nbdproto.server.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.server.negotiation import ServerNegotiation
+from ...nbdproto.server.transmission import Export
 from ...net.connection_limit import LOCAL, Place
-from ...net.tls_handshake import shake_hands
 from ...net.tls_transport import detached
 from ...net.transports import keep_alive, pause_when_anything_waits
-from ...service import logs
-from ...service.work import begin as begin_work
+from ...runtime import logs
+from ...runtime.request_activity import begin as begin_work
 from ...storage.backend import Backend
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from . import exports
+from .errors import refusal
 from .exports import Attachment
 from .handover import LaneSession
 from .services import Services
@@ -48,7 +48,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
     def __init__(self, services: Services) -> None:
         self._options = options = services.options
         self._admission = services.admission
-        self._pollers = services.pollers
+        self._handshakes = services.handshakes
         self._negotiation = ServerNegotiation(
             preferred=PREFERRED_BLOCK,
             tls=options.tls,
@@ -90,6 +90,9 @@ class ServerHandshake(asyncio.BufferedProtocol):
         if self._secure:
             return
         pause_when_anything_waits(self._transport)
+        self._begin()
+
+    def _begin(self) -> None:
         peer, address = self._transport.get_extra_info("peername"), LOCAL
         if isinstance(peer, tuple):
             self._peer, address = f"{peer[0]}:{peer[1]}", str(peer[0])
@@ -108,9 +111,12 @@ class ServerHandshake(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Pass received bytes to the negotiation, and pause reading until the reply is sent."""
         self._transport.pause_reading()
+        self._take(memoryview(self._memory)[:nbytes])
+
+    def _take(self, received: bytes | memoryview) -> None:
         if self._place is not None:
             self._place.spoke()
-        self._negotiation.feed(memoryview(self._memory)[:nbytes])
+        self._negotiation.feed(received)
         self._arrived.set()
 
     def pause_writing(self) -> None:
@@ -171,22 +177,20 @@ class ServerHandshake(asyncio.BufferedProtocol):
     async def _find(self, event: FindExport) -> Event | None:
         try:
             with self._storage_at_work():
-                transfer, export = await exports.find(self._options.store, event.name)
+                transfer, export = await self._look_up(event)
             if event.enter:
                 self._enter(transfer)
-        except Forbidden:
-            return self._negotiation.refused(Reply.ERR_UNKNOWN, DENIED)
-        except (ImageInUse, TooManyConnections, TooManyTransfers) as e:
-            return self._negotiation.refused(Reply.ERR_POLICY, str(e))
-        except StorageError as e:
-            log.error("storage failed: %s", e)
-            return self._negotiation.refused(Reply.ERR_PLATFORM, "the image cannot be opened")
         except Error as e:
-            return self._negotiation.refused(Reply.ERR_SHUTDOWN, str(e))
+            if isinstance(e, StorageError):
+                log.error("storage failed: %s", e)
+            return self._negotiation.refused(*refusal(e))
         finally:
             if event.enter:
                 begin_work()
         return self._negotiation.found(export)
+
+    async def _look_up(self, event: FindExport) -> tuple[Transfer, Export]:
+        return await exports.find(self._options.store, event.name, changes=event.changes)
 
     @contextmanager
     def _storage_at_work(self) -> Iterator[None]:
@@ -222,7 +226,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
         with ExitStack() as stack:
             sock = stack.enter_context(detached(self._transport)[0])
             try:
-                await shake_hands(self._pollers, sock, context(), self._secured)
+                await self._handshakes.shake(sock, context(), self._secured)
             except OSError as e:
                 raise ConnectionError(f"TLS failed: {e}") from None
             stack.pop_all()
@@ -258,7 +262,7 @@ class ServerHandshake(asyncio.BufferedProtocol):
             self._options.lanes,
             event.transmission,
             detached(self._transport),
-            self._pollers.connections,
+            self._handshakes.poller,
             service=self._options.name,
             client=self._peer,
             timeout=attachment.transfer.ticket.inactivity_timeout,

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NBD service: one server for TCP, and one for the unix socket."""
 
-import asyncio
 import dataclasses
 
 from ...config.config import Config
 from ...lanes.shared import Lanes
 from ...nbdproto.server.negotiation import Tls
 from ...net.connection_limit import ConnectionLimit
-from ...net.tls_handshake import Pollers
+from ...net.tls_handshake import Handshakes
 from ...transfers.store import TransferStore
+from ...transfers.transfer import Transfer
 from .admission import Admission
+from .adopted import AdoptedHandshake
 from .handshake import ServerHandshake
 from .services import MakeContext, Options, Services
+
+#: The services of HTTP whose connections may become NBD.
+UPGRADED = ("remote", "local")
 
 
 def nbd_servers(
@@ -21,8 +25,9 @@ def nbd_servers(
     limit: ConnectionLimit,
     context: MakeContext | None,
     lanes: Lanes,
+    handshakes: Handshakes,
 ) -> "tuple[NbdServer, NbdServer]":
-    """Return the servers for the TCP socket and for the unix socket of one loop. All loops share the arguments.
+    """Return the servers for the TCP socket and for the unix socket.
 
     context: returns the TLS context to use now; None: there is no TLS.
     """
@@ -35,34 +40,52 @@ def nbd_servers(
         listed=False,
     )
     local = dataclasses.replace(remote, name="nbd-local", tls=Tls.OFF, context=None, listed=config.nbd.list)
-    return NbdServer(remote, limit), NbdServer(local, limit)
+    return NbdServer(remote, limit, handshakes), NbdServer(local, limit, handshakes)
+
+
+def upgraded_servers(
+    config: Config,
+    store: TransferStore,
+    limit: ConnectionLimit,
+    lanes: Lanes,
+    handshakes: Handshakes,
+) -> "dict[str, NbdServer]":
+    """Return the servers of connections that were HTTP, by the services that have accepted them.
+
+    The connections have TLS already, or none. limit: that of HTTP.
+    """
+    timeout = config.nbd.handshake_timeout
+    common = Options(store=store, lanes=lanes, tls=Tls.OFF, context=None, handshake_timeout=timeout, listed=False)
+    return {name: NbdServer(dataclasses.replace(common, name=name), limit, handshakes) for name in UPGRADED}
 
 
 class NbdServer:
     """Serve the connections of one listening socket. connection() makes their protocols."""
 
-    def __init__(self, options: Options, limit: ConnectionLimit) -> None:
+    def __init__(self, options: Options, limit: ConnectionLimit, handshakes: Handshakes) -> None:
         self.limit = limit
-        self._options = options
         self._admission = Admission(limit)
-        self._services: Services | None = None
-        self._pollers: Pollers | None = None
+        self._services = Services(options, self._admission, handshakes)
 
     async def start(self) -> None:
-        """Prepare for connections on the running loop."""
-        self._pollers = Pollers(asyncio.get_running_loop())
-        self._services = Services(self._options, self._admission, self._pollers)
+        """Do nothing: there is nothing to prepare."""
 
     @property
     def connections(self) -> int:
-        """Return how many connections are open. May be called in any thread."""
+        """Return how many connections are open."""
         return self._admission.count
 
     def connection(self) -> ServerHandshake:
-        """Return the protocol of a new connection. Raises RuntimeError before start()."""
-        if self._services is None:
-            raise RuntimeError("the server was not started")
+        """Return the protocol of a new connection."""
         return ServerHandshake(self._services)
+
+    def prepare(self, transfer: Transfer, client: str) -> AdoptedHandshake:
+        """Return the protocol of a connection that becomes the export of one ticket. client: its address.
+
+        The caller calls adopt() or abandon(). Raises TooManyConnections, Forbidden; Unavailable: the server stops.
+        """
+        self._admission.require_running()
+        return AdoptedHandshake(self._services, transfer, client)
 
     async def finish(self, timeout: float) -> None:
         """Read no more requests, wait at most timeout seconds for those that run, and close all connections.
@@ -72,8 +95,5 @@ class NbdServer:
         await self._admission.stop(timeout)
 
     async def stop(self, timeout: float) -> None:
-        """Do as finish(), and free what connections have shared."""
+        """Do as finish()."""
         await self.finish(timeout)
-        if self._pollers is not None:
-            self._pollers.close()
-            self._pollers = None

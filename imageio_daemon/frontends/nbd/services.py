@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...lanes.shared import Lanes
 from ...nbdproto.server.negotiation import Tls
-from ...net.tls_handshake import Pollers
+from ...net.tls_handshake import Handshakes
 from ...net.tls_socket import TlsContext
 from ...transfers.store import TransferStore
 from .admission import Admission
@@ -36,9 +36,9 @@ class Options:
 class Services:
     """The objects that the connections of one server share.
 
-    pollers: for TLS handshakes, and for the last second of connections that lanes have served; see Poller.linger().
+    handshakes: of TLS. Their poller has the last second of connections that lanes have served; see Poller.linger().
     """
 
     options: Options
     admission: Admission
-    pollers: Pollers
+    handshakes: Handshakes

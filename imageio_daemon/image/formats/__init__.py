@@ -15,3 +15,6 @@ PARSERS: Mapping[str, Callable[[Read], Header]] = {
     "vpc": vpc.parse,
     "vdi": vdi.parse,
 }
+
+#: The formats of image files. None is ever probed for, because a guest decides how a raw image begins.
+FORMATS = tuple(PARSERS)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """qcow2, versions 2 and 3. Source: qemu's docs/interop/qcow2.rst."""
 
+import re
 from collections.abc import Iterator
 from struct import Struct
 
@@ -23,6 +24,8 @@ _BACKING_FORMAT = 0xE2792ACA
 _DATA_FILE = 0x44415441
 
 MAX_NAME = 1023
+#: What no name has that somebody has given: NUL ends it for other programs, and others would end lines of a log.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 #: Where extensions may stand, in bytes. They are in the first cluster; those known take less than 1 KiB.
 MAX_HEADER = 64 * 1024
 
@@ -48,14 +51,21 @@ def parse(read: Read) -> Header:
     extensions = dict(_extensions(read, length, min(end, MAX_HEADER)))
     backing = None
     if name_offset:
-        name = _text(read_exactly(read, name_offset, _name_size(name_size)))
-        backing = Backing(name, _text(extensions.get(_BACKING_FORMAT, b"")))
+        name = _name(read_exactly(read, name_offset, _name_size(name_size)))
+        backing = Backing(name, _name(extensions.get(_BACKING_FORMAT, b"")))
     data_file = None
     if features & _DATA_FILE_BIT:
-        data_file = _text(extensions.get(_DATA_FILE, b""))
+        data_file = _name(extensions.get(_DATA_FILE, b""))
         if not data_file:
             raise ValueError("the data is in another file, which is not named")
     return Header(backing, data_file, _zero_unit(version, 1 << cluster_bits, data_file))
+
+
+def disk_size(read: Read) -> int:
+    """Return the size of the disk, in bytes. Raises ValueError if there is no qcow2 header."""
+    require_magic(read, 0, MAGIC, "qcow2")
+    _, _, _, _, size, _ = unpack(_HEAD, read, 0)
+    return int(size)
 
 
 def _zero_unit(version: int, cluster: int, data_file: str | None) -> int | None:
@@ -98,8 +108,9 @@ def _name_size(size: int) -> int:
     return size
 
 
-def _text(data: bytes) -> str:
-    text = data.decode()  # UnicodeDecodeError is a ValueError
-    if not text.isprintable():
-        raise ValueError("a name in the header is not printable")
-    return text
+def _name(data: bytes) -> str:
+    """Return a name; bytes that are not UTF-8 as os.fsdecode() has them. Raises ValueError."""
+    name = data.decode(errors="surrogateescape")
+    if _CONTROL.search(name):
+        raise ValueError("a name in the header has control characters")
+    return name

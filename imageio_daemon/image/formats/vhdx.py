@@ -7,8 +7,10 @@ from uuid import UUID
 from .header import Header, Read, read_exactly, require_magic, unpack
 
 MAGIC = b"vhdxfile"
-#: There are two copies; either may be the valid one after a crash, so both have to be in order.
+#: There are two copies; either may be the valid one after a crash. One without its signature is followed by nobody, the
+#: others have to be in order.
 REGION_TABLES = (192 * 1024, 256 * 1024)
+_SIGNATURE = b"regi"
 _TABLE = Struct("<4s4xI4x")
 _REGION = Struct("<16sQII")
 _METADATA_TABLE = Struct("<8s2xH20x")
@@ -25,8 +27,11 @@ MAX_ENTRIES = 2047
 def parse(read: Read) -> Header:
     """Check that the image stands alone. Raises ValueError."""
     require_magic(read, 0, MAGIC, "vhdx")
-    for table in REGION_TABLES:
-        metadata = _find(read, table, b"regi", _TABLE, _REGION, _METADATA_REGION)
+    tables = [table for table in REGION_TABLES if read(table, len(_SIGNATURE)) == _SIGNATURE]
+    if not tables:
+        raise ValueError("a table of the header is invalid")
+    for table in tables:
+        metadata = _find(read, table, _SIGNATURE, _TABLE, _REGION, _METADATA_REGION)
         parameters = _find(read, metadata, b"metadata", _METADATA_TABLE, _ITEM, _FILE_PARAMETERS)
         _, flags = unpack(_PARAMETERS, read, metadata + parameters)
         if flags & _HAS_PARENT:

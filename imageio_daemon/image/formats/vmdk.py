@@ -12,23 +12,28 @@ MAGIC = b"KDMV"
 SECTOR = 512
 #: capacity, desc_offset, desc_size; in sectors
 _HEAD = Struct("<12xQ8xQQ")
-#: Where qemu looks for the descriptor, and how much of it is read; in sectors.
+#: Where qemu looks for the name of a parent, and how much it reads there, whatever the header says; in sectors.
 _USUAL_DESCRIPTOR = 1
-_DESCRIPTOR_SIZE = 20
+_LOOKED_AT = 20
+#: The longest descriptor that is read, in sectors: 1 MiB, as in qemu.
+MAX_DESCRIPTOR = 2048
 
 #: In lower case. qemu looks for it anywhere in the descriptor.
 _PARENT = b"parentfilenamehint"
 
 
 def parse(read: Read) -> Header:
-    """Check that the image stands alone. Raises ValueError."""
+    """Check that the image stands alone. Raises ValueError.
+
+    The whole descriptor is looked at: a parent whose name qemu does not see would be read as zeros.
+    """
     require_magic(read, 0, MAGIC, "single-file vmdk")
     capacity, offset, size = unpack(_HEAD, read, 0)
     if not capacity:
         raise ValueError("the data is in other files")
-    if size > _DESCRIPTOR_SIZE or offset > 2**32:
-        raise ValueError("the descriptor is larger than it may be")
-    for place in {_USUAL_DESCRIPTOR, offset}:
-        if _PARENT in read(place * SECTOR, _DESCRIPTOR_SIZE * SECTOR).lower():
+    if size > MAX_DESCRIPTOR or offset > 2**32:
+        raise ValueError(f"the descriptor has {size} sectors, and may have {MAX_DESCRIPTOR}, or is far away")
+    for place, length in ((_USUAL_DESCRIPTOR, _LOOKED_AT), (offset, max(size, _LOOKED_AT))):
+        if _PARENT in read(place * SECTOR, length * SECTOR).lower():
             raise ValueError("the image needs a parent")
     return Header()

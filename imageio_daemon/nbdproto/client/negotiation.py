@@ -63,11 +63,12 @@ class Violation(Exception):
 class Refused(Exception):
     """The server refuses the export or does not support what is needed. The message is for the log.
 
-    `reply`: the type of the server's reply, 0 if there was none.
+    `option`, `reply`: what was refused, and the type of the server's reply; 0 if there was none.
     """
 
-    def __init__(self, message: str, reply: int = 0) -> None:
+    def __init__(self, message: str, option: int = 0, reply: int = 0) -> None:
         super().__init__(message)
+        self.option = option
         self.reply = reply
 
 
@@ -187,12 +188,13 @@ class ClientNegotiation:
         yield 0
 
     def _select_contexts(self) -> Generator[int, bytes, dict[int, str]]:
-        wanted = [BASE_ALLOCATION, ALLOCATION_DEPTH]
+        bitmaps: list[str] = []
         if self._dirty:
             query = ContextRequest(self._export, (DIRTY_BITMAP,)).pack()
             answer = yield from self._ask(Option.LIST_META_CONTEXT, query)
             found = {name for _, name in _contexts(answer) if name.startswith(DIRTY_BITMAP)}
-            wanted += sorted(found - {DIRTY_BITMAP})
+            bitmaps = sorted(found - {DIRTY_BITMAP})
+        wanted = [BASE_ALLOCATION, ALLOCATION_DEPTH, *bitmaps]
         if len(wanted) > MAX_CONTEXTS:
             raise Refused(f"the server has more than {MAX_CONTEXTS} bitmaps")
         answer = yield from self._ask(Option.SET_META_CONTEXT, ContextRequest(self._export, tuple(wanted)).pack())
@@ -201,6 +203,8 @@ class ClientNegotiation:
         selected = dict(_contexts(answer))
         if not set(selected.values()) <= set(wanted):
             raise Violation("a context that was not asked for")
+        if not set(bitmaps) <= set(selected.values()):  # what only the others mark would be told as unchanged
+            return {number: name for number, name in selected.items() if name not in bitmaps}
         return selected
 
     def _enter_by_name(
@@ -236,7 +240,7 @@ class ClientNegotiation:
             reason = Reply(answer.reply).name
         except ValueError:
             reason = f"{answer.reply:#x}"
-        return Refused(f"{option.name} refused: {reason} {answer.text!r}", answer.reply)
+        return Refused(f"{option.name} refused: {reason} {answer.text!r}", option, answer.reply)
 
 
 def _not_oldstyle(greeting: bytes) -> bytes:

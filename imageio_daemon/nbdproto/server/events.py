@@ -13,6 +13,8 @@ class FindExport:
     name: str
     #: The client enters the export (GO, EXPORT_NAME), which cannot be refused after found().
     enter: bool
+    #: The client has asked for a dirty bitmap. If the image should have one, and nobody can tell it, refuse.
+    changes: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ The caller feeds what it receives, sends `take_output()`, and acts on each event
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from ..constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS_LISTED, Option, Reply
+from ..constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, Option, Reply
 from ..messages import BadMagic, clean_text
 from ..options import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
 from .events import Close, Event, FindExport, StartTls, Transmit
 from .option_replies import OptionReplies
 from .option_stream import ClientFlags, ClientOption, OptionStream, Violation
-from .transmission import ALLOCATION_ID, Agreement, Export
+from .transmission import Agreement, Export, Selection
 
 #: Bytes of options that a client may send before the first is answered. Known clients wait for each reply.
 MAX_PIPELINED = 2 * MAX_OPTION
@@ -217,21 +217,25 @@ class ServerNegotiation:
     def _list_contexts(self, payload: bytes) -> Event | None:
         request = ContextRequest.unpack(payload)
 
-        def answer(_: Export) -> None:
-            told = not request.queries or {"base:", BASE_ALLOCATION} & set(request.queries)
-            self._replies.add_contexts(0 if told else None)
+        def answer(export: Export) -> None:
+            told = [name for name in export.contexts if not request.queries or any(_lists(q, name) for q in queries)]
+            self._replies.add_contexts((0, name) for name in told)
 
+        queries = set(request.queries)
         return self._find(request.name, answer)
 
     def _set_contexts(self, payload: bytes) -> Event | None:
         if not self._agreed.chunks:
             raise Malformed("structured replies are not in use")
         request = ContextRequest.unpack(payload)
+        changes = any(query.startswith(DIRTY_BITMAP) and query != DIRTY_BITMAP for query in request.queries)
+        self._agreed.selected = Selection(request.name, changes=changes)
 
-        def answer(_: Export) -> None:
-            selected = BASE_ALLOCATION in request.queries
-            self._agreed.selected = request.name if selected else None
-            self._replies.add_contexts(ALLOCATION_ID if selected else None)
+        def answer(export: Export) -> None:
+            found = [item for item in enumerate(export.contexts, 1) if item[1] in request.queries]
+            ids = tuple(number for number, _ in found)
+            self._agreed.selected = Selection(request.name, export.contexts, ids, changes)
+            self._replies.add_contexts(found)
 
         return self._find(request.name, answer)
 
@@ -239,7 +243,7 @@ class ServerNegotiation:
 
     def _find(self, name: str, answer: Callable[[Export], Event | None], *, enter: bool = False) -> Event:
         self._answer = answer
-        return FindExport(name, enter)
+        return FindExport(name, enter, self._agreed.wants_changes(name))
 
     def _transmit(self, export: Export) -> Event:
         self._ended = True
@@ -254,6 +258,11 @@ class ServerNegotiation:
     def _require_empty(payload: bytes) -> None:
         if payload:
             raise Malformed("this option has no payload")
+
+
+def _lists(query: str, name: str) -> bool:
+    """Tell whether a query lists a context: by its name, or by its beginning up to a colon (proto.md)."""
+    return query == name or (query.endswith(":") and name.startswith(query))
 
 
 _HANDLERS: dict[int, Callable[[ServerNegotiation, bytes], Event | None]] = {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server's output in the negotiation: the greeting and replies to options (proto.md, "Option reply types")."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..constants import BASE_ALLOCATION, MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, Info, Reply
+from ..constants import MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, Info, Reply
 from ..messages import clean_text
 from ..options import (
     EXPORT,
@@ -43,10 +43,10 @@ class OptionReplies:
             self.add(Reply.SERVER, pack_server(name))
         self.add(Reply.ACK)
 
-    def add_contexts(self, allocation: int | None) -> None:
-        """Answer LIST_META_CONTEXT or SET_META_CONTEXT. allocation: the id of base:allocation; None: not selected."""
-        if allocation is not None:
-            self.add(Reply.META_CONTEXT, pack_context(allocation, BASE_ALLOCATION))
+    def add_contexts(self, contexts: Iterable[tuple[int, str]]) -> None:
+        """Answer LIST_META_CONTEXT or SET_META_CONTEXT. contexts: id and name of each that is told."""
+        for number, name in contexts:
+            self.add(Reply.META_CONTEXT, pack_context(number, name))
         self.add(Reply.ACK)
 
     def add_infos(self, export: Export, infos: tuple[int, ...], *, preferred: int, chunks: bool) -> None:

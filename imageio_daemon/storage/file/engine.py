@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The asyncio side of the C engine: worker threads for the process, and a queue for each event loop."""
+"""The asyncio side of the C engine: worker threads, and the queue of the event loop."""
 
 import asyncio
-import threading
+import os
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
@@ -10,7 +10,7 @@ from ioutil_ext import ffi, lib
 from ...image.extents import ExtentList
 from ..backend import Holder, Operation
 from ..completions import RECORD_SIZE, check, kind_name, new_records
-from .loop_queue import LoopQueue
+from .completion_queue import CompletionQueue, Explain, no_more
 
 #: Worker threads without work end after this many milliseconds.
 IDLE_MS = 10_000
@@ -37,8 +37,17 @@ class Load(NamedTuple):
     queued: int
 
 
+def async_io_error() -> str | None:
+    """Return why the kernel refuses asynchronous I/O (io_setup(2)), or None: it does not.
+
+    Without it, worker threads do what lanes read and write.
+    """
+    error = lib.iou_async_io()
+    return os.strerror(-error) if error else None
+
+
 class Engine:
-    """Own the worker threads of the process. Used from any loop; each gets a queue of its own."""
+    """Own the worker threads of the process. Used on the event loop, but for running() and load()."""
 
     def __init__(self, io_threads: int) -> None:
         result = ffi.new("iou_engine **")
@@ -46,8 +55,7 @@ class Engine:
         #: Stays as long as anything refers to it, so that no thread uses what another one has freed. C frees it after
         #: stop(), and keeps it if threads are left.
         self._engine = ffi.gc(result[0], lib.iou_engine_free)
-        self._lock = threading.Lock()
-        self._queues: dict[asyncio.AbstractEventLoop, LoopQueue] = {}
+        self._queue: CompletionQueue | None = None
 
     def submit_open(
         self,
@@ -68,7 +76,14 @@ class Engine:
             | (lib.IOU_BUFFERED if buffered else 0)
             | (lib.IOU_SHARED if shared else 0)
         )
-        return self._queue().submit_open(path, flags, op)
+        return self._of_loop().submit_open(path, flags, op)
+
+    def submit_open_qcow2(
+        self, chain: Any, path: str, *, writable: bool, shared: bool, op: Operation
+    ) -> "asyncio.Future[Any]":
+        """Open an image in the format qcow2, as submit_open() does. chain: an iou_qcow2_chain, with its memory."""
+        flags = (lib.IOU_WRITABLE if writable else 0) | (lib.IOU_SHARED if shared else 0)
+        return self._of_loop().submit_open_qcow2(chain, path, flags, op)
 
     def submit(
         self,
@@ -83,16 +98,28 @@ class Engine:
         control: Any = ffi.NULL,
         holders: tuple[Holder, ...] = (),
         name: str = "",
+        explain: Explain = no_more,
     ) -> "asyncio.Future[Any]":
         """Start an operation on the running loop; the holders are retained until it has ended.
 
-        name: the image's, for errors. The future fails with StorageError, Canceled, NotFast or Unavailable. Cancelling
-        it does not end the operation.
+        name: the image's, for errors. explain: see EngineImage.explain(). The future fails with StorageError, Canceled,
+        NotFast or Unavailable. Cancelling it does not end the operation.
         """
-        return self._queue().submit(kind, handle, flags, offset, length, memory, memory_size, control, holders, name)
+        return self._of_loop().submit(
+            kind, handle, flags, offset, length, memory, memory_size, control, holders, name, explain
+        )
 
     def submit_extents(
-        self, handle: Any, op: Operation, offset: int, length: int, *, most: int, name: str
+        self,
+        handle: Any,
+        op: Operation,
+        offset: int,
+        length: int,
+        *,
+        most: int,
+        name: str,
+        flags: int = 0,
+        explain: Explain = no_more,
     ) -> "asyncio.Future[ExtentList]":
         """Start to look at a range; the future's result tells at most so many extents from its beginning.
 
@@ -100,8 +127,8 @@ class Engine:
         """
         records = new_records(most)
         size = most * RECORD_SIZE
-        return self._queue().submit(
-            lib.IOU_EXTENTS, handle, 0, offset, length, records, size, op.control, (op,), name, records
+        return self._of_loop().submit(
+            lib.IOU_EXTENTS, handle, flags, offset, length, records, size, op.control, (op,), name, explain, records
         )
 
     def cancel_queued(self) -> None:
@@ -115,7 +142,7 @@ class Engine:
         return [
             Running(
                 kind_name(r.kind),
-                ffi.string(r.path).decode(errors="replace"),
+                os.fsdecode(ffi.string(r.path)),
                 r.offset,
                 r.length,
                 r.elapsed / 1e9,
@@ -138,24 +165,18 @@ class Engine:
         check(lib.iou_lanes_new(self._engine, memory, result), "prepare the lanes")
         return ffi.gc(result[0], lib.iou_lanes_free)
 
-    async def release_loop(self) -> None:
-        """Wait for the operations of the running loop's queue, and free it."""
-        queue = self._queues.get(asyncio.get_running_loop())
+    async def release(self) -> None:
+        """Wait for the operations of the event loop, and free its queue."""
+        queue, self._queue = self._queue, None
         if queue is not None:
             await queue.drain()
-            with self._lock:
-                del self._queues[queue.loop]
             queue.free()
 
     def stop(self, timeout: float) -> list[Running]:
         """Refuse new operations and wait, blocking, for those that run; return those that still do after timeout s."""
         return self.running() if lib.iou_engine_stop(self._engine, int(timeout * 1000)) else []
 
-    def _queue(self) -> LoopQueue:
-        loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            queue = LoopQueue(self._engine, loop)
-            with self._lock:
-                self._queues[loop] = queue
-        return queue
+    def _of_loop(self) -> CompletionQueue:
+        if self._queue is None:
+            self._queue = CompletionQueue(self._engine)
+        return self._queue

@@ -2,18 +2,21 @@
 """A connection to an NBD server until its transmission phase: connect, negotiate, start TLS (proto.md, "Handshake")."""
 
 import asyncio
+import errno
 import logging
 import socket
-import ssl
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
 
-from ...errors import ServerGone
-from ...nbdproto.client.negotiation import ClientNegotiation, Refused, Violation
-from ...nbdproto.messages import BadMagic
-from ...net.transports import keep_alive, pause_when_anything_waits
+from ...errors import ServerGone, ServerRefuses
+from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused, Violation
+from ...nbdproto.constants import Command, Option, Reply
+from ...nbdproto.messages import BadMagic, RequestHeader
+from ...net.tls_socket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
+from ...net.transports import keep_alive, send_at_once
 from ...units import KiB
 from ...urls.nbd import NbdAddress
-from .connection import ClientConnection
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,17 @@ STUCK_TIMEOUT = 120.0
 UNIX_BUFFER = 208 * KiB
 
 
+#: Refusals that stay until somebody mends the server or the ticket, and what peers are told. Without a reply (0) the
+#: server is too old. Not ERR_POLICY and ERR_PLATFORM, with which servers also say that something is in use or broken.
+_REFUSALS = {
+    Reply.ERR_UNKNOWN: "The server that has the image does not have the export",
+    Reply.ERR_TLS_REQD: "The server that has the image wants TLS",
+    Reply.ERR_INVALID: "The server that has the image does not take what it was asked for",
+    Reply.ERR_BLOCK_SIZE_REQD: "The server that has the image does not take what it was asked for",
+    0: "The server that has the image is too old, or has too many bitmaps",
+}
+
+
 class Options(NamedTuple):
     """How to connect to a server.
 
@@ -38,158 +52,184 @@ class Options(NamedTuple):
     """
 
     dirty: bool
-    context: ssl.SSLContext | None
+    context: TlsContext | None
     timeout: float
     greeting_timeout: float
 
 
-class ClientHandshake(asyncio.BufferedProtocol):
-    """Connect and negotiate. After that the transport belongs to the ClientConnection."""
+class Connection(NamedTuple):
+    """A connection in its transmission phase, and what was negotiated."""
 
-    def __init__(self, address: NbdAddress, options: Options) -> None:
+    sock: socket.socket
+    tls: TlsSocket | None
+    agreed: Agreed
+
+    def leave(self) -> None:
+        """Send NBD_CMD_DISC if the socket has room for it, and close the connection. For one that is not used."""
+        goodbye = RequestHeader(Command.DISC, 0, 0, 0, 0).pack(extended=self.agreed.extended)
+        with suppress(OSError):
+            if self.tls is None:
+                self.sock.send(goodbye)
+            else:
+                self.tls.write(goodbye)
+                self.tls.end()
+        self.sock.close()
+
+
+async def connect(address: NbdAddress, options: Options) -> Connection:
+    """Return a connection in its transmission phase.
+
+    Raises ServerGone, with the reason: the server cannot be reached, violates the protocol, exceeds a timeout or does
+    not serve now; ServerRefuses: it does not have the export, or TLS does not come about. If the task is cancelled, the
+    connection is closed.
+    """
+    try:
+        async with asyncio.timeout(options.timeout):
+            async with asyncio.timeout(options.greeting_timeout) as greeting:
+                sock = await _connected(address)
+                handshake = ClientHandshake(address, options, sock)
+                try:
+                    return await handshake.run(lambda: greeting.reschedule(None))
+                except BaseException:
+                    handshake.hang_up()
+                    raise
+    except TimeoutError:
+        raise ServerGone(str(address), "it does not answer in time") from None
+    except (Violation, BadMagic) as e:
+        log.error("NBD server %s breaks the protocol: %s", address, e)
+        raise ServerGone(str(address), str(e)) from None
+    except (OSError, Refused) as e:
+        told = _refusal(e)
+        raise (ServerRefuses(str(address), str(e), told) if told else ServerGone(str(address), str(e))) from None
+
+
+class ClientHandshake:
+    """Negotiate on a socket that is connected."""
+
+    def __init__(self, address: NbdAddress, options: Options, sock: socket.socket) -> None:
         self._address = address
         self._options = options
+        self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._open_transport: asyncio.Transport | None = None
+        self._tls: TlsSocket | None = None
         self._negotiation = ClientNegotiation(address.export, tls=address.tls, dirty=options.dirty)
         self._memory = memoryview(bytearray(_MEMORY))
-        self._paused = False
-        self._failure: Exception | None = None
-        self._lost = False
-        self._changed = asyncio.Event()  # something was received, or the connection has ended
 
-    @classmethod
-    async def connect(cls, address: NbdAddress, options: Options) -> ClientConnection:
-        """Return a connection in its transmission phase.
-
-        Raises ServerGone, with the reason: the server cannot be reached, refuses the export, violates the protocol or
-        exceeds a timeout. If the task is cancelled, the connection is closed.
-        """
-        handshake = cls(address, options)
-        try:
-            async with asyncio.timeout(options.timeout):
-                async with asyncio.timeout(options.greeting_timeout) as greeting:
-                    await handshake._open()
-                    while not handshake._negotiation.greeted:
-                        await handshake._receive()
-                    greeting.reschedule(None)
-                return await handshake._negotiate()
-        except TimeoutError:
-            handshake._hang_up()
-            raise ServerGone(str(address), "it does not answer in time") from None
-        except (OSError, Refused, Violation, BadMagic) as e:
-            handshake._hang_up()
-            raise ServerGone(str(address), str(e)) from None
-        except BaseException:
-            handshake._hang_up()
-            raise
-
-    @property
-    def _transport(self) -> asyncio.Transport:
-        if self._open_transport is None:
-            raise RuntimeError("not connected")
-        return self._open_transport
-
-    async def _open(self) -> None:
-        try:
-            if self._address.socket:
-                await self._loop.create_unix_connection(lambda: self, self._address.socket)
-            else:
-                await self._loop.create_connection(lambda: self, self._address.host, self._address.port)
-        except BaseException:
-            self._open_transport = None  # it is closed already, and uvloop's raises an error at another close()
-            raise
-
-    async def _receive(self) -> None:
-        """Wait until bytes were received. Raises the failure that ended the connection."""
-        self._changed.clear()
-        if self._failure is None and not self._lost:
-            await self._changed.wait()
-        if self._failure is not None:
-            raise self._failure
-        if self._lost:
-            raise ConnectionResetError("the server closed the connection")
-
-    async def _negotiate(self) -> ClientConnection:
-        while self._negotiation.agreed is None:
-            self._transport.write(self._negotiation.take_output())
-            if self._negotiation.wants_tls:
+    async def run(self, greeted: Callable[[], None]) -> Connection:
+        """Negotiate. greeted: called after the server's greeting. Raises OSError, Refused, Violation, BadMagic."""
+        negotiation = self._negotiation
+        was_greeted = False
+        while negotiation.agreed is None:
+            await self._send(negotiation.take_output())
+            if negotiation.wants_tls:
                 await self._start_tls()
             else:
-                await self._receive()
-        return ClientConnection(self._address, self._negotiation.agreed, self._transport, paused=self._paused)
+                negotiation.feed(self._memory[: await self._receive()])
+            if negotiation.greeted and not was_greeted:
+                was_greeted = True
+                greeted()
+        return Connection(self._sock, self._tls, negotiation.agreed)
+
+    def hang_up(self) -> None:
+        """Close a connection whose negotiation failed, after the negotiation's last output (NBD_OPT_ABORT)."""
+        output = self._negotiation.take_output()
+        with suppress(OSError):
+            if output and self._tls is None:
+                self._sock.send(output)
+            elif output and self._tls is not None:
+                self._tls.write(output)
+                self._tls.end()
+        self._sock.close()
+
+    async def _send(self, data: bytes) -> None:
+        if self._tls is None:
+            await self._loop.sock_sendall(self._sock, data)
+            return
+        tls = self._tls
+        while data:
+            data = data[await self._done(lambda: tls.write(data)) :]  # noqa: B023 - called before the next turn
+
+    async def _receive(self) -> int:
+        """Receive into the memory; return how many bytes. Raises OSError, also at the end."""
+        tls = self._tls
+        if tls is None:
+            count = await self._loop.sock_recv_into(self._sock, self._memory)
+        else:
+            count = await self._done(lambda: tls.readinto(self._memory))
+        if count == 0:
+            raise ConnectionResetError("the server closed the connection")
+        return count
 
     async def _start_tls(self) -> None:
         context = self._options.context
         if context is None:
             raise RuntimeError("TLS without a context")
-        transport = await self._loop.start_tls(
-            self._transport, self, context, server_hostname=self._address.tls_hostname, ssl_shutdown_timeout=1.0
-        )
-        if transport is None:
-            raise ConnectionResetError("the server left while TLS started")
-        self._take_transport(transport)
+        tls = context.wrap(self._sock, self._address.tls_hostname)
+        await self._done(tls.handshake)
+        self._tls = tls
         self._negotiation.tls_started()
 
-    def _take_transport(self, transport: asyncio.Transport) -> None:
-        self._open_transport = transport
-        # So resume_writing() means that the transport refers to no memory any more.
-        pause_when_anything_waits(transport)
+    async def _done(self, function: Callable[[], int]) -> int:
+        """Call a function of TLS until it has a result."""
+        while (result := function()) in (WANTS_INPUT, WANTS_ROOM):
+            await self._ready(result)
+        return result
 
-    def _hang_up(self) -> None:
-        """Close a connection whose negotiation failed, after the negotiation's last output (NBD_OPT_ABORT)."""
-        transport = self._open_transport
-        if transport is not None and not transport.is_closing():
-            transport.write(self._negotiation.take_output())
-            transport.close()
+    async def _ready(self, wanted: int) -> None:
+        ready: asyncio.Future[None] = self._loop.create_future()
+        fd, loop = self._sock.fileno(), self._loop
+        add, remove = (
+            (loop.add_reader, loop.remove_reader) if wanted == WANTS_INPUT else (loop.add_writer, loop.remove_writer)
+        )
+        add(fd, _set, ready)
+        try:
+            await ready
+        finally:
+            remove(fd)
 
-    # asyncio
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport, and set the options of its socket."""
-        # uvloop's transports do not derive from asyncio's classes.
-        self._take_transport(cast(asyncio.Transport, transport))
-        sock = transport.get_extra_info("socket")
-        if sock is not None and self._address.socket:
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _connected(address: NbdAddress) -> socket.socket:
+    """Return a socket that is connected, with its options. Raises OSError."""
+    if address.socket:
+        return await _connect(socket.AF_UNIX, address.socket)
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    for family, *_, place in await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        try:
+            return await _connect(family, place)
+        except OSError as e:
+            failure = e
+    raise failure or OSError(errno.EADDRNOTAVAIL, "the host has no address")
+
+
+async def _connect(family: int, place: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, place)
+        if family == socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER)
-        elif sock is not None:
+        else:
             keep_alive(sock)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STUCK_TIMEOUT * 1000))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            send_at_once(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return memory to receive the next bytes into."""
-        return self._memory
 
-    def buffer_updated(self, nbytes: int) -> None:
-        """Parse received bytes. A violation of the protocol is logged and ends the connection."""
-        if self._failure is not None:
-            return
-        try:
-            self._negotiation.feed(self._memory[:nbytes])
-        except Refused as e:
-            self._failure = e
-        except (Violation, BadMagic) as e:
-            log.error("NBD server %s breaks the protocol: %s", self._address, e)
-            self._failure = e
-            self._transport.abort()
-        self._changed.set()
-
-    def eof_received(self) -> bool:
-        """Close the connection: a server that ends its direction sends no more replies."""
-        return False
-
-    def pause_writing(self) -> None:
-        """Note, for the ClientConnection, that the transport holds unsent bytes."""
-        self._paused = True
-
-    def resume_writing(self) -> None:
-        """Note, for the ClientConnection, that the transport has sent all of its bytes."""
-        self._paused = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait for bytes with the reason of the loss."""
-        if self._failure is None:
-            self._failure = exc
-        self._lost = True
-        self._changed.set()
+def _refusal(error: Exception) -> str | None:
+    """Return what peers are told of a refusal that stays; None: it may pass."""
+    if isinstance(error, OSError) and error.errno == errno.EKEYREJECTED:
+        return "The certificate of the server that has the image is not trusted"
+    if not isinstance(error, Refused):
+        return None
+    if error.option == Option.STARTTLS and error.reply != Reply.ERR_SHUTDOWN:  # by various replies
+        return "The server that has the image does not have TLS"
+    return _REFUSALS.get(error.reply)

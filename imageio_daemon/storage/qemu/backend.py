@@ -2,22 +2,21 @@
 """Images that qemu knows how to open: an NBD server of our own for each transfer."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-from ...errors import StorageError
-from ...nbdproto.constants import Command, CommandFlag
+from ioutil_ext import lib
+
+from ...errors import BitmapInUse, ImageInUse, NotFound, StorageError
 from ...units import GiB, MiB
-from ..backend import BackendInfo, Context, Operation
+from ..backend import BackendInfo, Operation
 from ..file.backend import FileBackend
 from ..file.engine import Engine
 from ..nbd.backend import NbdBackend
-from ..nbd.connection import Call
 from ..nbd.handshake import Options
 from ..threads import in_thread
-from . import chain
+from . import chain, failures, leftovers
 from .process import QemuNbd
 
 log = logging.getLogger(__name__)
@@ -55,19 +54,20 @@ class QemuBackend(NbdBackend):
     _may_read_zero: bool
 
     @classmethod
-    async def serve(cls, found: chain.Chain, image: str, options: Options, how: Server) -> Self:
-        """Start a server and connect to it. image: its name for logs. Raises StorageError, ServerGone, ImageInUse."""
-        server = await QemuNbd.start(
-            found,
-            image,
-            run_dir=how.run_dir,
-            writable=how.writable,
-            connections=how.connections,
-            bitmap=how.bitmap,
-            answer_timeout=how.answer_timeout,
-        )
+    async def serve(cls, engine: Engine, found: chain.Chain, image: str, options: Options, how: Server) -> Self:
+        """Start a server and connect to it. image: its name for logs.
+
+        Raises StorageError, ServerGone, ImageInUse, and Unavailable while what a killed daemon has left uses the image.
+        """
+        try:
+            server = await _started(found, image, how)
+        except ImageInUse:
+            await leftovers.ended(how.run_dir, found.node)
+            # In any case: what had the image may have ended before anybody looked.
+            server = await _started(found, image, how)
         try:
             backend = await cls.open(
+                engine,
                 server.address,
                 options,
                 connections=how.connections,
@@ -82,6 +82,8 @@ class QemuBackend(NbdBackend):
         backend._identity = found.identity
         backend._lasting = found.lasting
         backend._may_read_zero = how.writable and found.alone
+        backend._client.found_unusable = lambda: failures.found_damaged(image)
+        server.on_marked(backend._found_damaged)
         return backend
 
     @property
@@ -91,22 +93,24 @@ class QemuBackend(NbdBackend):
 
     async def reads_zero(self, op: Operation) -> bool:
         """Ask for all of the image, until data is found or something is written; then the answer stays False."""
-        if self._may_read_zero and not await self._home_loop.run(self._ask_for_zeros(op), op):
+        if self._may_read_zero and not (await self._ask_for_zeros(op) and not self._was_written()):
             self._may_read_zero = False
         return self._may_read_zero
 
     async def close(self) -> None:
         """Close the connections and end the server; the image is not open any more when this returns."""
+        self._server.on_marked(_nothing)
         try:
             await super().close()
         finally:
             await self._server.stop()
 
-    def _changing(self, op: Operation, offset: int, length: int) -> AbstractAsyncContextManager[None]:
-        self._may_read_zero = False
-        return super()._changing(op, offset, length)
+    def _found_damaged(self) -> None:
+        """Fail all later operations. Called in any thread."""
+        self._client.unusable("the image is damaged")
 
-    # On the home loop
+    def _was_written(self) -> bool:
+        return self._closed or bool(self._client.state.written)
 
     async def _ask_for_zeros(self, op: Operation) -> bool:
         info = self.info
@@ -125,7 +129,7 @@ class QemuBackend(NbdBackend):
             if offset >= end:
                 break
             length = min(STEP - offset % STEP, end - offset)
-            found = await self._status(op, offset, length, Context.ZERO, CommandFlag.REQ_ONE)
+            found = await self._extents(op, offset, length, 1)
             if not all(extent.zero for extent in found):
                 return False
             offset = found.end
@@ -135,9 +139,24 @@ class QemuBackend(NbdBackend):
         """Read what is behind offset, without a look where data is, as qemu-nbd has for an answer in parts."""
         memory = bytearray(length)
         if length:
-            session = await self._begin(op, offset, length)
-            await session.run([Call(op, Command.READ, offset, length, CommandFlag.DF, view=memoryview(memory))])
+            await self._read(op, offset, memoryview(memory), lib.IOU_DENSE)
         return memory
+
+
+def _nothing() -> None:
+    pass
+
+
+def _started(found: chain.Chain, image: str, how: Server) -> Awaitable[QemuNbd]:
+    return QemuNbd.start(
+        found,
+        image,
+        run_dir=how.run_dir,
+        writable=how.writable,
+        connections=how.connections,
+        bitmap=how.bitmap,
+        answer_timeout=how.answer_timeout,
+    )
 
 
 class Image(NamedTuple):
@@ -158,7 +177,6 @@ class Image(NamedTuple):
 class ManagedBackend(QemuBackend):
     """Serve an image file with a format."""
 
-    _engine: Engine
     _path: str
 
     @classmethod
@@ -167,7 +185,8 @@ class ManagedBackend(QemuBackend):
     ) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
-        engine: asks the image's file system.
+        engine: asks the image's file system. Without its bitmap an image is served, too: only who asks for what has
+        changed is refused, because nobody knows.
         """
         found = await in_thread(
             lambda: chain.inspect(
@@ -178,8 +197,13 @@ class ManagedBackend(QemuBackend):
                 shared=image.shared,
             )
         )
-        backend = await cls.serve(found, image.path, options, Server(run_dir, connections, writable, image.bitmap))
-        backend._engine = engine
+        how = Server(run_dir, connections, writable, image.bitmap)
+        try:
+            backend = await cls.serve(engine, found, image.path, options, how)
+        except (NotFound, BitmapInUse) as e:
+            log.warning("%s is served without the bitmap %s: %s", image.path, image.bitmap, e)
+            backend = await cls.serve(engine, found, image.path, options, how._replace(bitmap=None))
+            backend._no_bitmap = e.with_traceback(None)
         backend._path = image.path
         return backend
 

@@ -14,11 +14,11 @@ import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ...errors import StorageError
+from ...errors import StorageError, Unusable
 from ...image.formats import PARSERS
 from ...units import MAX_OFFSET
 from .. import lasting
@@ -26,8 +26,19 @@ from .. import lasting
 #: Files below each other. Long chains are slow; those of real virtual machines have some dozen.
 MAX_DEPTH = 64
 
+#: What gives a backing file a format.
+REBASE = "see qemu-img rebase -u -F"
+
 #: qemu takes `name:` at the beginning for a protocol, as in nbd:…, json:… and file:….
 _PROTOCOL = re.compile(r"[^/]*:")
+
+
+class File(NamedTuple):
+    """A file of a chain. path: its real one. backing: the name in its header, whether it is followed or not."""
+
+    path: str
+    format: str
+    backing: str | None
 
 
 @dataclass
@@ -35,7 +46,7 @@ class Chain:
     """The block graph for qemu. `node`: the image as a block device, ready for JSON. `direct`: O_DIRECT works.
 
     `identity`, `lasting`: of the image itself, as in BackendInfo. `zero_unit`: its own; see Header. `alone`: no
-    other file has a part of what a guest reads.
+    other file has a part of what a guest reads. `files`: those of the image, top first.
     """
 
     node: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +55,7 @@ class Chain:
     lasting: str | None = None
     zero_unit: int | None = None
     alone: bool = False
+    files: list[File] = field(default_factory=list)
 
 
 def inspect(
@@ -52,8 +64,9 @@ def inspect(
     """Read an image's header, and those of the files that it names.
 
     backing_chain: whether the files below count; without them only the top layer is seen. allowed: directories in which
-    named files may be. shared: qemu locks none of the files. Raises StorageError, before anything is opened that must
-    not be.
+    named files may be. shared: qemu locks none of the files. Raises, before anything is opened that must not be,
+    Unusable: a header cannot be served; StorageError with EPERM: it names a file outside of these directories; and any
+    other StorageError of the storage.
     """
     inspector = _Inspector(
         path, [os.path.realpath(directory) for directory in allowed], {"locking": "off"} if shared else {}
@@ -73,9 +86,9 @@ class _Inspector:
     def node(self, path: str, image_format: str, *, backing_chain: bool, depth: int) -> dict[str, Any]:
         """Return the node of an image and of what is below it."""
         if image_format not in PARSERS:
-            raise self._refused(f"{path} has no known format: {image_format[:20]!r}")
+            raise self._unusable("a file of it has no known format", f"{path}: {image_format[:20]!r}")
         if depth > MAX_DEPTH:
-            raise self._refused(f"more than {MAX_DEPTH} files below each other")
+            raise self._unusable(f"it has more than {MAX_DEPTH} files below each other")
         real = os.path.realpath(path)
         with _Opened(real, self._image) as opened:
             self._see(opened)
@@ -85,9 +98,10 @@ class _Inspector:
             try:
                 header = PARSERS[image_format](opened.read)
             except ValueError as e:
-                raise self._refused(f"{path}: {e}") from None
+                raise self._unusable(str(e), path) from None
             node: dict[str, Any] = {"driver": image_format, "file": opened.node | self._options}
             self.chain.direct &= opened.takes_direct()
+            self.chain.files.append(File(real, image_format, header.backing.name if header.backing else None))
         if depth == 0:
             self.chain.zero_unit = header.zero_unit
             self.chain.alone = header.backing is None and header.data_file is None
@@ -100,7 +114,7 @@ class _Inspector:
             node["backing"] = None
         if header.backing is not None and backing_chain:
             if not header.backing.format:
-                raise self._refused(f"{path} does not tell the format of its backing file: see qemu-img rebase -u -F")
+                raise self._unusable("it does not tell the format of its backing file", f"{path}: {REBASE}")
             below = self._named(path, header.backing.name)
             node["backing"] = self.node(below, header.backing.format, backing_chain=True, depth=depth + 1)
         return node
@@ -108,20 +122,23 @@ class _Inspector:
     def _named(self, path: str, name: str) -> str:
         """Return the real path of what a header names. It is relative to the image as that was named itself."""
         if _PROTOCOL.match(name):
-            raise self._refused(f"{path} names {name[:100]!r}, which is no path")
+            raise self._unusable("it names something that is no path", f"{path}: {name[:100]!r}")
         found = os.path.realpath(os.path.join(os.path.dirname(path), name))
         if not any(os.path.commonpath([found, directory]) == directory for directory in self._allowed):
-            raise self._refused(f"{path} names {name!r}, which is not below [backend_nbd] allowed_paths")
+            why = f"({path} names {name!r}, which is not below [backend_nbd] allowed_paths)"
+            raise StorageError(errno.EPERM, f"open {self._image}", "image header", why)
         # By the name, not by what it leads to: the next relative name starts in its directory.
         return os.path.join(os.path.dirname(path), name)
 
     def _see(self, opened: "_Opened") -> None:
         if opened.identity in self._seen:
-            raise self._refused(f"{opened.path} is named twice")
+            raise self._unusable("it names a file twice", opened.path)
         self._seen.add(opened.identity)
 
-    def _refused(self, why: str) -> StorageError:
-        return StorageError(errno.EPERM, f"open {self._image}", "image header", f"({why})")
+    def _unusable(self, why: str, where: str = "") -> Unusable:
+        """Return the error. why: what a peer may know. where: also the names that are in it."""
+        detail = f"({where}: {why})" if where else f"({why})"
+        return Unusable(f"The image cannot be served: {why}", f"open {self._image}", "image header", detail)
 
 
 class _Opened:
@@ -135,7 +152,7 @@ class _Opened:
             self.is_block = stat.S_ISBLK(status.st_mode)
             # Opening a character device may have effects, and opening a pipe may block.
             if not self.is_block and not stat.S_ISREG(status.st_mode):
-                raise StorageError(errno.EINVAL, what, "stat", f"({self.path} is no file or block device)")
+                raise StorageError(errno.ENOTBLK, what, "stat", f"({self.path} is no file or block device)")
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as e:
             raise StorageError(e.errno or errno.EIO, what, "open", f"({self.path})") from None

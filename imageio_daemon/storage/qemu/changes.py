@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, aclosing
 from typing import cast
 
-from ...errors import NotFound, StorageError, Unavailable
+from ...errors import NotFound, StorageError, Unavailable, Unusable
 from ...image.extents import Extent, ExtentList, ExtentStream
+from ...runtime import descriptors
 from ...units import MAX_OFFSET, KiB
 from ..backend import Operation
 from ..threads import in_thread
-from .process import environment
+from .process import NO_PROGRAM, environment
 
 #: Processes of the daemon at a time: each has all of its answer in memory, some 100 bytes for an object.
 MOST = 8
@@ -159,7 +160,7 @@ class _Process:
             _places.take(image)
             held.callback(_places.leave, image)
             if shutil.which(command[0]) is None:
-                raise StorageError(errno.ENOPKG, f"compare {image}", command[0], "(is ceph-common installed?)")
+                raise Unusable(NO_PROGRAM, f"compare {image}", command[0], "(is ceph-common installed?)")
             self._errors = held.enter_context(tempfile.TemporaryFile())
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - no shell, and names are in no option but their own
@@ -173,6 +174,7 @@ class _Process:
                 )
             except OSError as e:
                 raise StorageError(e.errno or errno.EIO, f"compare {image}", command[0]) from None
+            descriptors.restore_limit(self._process.pid)
             held.push(self._process)
             self._output = cast(io.BufferedReader, self._process.stdout)
             self._held = held.pop_all()

@@ -3,14 +3,13 @@
 
 import errno
 from contextlib import aclosing
-from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
-from ...errors import NotFast, NotFound, StorageError
+from ...errors import NotFound, StorageError
 from ...image.extents import ExtentStream
-from ...nbdproto.constants import CommandFlag
 from ...urls.rbd import RbdAddress
-from ..backend import BackendInfo, Context, Operation, ZeroMethod
+from ..backend import Context, Operation
+from ..file.engine import Engine
 from ..nbd.handshake import Options
 from . import changes
 from .backend import QemuBackend, Server
@@ -43,10 +42,12 @@ class RbdBackend(QemuBackend):
     is on its way that could overtake what another host writes.
     """
 
+    #: To keep space allocated, librbd lets the OSDs write zeros.
+    fast_allocation = False
     _image: RbdImage
 
     @classmethod
-    async def start(cls, image: RbdImage, options: Options, how: Server) -> Self:
+    async def start(cls, engine: Engine, image: RbdImage, options: Options, how: Server) -> Self:
         """Start a server and connect to it. Raises StorageError, ServerGone.
 
         A cluster that does not answer is waited for until ANSWER_TIMEOUT.
@@ -59,14 +60,13 @@ class RbdBackend(QemuBackend):
         node = {"driver": "raw", "file": address.node(image.conf, image.user)}
         lasting = f"rbd {image.conf} {address}"
         found = Chain(node=node, lasting=lasting, identity=lasting, zero_unit=ZERO_UNIT, alone=True)
-        backend = await cls.serve(found, str(address), options, how._replace(answer_timeout=ANSWER_TIMEOUT))
+        backend = await cls.serve(engine, found, str(address), options, how._replace(answer_timeout=ANSWER_TIMEOUT))
         backend._image = image
         return backend
 
-    @property
-    def info(self) -> BackendInfo:
-        """Return what is known now; asks nobody."""
-        return replace(super().info, can_fast_allocate=False, has_dirty=self._image.since is not None)
+    def bitmaps(self) -> NoReturn:
+        """Raise NotFound: rbd(8) compares with a snapshot, which C cannot ask."""
+        raise NotFound("What has changed in an image on Ceph is told over HTTP only")
 
     async def extents(self, op: Operation, offset: int, length: int, context: Context) -> ExtentStream:
         """Tell what librbd tells. NotFound: the ticket names no snapshot with which the image could be compared."""
@@ -82,9 +82,3 @@ class RbdBackend(QemuBackend):
             raise NotFound("The ticket names no snapshot with which the image could be compared")
         command = changes.command(image.address.options(image.conf, image.user), image.since)
         return changes.extents(command, str(image.address), op, offset, min(offset + length, self.info.size))
-
-    async def _zero(self, op: Operation, offset: int, length: int, flags: int, *, fua: bool) -> ZeroMethod:
-        """Zero. To keep space allocated, librbd lets the OSDs write zeros."""
-        if flags & CommandFlag.FAST_ZERO and flags & CommandFlag.NO_HOLE:
-            raise NotFast
-        return await super()._zero(op, offset, length, flags, fua=fua)

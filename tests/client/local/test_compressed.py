@@ -2,6 +2,7 @@
 """Sources that are decompressed on the way."""
 
 import bz2
+import errno
 import gzip
 import io
 import itertools
@@ -9,15 +10,17 @@ import lzma
 import os
 import struct
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import LocalError, Settings, Usage, checksum, info, upload
+from imageio_daemon.client import LocalError, Progress, Settings, Usage, checksum, disks, info, upload
 from imageio_daemon.client.local import compressed
 from imageio_daemon.client.local.compressed import Decompressed, zstd
 from imageio_daemon.client.local.sizes import told_size
+from imageio_daemon.client.transfer import progress
 from tests.client.conftest import SIZE
 from tests.client.programs import command, run
 from tests.support.daemon import Daemon
@@ -51,7 +54,9 @@ def size_of(tmp_path: Path, data: bytes, kind: str) -> int | None:
         return told_size(file.fileno(), kind)
 
 
-@pytest.mark.parametrize("suffix", PACK)
+@pytest.mark.parametrize(
+    ("suffix", "settings"), [("gz", "unix"), ("xz", "tls"), ("zst", "tls"), ("bz2", "unix")], indirect=["settings"]
+)
 def test_suffix_says_what_is_compressed(
     daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage, states: Path, suffix: str
 ) -> None:
@@ -147,6 +152,64 @@ def test_broken_file_tells_no_size_or_an_equal_one(suffix: str, tmp_path: Path) 
         size_of(tmp_path, bytes(changed), KINDS[suffix])  # raises nothing
 
 
+# What is read before the transfer
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
+    """What is reported: each read."""
+    monkeypatch.setattr(progress, "INTERVAL", 0)
+    return []
+
+
+def test_first_reading_is_told_and_counted(
+    daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage, told: list[Progress]
+) -> None:
+    path = packed(source, "gz")
+    done = upload(path, daemon.url(new_image(size=SIZE + 1).ticket), settings=tls, progress=told.append)
+    reading = [one for one in told if one.phase == "reading"]
+    assert reading == told[: len(reading)]
+    assert {one.to_check for one in reading} == {path.stat().st_size}
+    assert 0 < reading[0].checked < reading[-1].checked == path.stat().st_size
+    assert 0 < reading[0].elapsed < reading[-1].elapsed < done.progress.elapsed
+    assert done.progress.phase == "transferring"
+
+
+@pytest.mark.parametrize("member", [None, "disk"])
+def test_reading_of_an_archive_is_told(
+    daemon: Daemon, tls: Settings, tmp_path: Path, new_image: MakeImage, told: list[Progress], member: str | None
+) -> None:
+    path, content = tmp_path / "disks.tar.gz", pattern(2 * MiB)
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("before.ovf", "disk"):
+            head = tarfile.TarInfo(name)
+            head.size = len(content)
+            archive.addfile(head, io.BytesIO(content))
+    target = new_image(size=2 * MiB)
+    upload(path, daemon.url(target.ticket), settings=tls, member=member, progress=told.append)
+    assert target.content() == content
+    assert told[0].phase == "reading"
+    assert told[-1].phase == "transferring"
+
+
+def test_reading_of_the_names_of_disks_is_told(tmp_path: Path, told: list[Progress]) -> None:
+    with tarfile.open(tmp_path / "disks.tgz", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("disk"))
+    assert disks(tmp_path / "disks.tgz", progress=told.append) == ["disk"]
+    assert told[-1].checked == told[-1].to_check
+
+
+def test_input_that_does_not_block_is_waited_for(
+    daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage
+) -> None:
+    target = new_image(size=SIZE + 1)
+    with subprocess.Popen(["cat", source], stdout=subprocess.PIPE) as cat:
+        assert isinstance(cat.stdout, io.BufferedReader)
+        os.set_blocking(cat.stdout.fileno(), False)
+        upload(cat.stdout, daemon.url(target.ticket), settings=tls, size=SIZE + 1)
+    assert target.content() == source.read_bytes()
+
+
 # What can go wrong
 
 
@@ -176,10 +239,61 @@ def test_image_in_another_format_is_refused(daemon: Daemon, tmp_path: Path) -> N
         upload(tmp_path / "disk.gz", daemon.url("ticket"))
 
 
+def test_image_of_another_format_on_a_pipe_is_spooled(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, tmp_path: Path
+) -> None:
+    (tmp_path / "raw").write_bytes(pattern(3 * MiB) + bytes(MiB))
+    subprocess.run(
+        ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", tmp_path / "raw", tmp_path / "image"], check=True
+    )
+    target = new_image(b"\xff" * 4 * MiB)
+    with (tmp_path / "image").open("rb") as image:
+        upload(image, daemon.url(target.ticket), settings=tls, format="qcow2", verify=True)
+    assert target.content() == (tmp_path / "raw").read_bytes()
+
+
+@pytest.mark.parametrize("room", [0, MiB])
+def test_spool_that_has_no_room_is_told(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Half of what is free may be used, and somebody else may use it meanwhile."""
+    status = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "pwrite", fails(errno.ENOSPC)) if room else monkeypatch.setattr(
+        "imageio_daemon.client.local.spool.SHARE", status.f_bavail * status.f_frsize
+    )
+    (tmp_path / "disk.qcow2.gz").write_bytes(gzip.compress(pattern(MiB)))
+    with pytest.raises(LocalError, match=r"has to be written to a temporary file, .*: TMPDIR=DIR names another"):
+        upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"))
+
+
+def fails(code: int) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize(("name", "told"), [("pwrite", "can't write a temporary file in"), ("open", "can't make")])
+def test_spool_that_fails_is_told(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    real = os.open
+
+    def fail(path: object, flags: int, *more: object, **named: object) -> int:
+        if name == "open" and flags & os.O_TMPFILE != os.O_TMPFILE:
+            return real(path, flags, *more, **named)  # type: ignore[arg-type]
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (tmp_path / "disk.qcow2.gz").write_bytes(gzip.compress(pattern(MiB)))
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(LocalError, match=told):
+        upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"))
+
+
 @pytest.mark.parametrize("how", [{}, {"format": "qcow2", "decompress": "gz"}])
-def test_other_formats_are_no_streams(daemon: Daemon, tmp_path: Path, how: dict[str, str]) -> None:
+def test_damaged_image_of_another_format_is_told(daemon: Daemon, tmp_path: Path, how: dict[str, str]) -> None:
     (tmp_path / "disk.qcow2.gz").write_bytes(gzip.compress(b"QFI\xfb" + bytes(KiB)))
-    with pytest.raises(Usage, match="an image of the format qcow2 is no stream: decompress"):
+    with pytest.raises(LocalError, match=r"can't open .*disk.qcow2.gz: "):
         upload(tmp_path / "disk.qcow2.gz", daemon.url("ticket"), **how)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,9 @@ from tests.support.images import KiB, MakeImage, MiB, pattern
 PROGRAMS = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
 
 
-@pytest.mark.parametrize("suffix", ["gz", "xz", "bz2", "zst"])
+@pytest.mark.parametrize(
+    ("suffix", "settings"), [("gz", "tls"), ("xz", "unix"), ("bz2", "tls"), ("zst", "unix")], indirect=["settings"]
+)
 def test_suffix_says_what_compresses(
     daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage, tmp_path: Path, suffix: str
 ) -> None:

@@ -15,7 +15,7 @@ from imageio_daemon.client import LocalError, Settings, Usage, checksum, downloa
 from tests.client.conftest import SIZE
 from tests.client.programs import run
 from tests.support.daemon import Daemon
-from tests.support.images import MakeImage, MiB
+from tests.support.images import MakeImage, MiB, pattern
 from tests.support.realstorage import allocated
 
 FORMATS = ("qcow2", "vmdk", "vhdx", "vpc", "vdi")
@@ -69,6 +69,31 @@ def test_download_makes_another_format(
     assert allocated(copy) < 7 * MiB
     assert checksum(copy, format=name) == checksum(disk)
     assert not (tmp_path / "copy.part").exists()
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "qed", "parallels"])
+def test_image_of_a_format_has_the_size_of_the_image(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, tmp_path: Path, name: str
+) -> None:
+    image = new_image(pattern(MiB + 512), ops=["read", "write"])
+    download(daemon.url(image.ticket), tmp_path / "copy", settings=tls, format=name)
+    assert info(tmp_path / "copy", format=name).size == MiB + 512
+    upload(tmp_path / "copy", daemon.url(image.ticket), settings=tls, format=name, verify=True)
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "compressed qcow2"])
+def test_size_that_a_format_cant_have_is_told(daemon: Daemon, new_image: MakeImage, tmp_path: Path, name: str) -> None:
+    content, copy = pattern(1000), tmp_path / "copy"
+    options = ("--compress",) if "compressed" in name else ()
+    name = name.removeprefix("compressed ")
+    url = daemon.url(new_image(content, ops=["read"]).ticket)
+    done = run("download", "--format", name, *options, "--cafile", daemon.cafile, url, copy)
+    assert (
+        f"copy gets 1024 bytes, and the image has 1000: the format {name} has whole sectors of 512 bytes\n" in done.err
+    )
+    assert (done.status, info(copy, format=name).size) == (0, 1024)
+    (tmp_path / "raw").write_bytes(content.ljust(1024, b"\0"))
+    same(tmp_path / "raw", copy, name)
 
 
 def test_info_knows_formats(disk: Path) -> None:
@@ -142,7 +167,7 @@ def test_failed_download_leaves_no_image(daemon: Daemon, tls: Settings, tmp_path
 
 def test_missing_qemu_is_told(daemon: Daemon, disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(LocalError, match="can't run qemu-img"):
+    with pytest.raises(LocalError, match="can't run qemu-nbd"):
         upload(disk, daemon.url("ticket"), format="qcow2")
 
 

@@ -79,7 +79,7 @@ def test_shared_source_is_uploaded(tls: Settings, target: str, path: Path) -> No
 
 def test_shared_source_may_change(tls: Settings, target: str, path: Path) -> None:
     upload(path, target, settings=tls, shared=True, progress=lambda _: os.utime(path))
-    with pytest.raises(LocalError, match="changed during the upload"):
+    with pytest.raises(LocalError, match="changed while it was read"):
         upload(path, target, settings=tls, restart=True, progress=lambda _: os.utime(path))
 
 

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that qemu-nbd reads for a transfer."""
 
+import contextlib
+import errno
+import json
+import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +14,16 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.errors import LocalError, Stopped
-from imageio_daemon.client.local import QemuSource, qemu
+from imageio_daemon.client.local import QemuSource
+from imageio_daemon.client.local import qemu_nbd as qemu_nbd_module
+from imageio_daemon.client.local.archive import Member
+from imageio_daemon.client.local.layers import refuse_cut
 from imageio_daemon.client.local.qemu import QemuTarget
 from tests.client.local.test_formats import qemu_img
+from tests.support.images import MiB, pattern
+from tests.support.locks import NO_WRITE, READ, locks, served
+from tests.support.nbdservers import qemu_nbd
+from tests.support.realstorage import missing, mounted
 
 KiB = 1024
 
@@ -19,7 +31,7 @@ KiB = 1024
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a qemu-nbd that hangs be killed soon."""
-    monkeypatch.setattr(qemu, "STOPPED_TIMEOUT", 0.1)
+    monkeypatch.setattr(qemu_nbd_module, "STOPPED_TIMEOUT", 0.1)
 
 
 @pytest.fixture
@@ -105,3 +117,237 @@ def test_nothing_is_left_of_a_qemu_nbd_that_has_ended_before_it_is_stopped(sourc
     source.stop()
     source.close()
     assert not Path(server._directory).exists()
+
+
+# What images are made of
+
+
+def layered(path: Path, backing: str) -> Path:
+    """Return a new image above a raw one."""
+    qemu_img("create", "-f", "qcow2", "-u", "-b", backing, "-F", "raw", path, "1M")
+    return path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base.raw"
+    path.write_bytes(pattern(KiB * KiB))
+    return path
+
+
+def content(source: QemuSource) -> bytes:
+    found = bytearray(source.size)
+    source.read(0, memoryview(found))
+    return bytes(found)
+
+
+@pytest.mark.parametrize("kind", ["uri", "json"])
+def test_backing_layer_may_be_an_export_of_a_server_for_one_client(tmp_path: Path, base: Path, kind: str) -> None:
+    # It ends with its first client, so nobody may look at it before the image is read.
+    with qemu_nbd(base, "raw", "--read-only") as server:
+        node = {"driver": "nbd", "server": {"type": "unix", "path": str(server.socket)}}
+        name = server.uri if kind == "uri" else "json:" + json.dumps({"driver": "raw", "file": node})
+        with contextlib.closing(QemuSource(layered(tmp_path / "top.qcow2", name), "qcow2")) as source:
+            assert content(source) == base.read_bytes()
+            assert source.identity is None
+            source.check()
+            os.utime(tmp_path / "top.qcow2")
+            with pytest.raises(LocalError, match=r"top\.qcow2 was changed"):
+                source.check()
+
+
+def test_file_that_a_json_name_leads_to_is_a_layer(tmp_path: Path, base: Path) -> None:
+    node = {"driver": "raw", "file": {"driver": "file", "filename": str(base)}}
+    top = layered(tmp_path / "top.qcow2", "json:" + json.dumps(node))
+    with contextlib.closing(QemuSource(top, "qcow2")) as source:
+        assert content(source) == base.read_bytes()
+        os.utime(base)
+        with pytest.raises(LocalError, match=r"base\.raw was changed"):
+            source.check()
+
+
+@pytest.mark.parametrize("is_uri", [False, True])
+def test_image_of_files_is_known_again(tmp_path: Path, base: Path, is_uri: bool) -> None:
+    top = layered(tmp_path / "top.qcow2", f"file:{base}" if is_uri else "base.raw")
+    with contextlib.closing(QemuSource(top, "qcow2")) as source:
+        first = source.identity
+    with contextlib.closing(QemuSource(top, "qcow2")) as source:
+        assert source.identity == first is not None
+    os.utime(base)
+    with contextlib.closing(QemuSource(top, "qcow2")) as source:
+        assert source.identity != first
+
+
+def test_data_file_is_a_part_of_the_image(tmp_path: Path) -> None:
+    image = tmp_path / "image.qcow2"
+    qemu_img("create", "-f", "qcow2", "-o", f"data_file={tmp_path / 'data'}", image, "1M")
+    with contextlib.closing(QemuSource(image, "qcow2")) as source:
+        os.utime(tmp_path / "data")
+        with pytest.raises(LocalError, match="data was changed"):
+            source.check()
+
+
+def test_extents_of_a_vmdk_are_parts_of_the_image(tmp_path: Path, base: Path) -> None:
+    image = tmp_path / "image.vmdk"
+    qemu_img("convert", "-f", "raw", "-O", "vmdk", "-o", "subformat=monolithicFlat", base, image)
+    with contextlib.closing(QemuSource(image, "vmdk")) as source:
+        os.utime(tmp_path / "image-flat.vmdk")
+        with pytest.raises(LocalError, match=r"image-flat\.vmdk was changed"):
+            source.check()
+
+
+def test_member_that_names_something_else_is_not_known_again(tmp_path: Path, base: Path) -> None:
+    with qemu_nbd(base, "raw", "--read-only", "--persistent") as server:
+        top = layered(tmp_path / "top.qcow2", server.uri)
+        (tmp_path / "a.ova").write_bytes((bytes(512) + top.read_bytes()).ljust(MiB))
+        member = Member("top.qcow2", 512, top.stat().st_size)
+        with contextlib.closing(QemuSource(tmp_path / "a.ova", "qcow2", member)) as source:
+            assert (content(source) == base.read_bytes(), source.identity) == (True, None)
+
+
+def test_layer_that_another_program_writes_is_refused(tmp_path: Path, base: Path) -> None:
+    top = layered(tmp_path / "top.qcow2", "base.raw")
+    with served(base, "raw"):
+        with pytest.raises(LocalError, match=rf"{base} is in use by qemu-nbd \(pid \d+\): .*say --shared"):
+            QemuSource(top, "qcow2")
+        QemuSource(top, "qcow2", shared=True).close()
+
+
+def test_layer_is_not_written_while_it_is_read(tmp_path: Path, base: Path) -> None:
+    with contextlib.closing(QemuSource(layered(tmp_path / "top.qcow2", "base.raw"), "qcow2")):
+        assert {READ, NO_WRITE} <= locks(base)
+    assert locks(base) == set()
+
+
+def test_layer_that_is_mounted_is_refused(tmp_path: Path) -> None:
+    if reason := missing("ext4"):
+        pytest.skip(reason)
+    with mounted("ext4", tmp_path) as place:
+        base = place.with_suffix(".img")
+        top = layered(tmp_path / "top.qcow2", str(base))
+        with pytest.raises(LocalError, match=rf"{base} is mounted on {place}"):
+            QemuSource(top, "qcow2")
+        QemuSource(top, "qcow2", shared=True).close()
+
+
+def test_files_that_cant_be_seen_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    path = tmp_path / "image.qcow2"
+    qemu_img("create", "-f", "qcow2", path, "1M")
+    monkeypatch.setattr(qemu_nbd_module.QemuNbd, "_descriptors", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with pytest.raises(LocalError, match=r"can't see which files .*image\.qcow2 is made of: Permission denied"):
+        QemuSource(path, "qcow2")
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+# Temporary files
+
+
+def test_name_of_the_temporary_directory_may_be_longer_than_that_of_a_socket(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 200)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    target = QemuTarget(tmp_path / "image.qcow2", "qcow2")
+    target.start(KiB * KiB)
+    target.write(0, memoryview(base.read_bytes()))
+    target.finish()
+    with contextlib.closing(QemuSource(tmp_path / "image.qcow2", "qcow2")) as source:
+        assert content(source) == base.read_bytes()
+    assert list(long.iterdir()) == []
+
+
+def test_temporary_directory_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "image.qcow2"
+    qemu_img("create", "-f", "qcow2", path, "1M")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(LocalError, match=r"can't make temporary files, which .*image\.qcow2 needs: No such file"):
+        QemuSource(path, "qcow2")
+
+
+# Images that are damaged
+
+KINDS = {
+    "qcow2": (),
+    "qcow2 compressed": ("-c",),
+    "vmdk": (),
+    "vmdk streamOptimized": ("-o", "subformat=streamOptimized"),
+    "vdi": (),
+    "vhdx": (),
+    "vpc": (),
+    "parallels": (),
+}
+CUT = r"image is damaged: its data goes on behind its end at byte \d+: copy it anew|truncated"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_image_that_was_cut_is_refused(tmp_path: Path, kind: str) -> None:
+    disk, image, name = tmp_path / "disk", tmp_path / "image", kind.split(maxsplit=1)[0]
+    disk.write_bytes(os.urandom(8 * MiB))
+    qemu_img("convert", "-f", "raw", "-O", name, *KINDS[kind], disk, image)
+    QemuSource(image, name).close()
+    os.truncate(image, 6 * MiB)
+    with pytest.raises(LocalError, match=CUT):
+        QemuSource(image, name)
+
+
+@pytest.mark.parametrize("kind", ["monolithicFlat", "twoGbMaxExtentFlat", "twoGbMaxExtentSparse"])
+def test_extent_of_a_vmdk_that_was_cut_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "disk").write_bytes(os.urandom(8 * MiB))
+    image = tmp_path / "image.vmdk"
+    qemu_img("convert", "-f", "raw", "-O", "vmdk", "-o", f"subformat={kind}", tmp_path / "disk", image)
+    (extent,) = tmp_path.glob("image-*.vmdk")
+    QemuSource(image, "vmdk").close()
+    os.truncate(extent, 6 * MiB)
+    with pytest.raises(LocalError, match=r"is damaged: its data goes on behind its end at byte \d+: copy it anew"):
+        QemuSource(image, "vmdk")
+
+
+def test_layer_that_was_cut_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(pattern(8 * MiB))
+    qemu_img("convert", "-f", "raw", "-O", "qcow2", tmp_path / "disk", tmp_path / "base")
+    qemu_img("create", "-f", "qcow2", "-b", "base", "-F", "qcow2", tmp_path / "top")
+    QemuSource(tmp_path / "top", "qcow2").close()
+    os.truncate(tmp_path / "base", 6 * MiB)
+    with pytest.raises(LocalError, match="base is damaged: its data goes on"):
+        QemuSource(tmp_path / "top", "qcow2")
+
+
+def test_member_that_was_cut_before_it_was_packed_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "disk").write_bytes(pattern(8 * MiB))
+    qemu_img("convert", "-f", "raw", "-O", "vmdk", tmp_path / "disk", tmp_path / "image")
+    (tmp_path / "a.ova").write_bytes(bytes(512) + (tmp_path / "image").read_bytes())
+    with pytest.raises(LocalError, match=r"a\.ova is damaged: its data goes on behind its end at byte 6291456"):
+        QemuSource(tmp_path / "a.ova", "vmdk", Member("image", 512, 6 * MiB))
+
+
+def test_vdi_without_a_whole_header_is_refused(tmp_path: Path) -> None:
+    qemu_img("create", "-f", "vdi", tmp_path / "image", "1M")
+    link = tmp_path / "image"
+    os.truncate(link, 300)
+    with pytest.raises(LocalError, match="is damaged: its data goes on behind its end at byte 300"):
+        refuse_cut([link], "image", "vdi", None)
+
+
+def test_place_of_damage_is_told(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    (tmp_path / "disk").write_bytes(b"".join(os.urandom(32 * KiB) + bytes(32 * KiB) for _ in range(32)))
+    qemu_img("convert", "-c", "-f", "raw", "-O", "qcow2", tmp_path / "disk", image)
+    with image.open("r+b") as file:
+        file.seek(image.stat().st_size // 2)
+        file.write(b"\xff" * 64 * KiB)
+    damaged = r"can't read .*image at byte \d+: .*: it is damaged there, or its storage is"
+    with contextlib.closing(QemuSource(image, "qcow2")) as source, pytest.raises(LocalError, match=damaged):
+        content(source)
+
+
+def test_missing_qemu_img_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    qemu_img("create", "-f", "qcow2", tmp_path / "image", "1M")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(LocalError, match="can't run qemu-img"):
+        refuse_cut([tmp_path / "image"], "image", "qcow2", None)

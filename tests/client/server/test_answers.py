@@ -5,6 +5,8 @@ import socket
 import tracemalloc
 
 from imageio_daemon.client.server.answers import KEPT, Answers, Head
+from imageio_daemon.client.server.pace import UNLIMITED, Paced
+from imageio_daemon.client.stopping import Stop
 from imageio_daemon.units import KiB, MiB
 
 
@@ -25,7 +27,7 @@ def test_answer_that_was_not_read_is_freed_without_a_word_after_the_connection()
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 5\r\n\r\nlater")
-        answers = Answers(ours)
+        answers = Answers(ours, Paced(UNLIMITED, Stop()))
         response = answers.response("GET", answers.head())
         answers.end()
         response.close()  # as its finalizer does

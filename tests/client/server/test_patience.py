@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long failed requests are sent again, and the pauses between them."""
 
+import errno
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -8,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import Refused, Settings, Temporary, info, upload
-from imageio_daemon.client.errors import Stopped
+from imageio_daemon.client.errors import NothingListens, ServerFailed, Stopped
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.connection import ClientConnection
-from imageio_daemon.client.server.patience import MAX_ASKED, MAX_DELAY, Patience
+from imageio_daemon.client.server.patience import MAX_ASKED, MAX_DELAY, RETRY_FOR, UNREACHED_FOR, Patience
 from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features
@@ -31,6 +32,11 @@ class Clock(Stop):
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
+
+
+def wait_for_ever(patience: Patience, error: Temporary) -> None:
+    while True:
+        patience.wait(error)
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +79,34 @@ def test_no_time_is_no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Temporary, match=r"^away$"):
         Patience(clock, 0, Retries()).wait(Temporary("away"))
     assert clock.slept == []
+
+
+def test_address_at_which_nothing_has_ever_listened_is_soon_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    patience = Patience(clock, None, Retries())
+    with pytest.raises(NothingListens, match="refused; given up after 5 s"):
+        wait_for_ever(patience, NothingListens("refused"))
+    assert clock.now == UNREACHED_FOR
+
+
+@pytest.mark.parametrize("earlier", ["an answer", "another failure"])
+def test_server_that_was_reached_may_restart(monkeypatch: pytest.MonkeyPatch, earlier: str) -> None:
+    clock, retries = Clock(monkeypatch), Retries()
+    if earlier == "an answer":
+        Patience(clock, None, retries).succeeded()  # of another connection
+    else:
+        Patience(clock, None, retries).wait(Temporary("cut off"))
+    began, patience = clock.now, Patience(clock, None, retries)
+    with pytest.raises(NothingListens):
+        wait_for_ever(patience, NothingListens("refused"))
+    assert clock.now == pytest.approx(began + RETRY_FOR)
+
+
+def test_time_that_the_user_has_asked_for_counts_at_any_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    patience = Patience(clock, 30, Retries())
+    with pytest.raises(NothingListens, match="given up after 30 s"):
+        wait_for_ever(patience, NothingListens("refused"))
 
 
 @pytest.mark.parametrize(("asked", "least"), [(7.0, 7.0), (1e9, MAX_ASKED)])
@@ -130,6 +164,16 @@ def test_name_that_was_known_is_looked_up_again(monkeypatch: pytest.MonkeyPatch)
 
 
 # Servers that restart
+
+
+def test_socket_that_this_user_may_not_use_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    with pytest.raises(ServerFailed, match="can't connect to local: Permission denied") as raised:
+        ClientConnection(Endpoint("local", unix="/socket"), Stop()).connect()
+    assert not isinstance(raised.value, Temporary)
 
 
 def test_ticket_that_is_gone_after_a_restart_is_final() -> None:

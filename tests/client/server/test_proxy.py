@@ -286,3 +286,15 @@ def test_variable_that_names_no_http_proxy_is_refused_without_its_password(told:
 )
 def test_no_proxy_has_the_rules_of_curl(host: str, rules: str, *, exempt: bool) -> None:
     assert is_exempt(host, rules) is exempt
+
+
+def test_proxy_is_told_no_zone(monkeypatch: pytest.MonkeyPatch, daemon: Daemon, asked_once: Settings) -> None:
+    with TunnelProxy(daemon.port, b"HTTP/1.1 403 No\r\n\r\n") as proxy:
+        _use(monkeypatch, proxy)
+        with pytest.raises(ServerFailed, match=r"refuses \[fe80::1\]:1 "):
+            info("https://[fe80::1%25eth0]:1/images/x", settings=asked_once)
+    assert proxy.requests[0].startswith("CONNECT [fe80::1]:1 HTTP/1.1\r\nHost: [fe80::1]:1\r\n")
+
+
+def test_no_proxy_covers_an_address_with_a_zone() -> None:
+    assert is_exempt("fe80::1%eth0", "fe80::/10")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.client import FlushFailed, Settings, StorageFailed, Temporary, info, upload
-from imageio_daemon.client.server.failures import STORAGE_FAILURES
+from imageio_daemon.client import FlushFailed, NoRoom, Refused, Settings, StorageFailed, Temporary, info, upload
+from imageio_daemon.client.server.failures import PROXIES, STORAGE_FAILURES
 from tests.client.programs import run
 from tests.examples.programs import ScriptedServer, answer, features
 
@@ -39,7 +39,7 @@ def test_failure_of_the_storage_is_final(code: str) -> None:
 def test_status_tells_a_full_storage_without_a_code() -> None:
     with (
         ScriptedServer(answer("507 Insufficient Storage", "full")) as server,
-        pytest.raises(StorageFailed, match="is full"),
+        pytest.raises(NoRoom, match="is full"),
     ):
         info(server.url, settings=PATIENT)
 
@@ -51,10 +51,51 @@ def test_other_failures_of_the_server_are_asked_again(code: str) -> None:
         assert info(server.url, settings=PATIENT).size == 7
 
 
+def test_server_that_cannot_flush_is_refused_before_the_first_byte(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    with ScriptedServer(features("zero")) as server, pytest.raises(StorageFailed) as raised:
+        upload(source, server.url, settings=PATIENT)
+    assert raised.value.code == "cannot_flush"
+    assert str(raised.value) == ": ".join(STORAGE_FAILURES["cannot_flush"])
+
+
+# Proxies before the server
+
+
+@pytest.mark.parametrize("status", ["408 Request Time-out", "502 Bad Gateway", "504 Gateway Time-out"])
+def test_proxy_that_gives_up_is_named_and_asked_again(status: str) -> None:
+    busy = answer(status, "<html>\r\n<head>", "Connection: close")
+    with ScriptedServer(busy, features(), busy, SIZE) as server:
+        assert info(server.url, settings=PATIENT).size == 7
+    with ScriptedServer(busy) as server, pytest.raises(Temporary) as raised:
+        info(server.url, settings=Settings(retry_for=0))
+    explanation, hint = PROXIES[int(status[:3])]
+    assert str(raised.value) == f"{explanation} (OPTIONS: {status}): {hint}"
+
+
+def test_proxy_that_takes_no_large_body_is_named() -> None:
+    with (
+        ScriptedServer(answer("413 Request Entity Too Large", "<html>")) as server,
+        pytest.raises(
+            Refused, match=r"no body of this size \(OPTIONS: 413 Request Entity Too Large\): .*client_max_body"
+        ),
+    ):
+        info(server.url, settings=PATIENT)
+
+
+def test_server_that_refuses_a_large_body_itself_is_no_proxy() -> None:
+    with (
+        ScriptedServer(answer("413 Content Too Large", "too large", "X-Error-Code: too_large")) as server,
+        pytest.raises(Refused, match="the server refuses the request"),
+    ):
+        info(server.url, settings=PATIENT)
+
+
 @pytest.mark.parametrize(("told", "code"), [("not_allowed", "not_allowed"), ("No Such Code", None), ("x" * 65, None)])
 def test_program_learns_the_code(told: str, code: str | None, tmp_path: Path) -> None:
     source = tmp_path / "source"
-    source.touch()
+    source.write_bytes(b"x")
     with ScriptedServer(answer("403 Forbidden", "no", f"X-Error-Code: {told}")) as server:
         done = run("upload", "--json", source, server.url)
     assert json.loads(done.out.splitlines()[-1]).get("code") == code
@@ -69,7 +110,7 @@ def test_flush_that_finds_the_storage_full_loses_what_was_written(tmp_path: Path
         pytest.raises(FlushFailed, match=r"is full .* may be lost: upload anew") as raised,
     ):
         upload(source, server.url, settings=PATIENT, state=False)
-    assert raised.value.code == "storage_full"
+    assert (raised.value.code, raised.value.status) == ("storage_full", 3)
     assert [request.partition(" ")[0] for request in server.requests] == ["OPTIONS", "PATCH", "PUT", "PATCH"]
 
 

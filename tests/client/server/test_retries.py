@@ -51,6 +51,12 @@ def test_each_reason_is_told(told: Told) -> None:
     assert [line.partition(";")[0] for line in told.warnings] == ["away", "busy"]
 
 
+def test_reasons_that_take_turns_are_told_once_each(told: Told) -> None:
+    for reason in ["away", "busy"] * 4:
+        told.fails(reason, after=OTHER_INTERVAL)
+    assert [line.partition(";")[0] for line in told.warnings] == ["away", "busy"]
+
+
 def test_server_with_many_reasons_fills_no_log(told: Told) -> None:
     for number in range(1000):
         told.fails(str(number), after=OTHER_INTERVAL / 100)

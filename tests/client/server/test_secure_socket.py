@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.file_part import FilePart
+from imageio_daemon.client.server.pace import UNLIMITED, Paced
 from imageio_daemon.client.server.secure_socket import SecureSocket
 from imageio_daemon.client.server.sending import Request, not_counted, send_all
+from imageio_daemon.client.stopping import Stop
 from imageio_daemon.net.tls_socket import TlsContext
 from imageio_daemon.units import MiB
 from tests.support.daemon import Certificates
@@ -74,7 +76,8 @@ def test_part_of_a_file_is_encrypted(certificates: Certificates, client: TlsCont
     ends.shake_hands()
     with (tmp_path / "file").open("rb") as file, ends.ours, ends.theirs:
         body = FilePart(file.fileno(), 0, MiB, lambda *_: RuntimeError())
-        thread = threading.Thread(target=send_all, args=(ends.ours, [Request(b"head", body, MiB)], not_counted))
+        arguments = (ends.ours, [Request(b"head", body, MiB)], not_counted, Paced(UNLIMITED, Stop()))
+        thread = threading.Thread(target=send_all, args=arguments)
         thread.start()
         assert ends.theirs.makefile("rb").read(4 + MiB) == b"head" + data
         thread.join()

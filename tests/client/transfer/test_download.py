@@ -56,6 +56,16 @@ def test_any_size_is_downloaded(
     assert copy.read_bytes() == pattern(size)
 
 
+@pytest.mark.parametrize("name", ["copy.raw", "copy.qcow2", "copy.vmdk", "copy.raw.gz"])
+def test_full_file_system_is_told(
+    daemon: Daemon, tls: Settings, new_image: MakeImage, small_filesystem: Path, name: str
+) -> None:
+    url = daemon.url(new_image(pattern(8 * MiB), ops=["read"]).ticket)
+    with pytest.raises(LocalError, match="No space left on device"):
+        download(url, small_filesystem / name, settings=tls, state=False)
+    assert not list(small_filesystem.iterdir())
+
+
 def test_older_copy_is_replaced(tls: Settings, url: str, source: Path, copy: Path) -> None:
     copy.write_bytes(b"older")
     download(url, copy, settings=tls)
@@ -153,7 +163,7 @@ def test_full_disk_is_told(tls: Settings, url: str, tmp_path: Path) -> None:
         pytest.skip(reason)
     with mounted("tmpfs", tmp_path, MiB) as directory:
         with pytest.raises(LocalError, match=r"can't write .*copy.part: No space left on device"):
-            download(url, directory / "copy", settings=tls)
+            download(url, directory / "copy", settings=tls, state=False)
         assert os.listdir(directory) == []
 
 

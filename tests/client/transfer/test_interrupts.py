@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from imageio_daemon.client import checksum
 from tests.client.programs import TIMEOUT, ended, run, start
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer, features
@@ -45,7 +46,8 @@ UPLOAD = """\
 from imageio_daemon.client import Settings, upload
 from imageio_daemon.client.local.source import FileSource
 FileSource.portion = 4 * 1024**2
-settings = Settings(cafile=sys.argv[3], local=False, connections=int(sys.argv[4]), retry_for=0)
+where = {"cafile": sys.argv[3]} if sys.argv[3] else {"insecure": True}
+settings = Settings(**where, local=False, connections=int(sys.argv[4]), retry_for=0)
 upload(sys.argv[1], sys.argv[2], settings=settings, checkpoint=0)
 """
 LIBRARY = (sys.executable, "-c", STEADY + UPLOAD)
@@ -226,8 +228,14 @@ def download(daemon: Daemon, url: str, copy: Path) -> list[str | Path]:
 
 @pytest.mark.parametrize("number", ENDING)
 @pytest.mark.parametrize("format_name", ["raw", "qcow2"])
-def test_ended_download_leaves_the_older_copy(
-    daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path, number: signal.Signals, format_name: str
+def test_ended_download_leaves_the_older_copy_and_goes_on(
+    daemon: Daemon,
+    source: Path,
+    new_image: MakeImage,
+    tmp_path: Path,
+    states: Path,
+    number: signal.Signals,
+    format_name: str,
 ) -> None:
     directory = tmp_path / "copies"
     directory.mkdir()
@@ -237,9 +245,33 @@ def test_ended_download_leaves_the_older_copy(
         process = start(*download(daemon, url, copy), "--format", format_name)
         wait_until_held(proxy)
         process.send_signal(number)
-        ended(process).failed_with(f"interrupted; {re.escape(str(copy))} was not made: start anew", 128 + number)
-    assert copy.read_bytes() == b"older"
+        ended(process).failed_with(
+            "interrupted; [0-9.]+ MiB of 64.0 MiB are on stable storage, the same command continues", 128 + number
+        )
+        assert copy.read_bytes() == b"older"
+        assert sorted(os.listdir(directory)) == ["copy", "copy.part"]
+        again = run(*download(daemon, url, copy), "--format", format_name, "--json")
+    assert again.status == 0, again
+    assert json.loads(again.out.splitlines()[-1])["resumed"] >= 4 * MiB
     assert os.listdir(directory) == ["copy"]
+    assert not list(states.iterdir())
+    assert checksum(copy, format=format_name) == checksum(source, shared=True)
+
+
+@pytest.mark.parametrize("format_name", ["raw", "qcow2", "vmdk"])
+def test_ended_download_without_a_state_leaves_nothing(
+    daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path, format_name: str
+) -> None:
+    directory = tmp_path / "copies"
+    directory.mkdir()
+    copy = directory / "copy"
+    no_state = ["--no-state"] if format_name != "vmdk" else []
+    with holding(daemon, new_image(path=source), *[9 * MiB] * 4) as (proxy, url):
+        process = start(*download(daemon, url, copy), "--format", format_name, *no_state)
+        wait_until_held(proxy)
+        process.send_signal(signal.SIGINT)
+        ended(process).failed_with(f"interrupted; {re.escape(str(copy))} was not made: start anew", 130)
+    assert not os.listdir(directory)
 
 
 def test_killed_download_is_no_hindrance(daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.transfer import comparison, sender
 from imageio_daemon.client.transfer.comparison import Comparison
-from imageio_daemon.client.transfer.confirmed import new_ranges
 from imageio_daemon.client.transfer.plan import Unit
 from imageio_daemon.client.transfer.progress import Phase
+from imageio_daemon.client.transfer.record import new_ranges
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import STATE, Certificates, Daemon

@@ -22,13 +22,17 @@ from imageio_daemon.client import (
     Settings,
     StorageFailed,
     Usage,
+    checksum,
     upload,
 )
+from imageio_daemon.client import open as open_image
 from imageio_daemon.client.errors import Stopped
 from imageio_daemon.client.local.qemu import run_qemu_img
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.local.stream import Input, StreamSource
 from tests.client.conftest import SIZE
+from tests.client.programs import run
+from tests.examples.programs import ScriptedServer, answer, features
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.images import KiB, MakeImage, MiB, pattern
 from tests.support.realstorage import STORAGE_TYPES, Storage, StorageType, allocated
@@ -54,7 +58,7 @@ def test_sparse_target_stays_sparse(daemon: Daemon, tls: Settings, source: Path,
     assert allocated(target.path) < 6 * MiB
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 64 * KiB, 4 * MiB + 1])
+@pytest.mark.parametrize("size", [1, 511, 64 * KiB, 4 * MiB + 1])
 def test_any_size_is_uploaded(
     daemon: Daemon, settings: Settings, tmp_path: Path, new_image: MakeImage, size: int
 ) -> None:
@@ -113,10 +117,38 @@ def test_checksums_are_compared(daemon: Daemon, settings: Settings, source: Path
     assert len(done.checksum) == 64
 
 
-def test_larger_target_cant_be_verified(daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage) -> None:
+def test_part_of_a_larger_target_is_verified(daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage) -> None:
+    target = new_image(b"\xff" * (SIZE + MiB))
+    done = upload(source, daemon.url(target.ticket), settings=tls, verify=True)
+    assert (done.checksum, done.verified) == (checksum(source), None)
+    assert target.content() == source.read_bytes() + b"\xff" * (MiB - 1)
+    upload(source, daemon.url(target.ticket), settings=tls)  # the ticket still writes
+
+
+def test_part_of_a_larger_target_that_differs_is_told(
+    daemon: Daemon, tls: Settings, source: Path, new_image: MakeImage
+) -> None:
     target = new_image(size=SIZE + MiB)
-    with pytest.raises(ChecksumMismatch, match="make it as large as the source"):
-        upload(source, daemon.url(target.ticket), settings=tls, verify=True)
+    url = daemon.url(target.ticket)
+
+    def damage(progress: Progress) -> None:
+        if progress.done == SIZE + 1:
+            with open_image(url, settings=tls) as image:
+                image.write(SIZE, b"x")
+
+    with pytest.raises(ChecksumMismatch, match="the target reads as"):
+        upload(source, url, settings=tls, verify=True, progress=damage)
+
+
+def test_larger_target_cant_be_verified_by_a_server_without_checksums_of_parts(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"x")
+    total = answer("206 Partial Content", "x", "Content-Range: bytes 0-0/2")
+    with (
+        ScriptedServer(features("checksum", "flush", "zero"), answer("200 OK"), total) as server,
+        pytest.raises(ChecksumMismatch, match="make it as large as the source"),
+    ):
+        upload(source, server.url, settings=Settings(connections=1), state=False, verify=True)
 
 
 def test_stream_is_uploaded_in_order(daemon: Daemon, settings: Settings, source: Path, new_image: MakeImage) -> None:
@@ -236,7 +268,8 @@ def test_full_storage_is_told(daemon: Daemon, tls: Settings, full_filesystem: Pa
     url = daemon.url(daemon.add_ticket(full_filesystem, MiB))
     with pytest.raises(StorageFailed, match=r"is full \((PUT|PATCH): 507 .*: make room there") as raised:
         upload(source, url, settings=tls, room_check=False)
-    assert raised.value.code == "storage_full"
+    assert (type(raised.value), raised.value.code) == (NoRoom, "storage_full")
+    run("upload", "--no-room-check", "--cafile", daemon.cafile, source, url).failed_with("is full", 3)
 
 
 def test_storage_without_room_is_told_before_data_is_sent(
@@ -305,7 +338,7 @@ def test_sparse_source_that_became_shorter_is_told(source: Path) -> None:
         extents = opened.extents()
         next(extents)
         os.truncate(source, 2 * MiB)
-        with pytest.raises(LocalError, match=f"became shorter during the upload: it ends at byte {2 * MiB}"):
+        with pytest.raises(LocalError, match=f"became shorter while it was read: it ends at byte {2 * MiB}"):
             list(extents)
 
 
@@ -319,6 +352,6 @@ def test_source_that_was_changed_is_told(
     def change(_: Progress) -> None:
         os.utime(source, ns=(1, 1))
 
-    with pytest.raises(LocalError, match="source was changed during the upload: upload anew"):
+    with pytest.raises(LocalError, match="source was changed while it was read: start anew"):
         upload(source, daemon.url(new_image(size=MiB).ticket), settings=tls, format=format_name, progress=change)
     assert not list(states.glob("*"))

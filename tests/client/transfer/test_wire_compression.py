@@ -13,6 +13,7 @@ from imageio_daemon.client.server.sending import Scaled
 from imageio_daemon.client.transfer.wire_compression import (
     FIRST_TRY,
     MOST_SKIPPED,
+    REFUSED_FOR,
     TRIED,
     TRIED_LENGTH,
     TRY_EACH,
@@ -22,6 +23,7 @@ from imageio_daemon.client.transfer.wire_compression import (
     Compressor,
 )
 from tests.client.conftest import SIZE
+from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import Daemon
 from tests.support.images import KiB, MakeImage, MiB
 from tests.support.polling import eventually
@@ -61,6 +63,29 @@ def test_always_compresses_and_never_does_not(
     size = len(TEXT)
     assert sent(daemon, source, new_image(size=size).ticket, tls, "always") < size // 20
     assert sent(daemon, source, new_image(size=size).ticket, tls, "never") > size
+
+
+def test_a_server_without_memory_to_decode_gets_it_as_it_is(tmp_path: Path) -> None:
+    """At once: no time is given for retries."""
+    source = tmp_path / "source"
+    source.write_bytes(TEXT[:MiB])
+    ok, busy = answer("200 OK"), answer("503 Busy", "", "X-Error-Code: too_many_decoders", "Connection: close")
+    able = answer("200 OK", {"features": ["flush", "zero"], "encodings": ["zstd"], "instance": "a"})
+    with ScriptedServer(able, ok, busy, able, ok, ok, able) as server:
+        settings = Settings(connections=1, retry_for=0)
+        upload(source, server.url, settings=settings, state=False, wire_compression="always")
+    compressed, plain = server.bodies[2:5:2]
+    assert (zstd.decompress(compressed), plain) == (source.read_bytes(), source.read_bytes())
+
+
+def test_after_a_refusal_data_goes_as_it_is_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    made = Choice(Compression.ALWAYS)
+    made.refused()
+    assert not made.compresses(MiB)
+    now = REFUSED_FOR
+    assert made.compresses(MiB)
 
 
 def test_another_word_is_refused(source: Path) -> None:

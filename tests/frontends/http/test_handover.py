@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from aiohttp import web
 
+from imageio_daemon.errors import Canceled
+from imageio_daemon.frontends.http.carrying import carry_out
 from imageio_daemon.frontends.http.connection import ServerConnection
 from imageio_daemon.frontends.http.lane_service import LaneService
-from imageio_daemon.frontends.http.routes import Routes
+from imageio_daemon.frontends.http.request import exchange_of
+from imageio_daemon.frontends.http.routes import Resource, Routes
 from imageio_daemon.frontends.http.server import HttpServer
+from imageio_daemon.lanes.http import Instruction
 from imageio_daemon.lanes.lane import Lane
 from imageio_daemon.lanes.shared import MIN_LANE_MEMORY, Lanes
 from imageio_daemon.net.connection_limit import ConnectionLimit
@@ -30,6 +35,10 @@ SIZE = 64 * 1024
 PLAIN = b"GET /images/disk HTTP/1.1\r\nHost: x\r\nRange: bytes=0-9\r\n\r\n"
 UPLOAD = b"PUT /images/disk HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"
 OTHER = b"BREW /images/disk HTTP/1.1\r\nHost: x\r\n\r\n"
+#: Requests that Python decides, and an answer.
+CHUNKED = b"PUT /images/disk HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+DECIDED = b"GET /images/disk?decide HTTP/1.1\r\nHost: x\r\n\r\n"
+DONE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 
 class World:
@@ -50,8 +59,24 @@ class World:
             )
         )
         self.http = HttpServer(
-            Routes({}), inactivity_timeout=60, lanes=LaneService(self.store, self.lanes), limit=ConnectionLimit(9)
+            Routes({"/images/{}": Resource({"PUT": self._put, "GET": self._get}, ("GET", "PUT"))}),
+            inactivity_timeout=60,
+            lanes=LaneService(self.store, self.lanes),
+            limit=ConnectionLimit(9),
         )
+
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        """Have the body written at 5, which is not what a plain request asks for."""
+        return await self._carry_out(request, Instruction(True, 5, None, 200, DONE, body=None))
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        """Answer with the first bytes, and keep the connection."""
+        answer = DONE.replace(b"0\r\n", b"10\r\n")
+        return await self._carry_out(request, Instruction(False, 0, 10, 200, answer))
+
+    async def _carry_out(self, request: web.Request, instruction: Instruction) -> web.StreamResponse:
+        exchange_of(request).use(self.disk)
+        return await carry_out(request, self.disk, instruction, is_last=instruction.writes)
 
     async def _open(self, ticket: Ticket) -> Backend:
         return await FileBackend.open(self.engine, ticket.path, writable=True)
@@ -87,7 +112,7 @@ class World:
         await self.http.stop(SOON)
         await self.store.close()
         assert not self.lanes.alive
-        await self.engine.release_loop()
+        await self.engine.release()
         assert not self.engine.stop(SOON)
 
 
@@ -126,3 +151,48 @@ async def test_upload_whose_connection_breaks_renews_the_ticket(world: World) ->
     # Its end of the socket was closed with 100 Continue unread, which resets the connection.
     await eventually_async(lambda: not world.lanes.alive)
     assert world.disk.permission.valid
+
+
+async def test_body_in_chunks_is_written_however_it_comes(world: World, tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    async with world.client() as client:
+        await loop.sock_sendall(client, CHUNKED + b"3\r\nabc\r\n4;x=y\r")
+        await eventually_async(lambda: world.disk.running == 1)
+        for piece in (b"\nde", b"fg\r\n0\r\nTrailer: 1\r", b"\n\r\n"):
+            await loop.sock_sendall(client, piece)
+        assert await received(client) == DONE
+    assert (tmp_path / "image").read_bytes()[:14] == bytes(5) + b"abcdefg" + bytes(2)
+
+
+async def test_connection_goes_on_after_what_was_carried_out(world: World) -> None:
+    async with world.client() as client:
+        client.send(DECIDED + DECIDED + PLAIN)
+        answers = b""
+        async with asyncio.timeout(SOON):
+            while answers.count(b"HTTP/1.1 20") < 3 or not answers.endswith(bytes(10)):
+                answers += await asyncio.get_running_loop().sock_recv(client, SIZE)
+    assert answers.count(b"HTTP/1.1 200 OK") == 2
+    assert answers.count(b"HTTP/1.1 206 ") == 1
+
+
+async def test_request_is_unavailable_where_no_descriptor_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    async with world.client() as client:
+        monkeypatch.setattr("imageio_daemon.frontends.http.lane_service.os.dup", refuse)
+        client.send(DECIDED)
+        assert (await received(client)).startswith(b"HTTP/1.1 503 ")
+    assert not world.lanes.places.taken
+
+
+async def test_request_is_refused_whose_image_was_closed_while_it_waited(world: World) -> None:
+    async with world.client() as client:
+        client.send(OTHER)  # ends the lane
+        await eventually_async(lambda: not world.lanes.alive)
+        service = LaneService(world.store, world.lanes)
+        await world.disk._image.close()
+        with pytest.raises(Canceled):
+            service.start(world.connection._requests.exchange, world.connection._transport, world.disk, b"")

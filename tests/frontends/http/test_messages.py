@@ -85,7 +85,8 @@ def test_answer_that_is_no_bytes_has_no_wire_form() -> None:
         (kinds.HeadTooLarge("why"), 431, True),
         (kinds.StorageError(errno.EIO, "read", "pread"), 500, False),
         (kinds.StorageError(errno.ENOSPC, "write", "pwrite"), 507, False),
-        (kinds.Unanswered(errno.ETIMEDOUT, "write", "http"), 500, False),
+        (kinds.WayGone("PUT https://host:1/images/...", "reset"), 502, True),
+        (kinds.WaySilent("PUT https://host:1/images/...", "SocketTimeoutError"), 504, True),
         (kinds.ServerGone("NBD server x", "reset"), 502, False),
         (kinds.TooManyTransfers("why"), 503, True),
         (kinds.CannotFlush("NBD server x"), 500, False),
@@ -124,6 +125,11 @@ def test_fault_of_the_server_is_told_without_detail(error: Exception) -> None:
         (errno.ENXIO, "storage_gone"),
         (errno.ESTALE, "storage_gone"),
         (errno.ENOENT, "storage_gone"),
+        (errno.ENOTDIR, "storage_gone"),
+        (errno.ELOOP, "storage_gone"),
+        (errno.ENAMETOOLONG, "storage_gone"),
+        (errno.ENOMEDIUM, "storage_gone"),
+        (errno.ENOTBLK, "image_unusable"),
         (errno.EIO, "storage_io"),
         (errno.ETIMEDOUT, "storage_io"),
         (4095, "storage_io"),
@@ -132,6 +138,18 @@ def test_fault_of_the_server_is_told_without_detail(error: Exception) -> None:
 def test_failure_of_storage_has_the_code_of_its_meaning(number: int, code: str) -> None:
     answer = errors.answer(kinds.StorageError(number, "write /secret", "pwrite"), "somebody")
     assert answer.headers["X-Error-Code"] == code
+    assert b"secret" not in bytes(answer.body or b"")  # type: ignore[arg-type]
+
+
+def test_what_somebody_has_to_mend_is_told_in_words_without_names() -> None:
+    answer = errors.answer(kinds.Unusable("The image is damaged", "open /secret", "qemu-nbd", "(why)"), "somebody")
+    assert (answer.status, answer.headers["X-Error-Code"]) == (422, "image_unusable")
+    assert answer.body == b"The image is damaged\n"
+
+
+def test_refusal_of_a_server_that_may_pass_is_told_as_that_it_is_gone() -> None:
+    answer = errors.answer(kinds.ServerRefuses("NBD server x", "secret", "It is not there"), "somebody")
+    assert (answer.status, answer.headers["X-Error-Code"]) == (502, "server_gone")
     assert b"secret" not in bytes(answer.body or b"")  # type: ignore[arg-type]
 
 

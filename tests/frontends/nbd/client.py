@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from struct import pack, unpack
 from typing import Self
@@ -57,6 +57,7 @@ class Result:
     data: bytearray = field(default_factory=bytearray)
     holes: list[tuple[int, int]] = field(default_factory=list)
     extents: list[tuple[int, int]] = field(default_factory=list)
+    statuses: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # extents, by the id of their context
     chunks: list[int] = field(default_factory=list)
     covered: int = 0
 
@@ -78,6 +79,8 @@ class Client:
         self.structured = False
         self.extended = False
         self.export = ExportInfo(0, 0)
+        #: Contexts that go() selects, too.
+        self.bitmaps: Sequence[str] = ()
         self._cookies = itertools.count(2**63)
         self._sent: dict[int, _Sent] = {}
 
@@ -165,7 +168,7 @@ class Client:
             await self.ask(Option.STRUCTURED_REPLY)
         self.structured, self.extended = structured and not extended, extended
         if allocation and (structured or extended):
-            await self.ask(Option.SET_META_CONTEXT, ContextRequest(name, ("base:allocation",)).pack())
+            await self.ask(Option.SET_META_CONTEXT, ContextRequest(name, ("base:allocation", *self.bitmaps)).pack())
         replies = await self.ask(Option.GO, InfoRequest(name, ()).pack())
         (export,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == b"\0\0"]
         self.export = ExportInfo.unpack(export)
@@ -255,7 +258,9 @@ class Client:
             self._put(sent, offset, bytes(size))
         elif header.type in (Chunk.BLOCK_STATUS, Chunk.BLOCK_STATUS_EXT):
             assert (header.type == Chunk.BLOCK_STATUS_EXT) == self.extended
-            _, result.extents = unpack_extents(payload, extended=self.extended)
+            context, result.extents = unpack_extents(payload, extended=self.extended)
+            assert context not in result.statuses, "two chunks of one context"
+            result.statuses[context] = result.extents
         elif header.type & 0x8000:
             result.error, result.text = unpack_error(header.type, payload)
             assert len(result.text.encode()) <= 256

@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _is_wanted(item: pytest.Item) -> bool:
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return params.get("make_world") != "secure" or "storage" not in params or params["storage"].name in THROUGH_TLS
+    return params.get("file_world") != "secure" or "storage" not in params or params["storage"].name in THROUGH_TLS
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
 
 @pytest.fixture
 async def world(remote_world: MakeWorld) -> AsyncIterator[World]:
-    """Serve an image in memory, which fails on demand."""
+    """Serve an image of an NBD server, which fails on demand."""
     async with remote_world() as running:
         yield running
 
@@ -88,7 +88,7 @@ def secure_world(lane_world: MakeWorld, certificates: Certificates) -> MakeWorld
 
 @pytest.fixture
 def remote_world() -> MakeWorld:
-    """Make worlds whose image Python has."""
+    """Make worlds whose image an NBD server has."""
 
     @asynccontextmanager
     async def make(**options: Any) -> AsyncIterator[World]:
@@ -98,11 +98,17 @@ def remote_world() -> MakeWorld:
     return make
 
 
+@pytest.fixture(params=["lane", "secure"])
+def file_world(request: pytest.FixtureRequest, lane_world: MakeWorld, secure_world: MakeWorld) -> MakeWorld:
+    """Make worlds whose image is a file, and the same with TLS."""
+    return {"lane": lane_world, "secure": secure_world}[request.param]
+
+
 @pytest.fixture(params=["lane", "secure", "remote"])
 def make_world(
     request: pytest.FixtureRequest, lane_world: MakeWorld, secure_world: MakeWorld, remote_world: MakeWorld
 ) -> MakeWorld:
-    """Make worlds whose image is a file, the same with TLS, and worlds whose image Python has."""
+    """Make worlds whose image is a file, the same with TLS, and worlds whose image an NBD server has."""
     return {"lane": lane_world, "secure": secure_world, "remote": remote_world}[request.param]
 
 
@@ -150,7 +156,7 @@ def make_nbd_daemon(certificates: Certificates) -> Iterator[MakeNbdDaemon]:
             address = f"/tmp/nbd-{uuid.uuid4().hex[:8]}"
             cleanup.callback(Path(address).unlink, missing_ok=True)
             nbd = {"enable": True, "host": "localhost", "port": 0, "socket": address, **options}
-            config: dict[str, Section] = {"daemon": {"loops": 2}, "nbd": nbd}
+            config: dict[str, Section] = {"nbd": nbd}
             return cleanup.enter_context(Daemon(certificates, config)), address
 
         yield make

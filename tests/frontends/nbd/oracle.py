@@ -13,7 +13,6 @@ from imageio_daemon.image.extents import ZERO, Extent, ExtentList
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Reply, Status
 from imageio_daemon.nbdproto.server.events import Close, FindExport, Transmit
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
-from imageio_daemon.nbdproto.server.transmission import ALLOCATION_ID
 from imageio_daemon.operations import operations
 from imageio_daemon.storage.backend import Backend, Context, Operation
 from imageio_daemon.storage.buffers import MAX_BUFFER, MIN_BUFFER, BufferPool
@@ -155,7 +154,7 @@ class Oracle:
             found.append(Extent(found.end, end - found.end, zero=True))
         lengths = [extent.length for extent in found][:most]
         statuses = [Status.HOLE | Status.ZERO if flags & ZERO else 0 for flags in found.flags][:most]
-        return self._replies.status(request, ALLOCATION_ID, lengths, statuses)
+        return self._replies.status(request, 1, lengths, statuses)
 
 
 def _lists(backend: Backend, op: Operation, request: Request) -> AsyncIterator[ExtentList]:

@@ -77,9 +77,9 @@ def disk() -> Iterator[Disk]:
 
 
 @pytest.fixture
-async def world(disk: Disk, make_world: MakeWorld) -> AsyncIterator[World]:
+async def world(disk: Disk, file_world: MakeWorld) -> AsyncIterator[World]:
     # After the disk: when the table is put back no operation may run.
-    async with make_world() as running:
+    async with file_world() as running:
         yield running
 
 

@@ -29,7 +29,7 @@ Run = Callable[..., str]
 def nbd_daemon(certificates: Certificates, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     socket = Path("/tmp") / f"nbd-{uuid.uuid4().hex[:8]}"
     nbd = {"enable": True, "host": "localhost", "port": 0, "socket": socket, "list": True}
-    config: dict[str, Section] = {"daemon": {"loops": 2}, "nbd": nbd}
+    config: dict[str, Section] = {"nbd": nbd}
     with Daemon(certificates, config) as daemon:
         yield daemon
 

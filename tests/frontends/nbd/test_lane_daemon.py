@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.config.config import NBD_MEMORY
+from imageio_daemon.lifecycle.memory_shares import LEAST
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import MakeNbdDaemon
 from tests.frontends.nbd.world import MiB
@@ -27,10 +27,9 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-async def test_connections_of_both_loops_are_served_by_c(make_nbd_daemon: MakeNbdDaemon, image: Path) -> None:
+async def test_connections_are_served_by_c(make_nbd_daemon: MakeNbdDaemon, image: Path) -> None:
     daemon, address = make_nbd_daemon()
     ticket = daemon.add_ticket(image, size=SIZE)
-    # Two loops: the connections are spread over both.
     clients = [await (await Client.connect(address)).go(ticket) for _ in range(4)]
     try:
         for i, client in enumerate(clients):
@@ -45,7 +44,7 @@ async def test_connections_of_both_loops_are_served_by_c(make_nbd_daemon: MakeNb
 async def test_least_memory_that_is_allowed_is_enough(certificates: Certificates, image: Path, tmp_path: Path) -> None:
     address = str(tmp_path / "socket")
     nbd = {"enable": True, "port": -1, "socket": address}
-    config: dict[str, Section] = {"daemon": {"buffer_memory": NBD_MEMORY}, "nbd": nbd}
+    config: dict[str, Section] = {"daemon": {"buffer_memory": LEAST}, "nbd": nbd}
     with Daemon(certificates, config) as daemon:
         client = await (await Client.connect(address)).go(daemon.add_ticket(image, size=SIZE))
         assert (await client.request(0, 0, SIZE)).data == pattern(SIZE)

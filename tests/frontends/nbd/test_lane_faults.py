@@ -31,6 +31,7 @@ async def world(gated: World) -> World:
         (WRITE, "pwrite", errno.EIO, ErrorNumber.EIO),
         (WRITE, "pwrite", errno.ENOSPC, ErrorNumber.ENOSPC),
         (WRITE, "pwrite", errno.EDQUOT, ErrorNumber.ENOSPC),
+        (WRITE, "pwrite", errno.EFBIG, ErrorNumber.ENOSPC),
         (WRITE, "pwrite", errno.EROFS, ErrorNumber.EPERM),
     ],
 )

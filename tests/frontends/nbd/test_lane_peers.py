@@ -123,3 +123,21 @@ async def test_client_that_stalls_is_not_active(lane_world: MakeWorld) -> None:
         other = await world.go()
         await other.request(READ, 0, 4096)
         assert not world.disk.status()["active"]
+
+
+async def test_replies_to_a_client_that_reads_late_are_whole(world: World) -> None:
+    """Short replies are collected, and a full socket takes a part of them; long ones do not come in between."""
+    content = world.content
+    for _ in range(4):
+        client = await world.go()
+        client.pause_reading()
+        lengths = [200 * 1024 if i % 9 == 8 else 4096 for i in range(120)]
+        places = {client.send(READ, i * 4096, length): (i * 4096, length) for i, length in enumerate(lengths)}
+        await client.writer.drain()
+        assert (await (await world.go()).request(READ, 0, MiB)).data == content[:MiB]  # it takes a while
+        client.resume_reading()
+        results = await client.receive_all()
+        assert {cookie: bytes(result.data) for cookie, result in results.items()} == {
+            cookie: content[offset : offset + length] for cookie, (offset, length) in places.items()
+        }
+        await client.close()

@@ -12,7 +12,7 @@ import pytest
 from imageio_daemon.lanes import records as lane_records
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
-from imageio_daemon.service import request_log
+from imageio_daemon.runtime import request_log
 from ioutil_ext import lib
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import World

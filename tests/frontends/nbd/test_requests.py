@@ -120,15 +120,16 @@ async def test_dont_fragment_gives_one_chunk_of_data(world: World, chunked: Clie
     assert result.data == world.content[:length]
 
 
-async def test_export_larger_than_its_file_reads_zeros_at_the_end(world: World) -> None:
-    world.put(b"x" * SIZE)
-    world.add("large", size=2 * SIZE)
-    client = await world.go("large")
-    assert client.export.size == 2 * SIZE
-    assert (await client.request(READ, SIZE - 2, 4)).data == b"xx\0\0"
-    assert (await client.request(READ, 2 * SIZE - 4, 4)).data == bytes(4)
-    assert (await client.request(WRITE, SIZE + 2, data=b"new")).error == 0
-    assert (await client.request(READ, SIZE - 2, 8)).data == b"xx\0\0new\0"
+async def test_export_larger_than_its_file_reads_zeros_at_the_end(file_world: MakeWorld) -> None:
+    async with file_world() as world:
+        world.put(b"x" * SIZE)
+        world.add("large", size=2 * SIZE)
+        client = await world.go("large")
+        assert client.export.size == 2 * SIZE
+        assert (await client.request(READ, SIZE - 2, 4)).data == b"xx\0\0"
+        assert (await client.request(READ, 2 * SIZE - 4, 4)).data == bytes(4)
+        assert (await client.request(WRITE, SIZE + 2, data=b"new")).error == 0
+        assert (await client.request(READ, SIZE - 2, 8)).data == b"xx\0\0new\0"
 
 
 async def test_read_only_export_is_as_large_as_its_image(world: World) -> None:
@@ -233,12 +234,13 @@ async def test_status_outside_of_the_export_is_invalid(chunked: Client, offset: 
     assert (await chunked.request(STATUS, offset, length)).error == ErrorNumber.EINVAL
 
 
-async def test_status_past_the_image_is_a_hole(world: World) -> None:
-    world.put(b"x" * SIZE)
-    world.add("large", size=2 * SIZE)
-    client = await world.go("large")
-    assert (await client.request(STATUS, 0, 2 * SIZE)).extents == [(SIZE, 0), (SIZE, 3)]
-    assert (await client.request(STATUS, SIZE + 5, 10)).extents == [(10, 3)]
+async def test_status_past_the_image_is_a_hole(file_world: MakeWorld) -> None:
+    async with file_world() as world:
+        world.put(b"x" * SIZE)
+        world.add("large", size=2 * SIZE)
+        client = await world.go("large")
+        assert (await client.request(STATUS, 0, 2 * SIZE)).extents == [(SIZE, 0), (SIZE, 3)]
+        assert (await client.request(STATUS, SIZE + 5, 10)).extents == [(10, 3)]
 
 
 async def test_a_thousand_pipelined_requests_are_answered(world: World, client: Client) -> None:

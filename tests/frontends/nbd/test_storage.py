@@ -11,9 +11,10 @@ import pytest
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber
 from imageio_daemon.transfers.ticket import Access
 from imageio_daemon.units import MAX_OFFSET
-from tests.frontends.nbd.client import Client
+from tests.frontends.nbd.client import FORMS, Client
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import KiB, MiB, World
+from tests.support import large_zeros as large
 from tests.support.images import pattern
 from tests.support.realstorage import Storage
 
@@ -29,8 +30,8 @@ SIZE = 8 * MiB
 
 
 @pytest.fixture
-async def world(make_world: MakeWorld) -> AsyncIterator[World]:
-    async with make_world() as running:
+async def world(file_world: MakeWorld) -> AsyncIterator[World]:
+    async with file_world() as running:
         yield running
 
 
@@ -57,8 +58,13 @@ async def disk(storage: Storage, world: World) -> Disk:
     return Disk(storage, path, client)
 
 
-@pytest.mark.parametrize("flags", [0, NO_HOLE, FUA])
-@pytest.mark.parametrize(("offset", "length"), [(0, MiB), (5, 3), (4096, 8192), (511, 70000), (SIZE - 1, 1)])
+@pytest.mark.parametrize(
+    ("offset", "length", "flags"),
+    [
+        *((offset, length, flags) for offset, length in ((0, MiB), (511, 70000)) for flags in (0, NO_HOLE, FUA)),
+        *((5, 3, NO_HOLE), (4096, 8192, FUA), (SIZE - 1, 1, 0)),
+    ],
+)
 async def test_zeroed_range_reads_as_zeros_and_neighbours_are_kept(
     disk: Disk, flags: int, offset: int, length: int
 ) -> None:
@@ -261,3 +267,28 @@ async def test_unaligned_writes_side_by_side_keep_each_other(disk: Disk) -> None
         disk.client.send(WRITE, 1000 + i * 777, data=data[i * 777 : (i + 1) * 777])
     assert not any(result.error for result in (await disk.client.receive_all()).values())
     assert (await disk.client.request(READ, 1000, len(data))).data == data
+
+
+@pytest.mark.parametrize("form", ["simple", "extended"])
+async def test_zeros_of_more_than_4_gib_leave_no_old_content(storage: Storage, world: World, form: str) -> None:
+    # Where zeros are written, as many as can be in the time of a test.
+    length = large.LENGTH if storage.offload and storage.type.filesystem != "ext2" else 132 * MiB
+    borders = [border for border in large.BORDERS if border < length - len(large.OLD)] + [length - len(large.OLD)]
+    path = storage.make(large.SIZE)
+    world.add("real", size=large.SIZE, path=path, sparse=True)
+    client = await world.go("real", **FORMS[form])
+    around = [large.START - len(large.OLD), large.START + length]
+    for offset in [*around, *(large.START + border for border in borders)]:
+        assert (await client.request(WRITE, offset, data=large.OLD)).error == 0
+    offset, left = large.START, length
+    while left:
+        count = left if form == "extended" else min(left, 4 * 1024 * MiB - 4096)  # 32 bits
+        assert (await client.request(ZERO, offset, count, FUA)).error == 0
+        offset, left = offset + count, left - count
+    with path.open("rb") as file:
+
+        def read(offset: int) -> bytes:
+            return os.pread(file.fileno(), len(large.OLD), offset)
+
+        assert [read(offset) for offset in around] == [large.OLD] * 2
+        assert [border for border in borders if read(large.START + border) != bytes(len(large.OLD))] == []

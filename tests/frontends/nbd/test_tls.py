@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from imageio_daemon.config.services import Tls as TlsConfig
+from imageio_daemon.config.services import TlsSection
 from imageio_daemon.nbdproto.constants import Command, Option, Reply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.negotiation import Tls
 from imageio_daemon.net.tls_contexts import ServerTls
 from imageio_daemon.net.tls_socket import TlsContext
 from tests.frontends.nbd.client import Client, Refused
-from tests.frontends.nbd.world import MiB, World
+from tests.frontends.nbd.world import SIZE, MiB, World
 from tests.support.daemon import Certificates
 from tests.support.polling import SOON
 from tests.support.tlsflood import FloodingClient
@@ -29,9 +29,9 @@ def context(certificates: Certificates) -> TlsContext:
     return ServerTls(_config(certificates)).context
 
 
-def _config(certificates: Certificates, **fields: str) -> TlsConfig:
+def _config(certificates: Certificates, **fields: str) -> TlsSection:
     cert_file, key_file = str(certificates.certfile), str(certificates.keyfile)
-    return TlsConfig(enable=True, cert_file=cert_file, key_file=key_file, **fields)
+    return TlsSection(enable=True, cert_file=cert_file, key_file=key_file, **fields)
 
 
 @pytest.fixture
@@ -172,10 +172,9 @@ async def test_slow_reader_gets_what_was_read(context: TlsContext, trust: ssl.SS
             await each.start_tls(trust)
             await each.go("disk")
         client.pause_reading()
-        world.memory.content[:MiB] = b"a" * MiB
-        world.memory.content[MiB:] = b"b" * (len(world.memory.content) - MiB)
+        world.put(b"a" * MiB + b"b" * (SIZE - MiB))
         cookies = [client.send(READ, 0, MiB) for _ in range(8)]
-        await world.until(lambda: world.backend.calls.count("pread") >= 8)
+        await world.until(lambda: len(world.remote.commands(READ)) >= 8)
         for _ in range(16):
             assert (await other.request(READ, MiB, MiB)).data == b"b" * MiB
         client.resume_reading()

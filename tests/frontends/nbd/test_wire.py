@@ -157,7 +157,7 @@ def transmission(form: Form) -> Iterator[Step]:
         yield Step(form.request(READ, 9, 0), form.chunk(0))
     else:
         yield Step(form.request(READ, 0, 8, CommandFlag.DF), form.failure(EINVAL, unknown_flag))
-        yield Step(form.request(STATUS, 3, 4), form.failure(EINVAL, b"base:allocation was not negotiated"))
+        yield Step(form.request(STATUS, 3, 4), form.failure(EINVAL, b"no metadata context was selected"))
         yield Step(form.request(READ, 9, 0), form.success())
 
 

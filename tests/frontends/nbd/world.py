@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The NBD service in the test's own process: on an image in memory that fails on demand, or on real storage.
+"""The NBD service in the test's own process: on an image of a server that fails on demand, or on real storage.
 
 Time is real, because C knows no other.
 """
@@ -9,8 +9,9 @@ import contextlib
 import ssl
 import tempfile
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from imageio_daemon.frontends.nbd.server import NbdServer
 from imageio_daemon.frontends.nbd.services import Options
@@ -19,17 +20,20 @@ from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.server.negotiation import Tls
 from imageio_daemon.net.connection_limit import ConnectionLimit
+from imageio_daemon.net.tls_handshake import Handshakes
 from imageio_daemon.net.tls_socket import TlsContext
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
+from imageio_daemon.storage.nbd.backend import NbdBackend
+from imageio_daemon.storage.nbd.handshake import Options as RemoteOptions
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.records import Records
-from tests.support.backends import ExternalBackend, FaultyBackend, MemoryBackend
+from tests.support.fakenbd import FakeNbd
 from tests.support.polling import SOON, eventually_async
 
 KiB = 1024
@@ -49,10 +53,10 @@ REQUESTS = b"".join(
 
 
 class World:
-    """A service and what it serves. `disk` is a ticket for an image: a file in `directory`, else one in memory.
+    """A service and what it serves. `disk` is a ticket for an image: a file in `directory`, else that of `remote`.
 
-    One in memory is one that Python has. lanes: bytes of memory for connections. trust: clients start TLS, and believe
-    this.
+    remote: an NBD server, which does what the test wants. lanes: bytes of memory for connections. trust: clients start
+    TLS, and believe this.
     """
 
     def __init__(
@@ -70,13 +74,14 @@ class World:
         directory: Path | None = None,
         lanes: int = 64 * MiB,
     ) -> None:
-        self.memory = MemoryBackend(bytes(size))
-        self.backend = FaultyBackend(self.memory)
-        self.external: ExternalBackend  # the last one
+        self.remote = FakeNbd(Path(), size, bytearray(size))
         self.opened: list[str] = []
+        #: No image is opened until this is set.
+        self.opens = asyncio.Event()
+        self.opens.set()
         self.image = _new_file(directory, size) if directory else None
         self.pool = BufferPool(pool)
-        self.engine = Engine(8)
+        self.engine = Engine(1024)
         self.lanes = Lanes(self.engine, lanes)
         self.store = TransferStore(self._open, most_tickets=99, most_connections=9)
         options = Options(
@@ -87,7 +92,8 @@ class World:
             listed=listed,
             lanes=self.lanes,
         )
-        self.server = NbdServer(options, ConnectionLimit(most))
+        self._make_server = partial(NbdServer, options, ConnectionLimit(most))
+        self.server: NbdServer
         self.trust = trust
         self.inactivity_timeout = inactivity_timeout
         self.disk = self.add("disk", size=size)
@@ -97,12 +103,13 @@ class World:
     @property
     def content(self) -> bytes:
         """Return the bytes of the image."""
-        return bytes(self.memory.content) if self.image is None else self.image.read_bytes()
+        return bytes(self.remote.content or b"") if self.image is None else self.image.read_bytes()
 
     def put(self, data: bytes, offset: int = 0) -> None:
         """Change the image, as another program would."""
         if self.image is None:
-            self.memory.content[offset : offset + len(data)] = data
+            assert self.remote.content is not None
+            self.remote.content[offset : offset + len(data)] = data
         else:
             with self.image.open("r+b") as file:
                 file.seek(offset)
@@ -110,9 +117,10 @@ class World:
 
     def add(self, name: str, *, size: int = SIZE, path: Path | None = None, **fields: Any) -> Transfer:
         """Add a ticket; path: on this file, else on the image."""
+        file = path or self.image
         ticket = {
             "ticket_id": name,
-            "url": f"file://{path or self.image or '/memory'}",
+            "url": f"file://{file}" if file else "nbd:unix:/remote",
             "size": size,
             "ops": (Access.WRITE,),
             "timeout": 300,
@@ -123,18 +131,26 @@ class World:
 
     async def _open(self, ticket: Ticket) -> Backend:
         self.opened.append(ticket.ticket_id)
-        if ticket.path == "/memory":
-            self.external = ExternalBackend(cast(Backend, self.backend))
-            return cast(Backend, self.external)
-        return await FileBackend.open(self.engine, ticket.path, writable=ticket.may(Access.WRITE))
+        await self.opens.wait()
+        writable = ticket.may(Access.WRITE)
+        if ticket.url.startswith("file:"):
+            return await FileBackend.open(self.engine, ticket.path, writable=writable)
+        options = RemoteOptions(dirty=False, context=None, timeout=SOON, greeting_timeout=SOON)
+        address = self.remote.address
+        return await NbdBackend.open(self.engine, address, options, connections=1, writable=writable, zero_unit=4096)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["World"]:
         """Serve on a unix socket; at the end, nothing may be left."""
+        handshakes = Handshakes(asyncio.get_running_loop())
+        self.server = self._make_server(handshakes)
         await self.server.start()
         with tempfile.TemporaryDirectory(prefix="nbd-") as directory:
             self.address = f"{directory}/socket"
+            self.remote.socket = Path(directory) / "remote"
             listening = await self._listen()
+            if self.image is None:
+                await self.remote.start()
             try:
                 yield self
                 await self.rest()
@@ -142,6 +158,8 @@ class World:
                 listening.close()
                 async with asyncio.timeout(2 * SOON):
                     await self._stop()
+                    await self.remote.stop()
+                handshakes.close()
             assert self.pool.in_use == 0, "buffers are in use for ever"
 
     async def _listen(self) -> asyncio.Server:
@@ -154,7 +172,7 @@ class World:
         await self.until(lambda: not self.server.connections)
         await self.store.close()
         assert not self.lanes.alive
-        await self.engine.release_loop()
+        await self.engine.release()
         assert not self.engine.stop(SOON)
 
     async def rest(self) -> None:

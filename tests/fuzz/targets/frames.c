@@ -40,6 +40,7 @@ static struct outcome decode(struct input input, uint64_t length, char *where, s
     outcome.refused = head == -1;
     input.at += head > 0 ? head : 0;
     bool goes_on = head > 0;
+    CHECK(head <= 0 || iou_zstd_admit(decoder, 1) == 0);
     while (goes_on && !outcome.refused) {
         size_t given = min_u64(step, (uint64_t)(input.end - input.at)), free = min_u64(room, length - outcome.made);
         int error = iou_zstd_decode(decoder, input.at, given, where + outcome.made, free, &done);

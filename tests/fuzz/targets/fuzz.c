@@ -8,8 +8,9 @@ int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct target *const TARGETS[] = {&http_head_target, &http_chunks_target, &http_patch_target,
-                                               &nbd_wire_target,  &http_lane_target,   &nbd_lane_target,
-                                               &tls_target,       &zstd_target};
+                                               &nbd_wire_target,  &http_lane_target,   &http_instruction_target,
+                                               &nbd_lane_target,  &nbd_client_target,  &tls_target,
+                                               &zstd_target,      &qcow2_target};
 
 static const struct target *target;
 

@@ -23,7 +23,7 @@ struct target {
 };
 
 extern const struct target http_head_target, http_chunks_target, http_patch_target, nbd_wire_target, http_lane_target,
-    nbd_lane_target, tls_target, zstd_target;
+    http_instruction_target, nbd_lane_target, nbd_client_target, tls_target, zstd_target, qcow2_target;
 
 /* ---- bytes.c: input, and bytes that are collected --------------------------------------------------------------- */
 
@@ -48,6 +48,11 @@ void bytes_free(struct bytes *bytes);
  * long payloads; two zeros there are 0xff itself. No longer than most.
  */
 void expand(struct input input, struct bytes *stream, size_t most);
+
+/* ---- httplane.c -------------------------------------------------------------------------------------------------- */
+
+/* Decode a frame of zstd to where its content goes. False: it is refused, and a part of it may be there. */
+bool decode_frame(struct http_text body, char *where, uint64_t length);
 
 /* ---- peer.c: a lane with all that it needs, and its client ------------------------------------------------------- */
 
@@ -92,8 +97,8 @@ iou_lane_options peer_options(struct peer *peer, uint32_t flags, uint64_t size, 
 /* Send, receive and look until the lane has ended. */
 void peer_serve(struct peer *peer);
 
-/* Append what the lane has left in its socket. */
-void peer_take_unread(struct peer *peer, struct bytes *unread);
+/* End the lane, which serves HTTP, and append what it, its socket and the client have left of the stream. */
+void peer_end_http(struct peer *peer, iou_http_end *end, struct bytes *unread);
 
 /* Whether the machine was too busy for the lane's patience: then nothing can be said of what was not answered. */
 bool peer_was_slow(const struct peer *peer);
@@ -113,13 +118,15 @@ struct asked {
     const char *payload;
     size_t end; /* in the stream */
     uint64_t read;
+    uint32_t told; /* contexts of a BLOCK_STATUS */
     bool answered;
     uint32_t error;
 };
 
 struct exchange {
     struct dialect dialect;
-    uint32_t context;
+    iou_lane_context contexts[3]; /* base:allocation, and bitmaps, which mark nothing */
+    uint32_t contexts_count;
     struct asked *asked; /* by their cookies */
     unsigned count, answered;
     size_t looked_at; /* of what was received */

@@ -64,8 +64,8 @@ static void say_done(struct model *model, const struct http_plain *plain) {
 
 static bool get(struct model *model, const struct http_plain *plain) {
     char text[300];
-    uint64_t last = plain->part == HTTP_SPAN ? plain->last : model->size - 1;
-    if (plain->first > last || last >= model->size || model->image_size < model->size)
+    uint64_t last = plain->part == HTTP_SPAN ? min_u64(plain->last, model->size - 1) : model->size - 1;
+    if (plain->first >= model->size || model->image_size < model->size)
         return false;
     uint64_t length = last - plain->first + 1;
     if (plain->part == HTTP_ALL)
@@ -81,14 +81,14 @@ static bool get(struct model *model, const struct http_plain *plain) {
     return true;
 }
 
-/* Decode a frame into the content. False: it is refused, and a part of it may be there. */
-static bool decode(struct http_text body, char *where, uint64_t length) {
+bool decode_frame(struct http_text body, char *where, uint64_t length) {
     iou_zstd *decoder;
     iou_zstd_step step = {0};
     uint64_t memory;
     CHECK(iou_zstd_new(length, &decoder) == 0);
     int64_t head = iou_zstd_head(decoder, body.at, (uint64_t)(body.end - body.at), &memory);
     bool good = head >= 0 && memory;
+    CHECK(!good || iou_zstd_admit(decoder, 1) == 0);
     while (good && !step.ended) {
         body.at += head;
         int error = iou_zstd_decode(decoder, body.at, (uint64_t)(body.end - body.at), where, length, &step);
@@ -106,7 +106,7 @@ static bool put_encoded(struct model *model, const struct http_plain *plain, uin
     struct http_text body = {model->left.at, model->left.at + plain->length};
     uint64_t there = (uint64_t)(model->left.end - model->left.at);
     model->missing = there < plain->length ? plain->length - there : 0;
-    model->certain = !model->missing && decode(body, content + plain->first, length);
+    model->certain = !model->missing && decode_frame(body, content + plain->first, length);
     model->left.at = model->missing ? model->left.end : body.end;
     if (model->certain) {
         note_change(model, plain->first, length);
@@ -244,14 +244,9 @@ static void check_whole(struct peer *peer, const struct model *model, const iou_
 }
 
 static void check_end(struct peer *peer, const struct model *model) {
-    static char rest[IOU_LANE_MAX_STAGED];
     iou_http_end end;
     struct bytes unread = {0};
-    int length = iou_http_ended(peer->lane, &end, rest);
-    CHECK(length >= 0);
-    bytes_add(&unread, rest, (size_t)length);
-    peer_take_unread(peer, &unread);
-    bytes_add(&unread, peer->stream.data + peer->sent, peer->stream.length - peer->sent);
+    peer_end_http(peer, &end, &unread);
     CHECK(begin_alike(&peer->received, &model->answers));
     if (end.reason != IOU_HTTP_BROKEN)
         CHECK(is_end_of(&unread, &peer->stream) && (peer->said_all || end.unread <= unread.length + model->missing));

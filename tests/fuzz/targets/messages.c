@@ -35,7 +35,7 @@ static void check_accepted(const struct dialect *dialect, const struct request *
     else
         CHECK(request->payload == 0);
     if (request->command == CMD_BLOCK_STATUS)
-        CHECK(request->length && dialect->flags & IOU_LANE_ALLOCATION);
+        CHECK(request->length && dialect->flags & IOU_LANE_STATUS);
 }
 
 static void check_replies(const struct dialect *dialect, const char *header, const struct request *request) {

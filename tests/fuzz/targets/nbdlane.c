@@ -14,7 +14,7 @@
 
 /* The options that are not flags of a lane. */
 enum { SHORT_IMAGE = 64, BIG = 128 };
-enum { IN_ORDER = 1, SECURE = 2, FAULTY = 4 };
+enum { IN_ORDER = 1, SECURE = 2, FAULTY = 4, BITMAPS = 8 };
 
 static const uint32_t ERRORS[] = {
     [EPERM] = NBD_EPERM, [EINVAL] = NBD_EINVAL, [ENOSPC] = NBD_ENOSPC, [ENOTSUP] = NBD_ENOTSUP};
@@ -92,7 +92,8 @@ static size_t look(struct peer *peer, bool *complete) {
 static void start(struct peer *peer, const struct exchange *exchange, size_t rest) {
     iou_nbd_options options = {
         .lane = peer_options(peer, exchange->dialect.flags, exchange->dialect.size, rest),
-        .context = exchange->context,
+        .contexts = exchange->contexts,
+        .contexts_count = exchange->contexts_count,
         .errors_count = sizeof(ERRORS) / sizeof(*ERRORS),
         .errors = ERRORS,
     };
@@ -134,7 +135,8 @@ static void run(const char *data, size_t size) {
                 .dialect = {.size = options & BIG ? LARGE : SMALL,
                             .flags = (options & 63) | IOU_LANE_COUNT_WRITES,
                             .header_size = options & IOU_LANE_EXTENDED ? 32 : 28},
-                .context = 7,
+                .contexts = {{7, IOU_EXTENT_ZERO}, {8, IOU_EXTENT_DIRTY}, {9, 2 * IOU_EXTENT_DIRTY}},
+                .contexts_count = more & BITMAPS ? 3 : 1,
                 .in_order = more & IN_ORDER,
                 .certain = (more & IN_ORDER || read_only) && !(more & FAULTY),
                 .faulty = more & FAULTY,

@@ -54,6 +54,8 @@ static void finish(struct exchange *exchange, struct asked *asked, uint32_t erro
     exchange->answered++;
     if (!error && asked->request.command == CMD_READ)
         CHECK(asked->read == asked->request.length);
+    if (!error && asked->request.command == CMD_BLOCK_STATUS)
+        CHECK(asked->told == exchange->contexts_count);
     if (!error && exchange->in_order)
         apply(exchange, asked);
 }
@@ -89,7 +91,8 @@ static void take_extents(const struct exchange *exchange, const struct asked *as
     CHECK(count > 0 && length == count * 2 * width && (count == 1 || !(request->flags & FLAG_REQ_ONE)));
     for (; count--; payload += 2 * width) {
         uint64_t bytes = get(payload, width), status = get(payload + width, width);
-        CHECK(bytes && (status == 0 || status == HOLE) && bytes <= request->offset + request->length - offset);
+        CHECK(bytes && (status == 0 || (status == HOLE && asked->told == 0)) &&
+              bytes <= request->offset + request->length - offset);
         if (status == HOLE && exchange->certain)
             CHECK(iou_is_zero(exchange->model + offset, bytes));
         offset += bytes;
@@ -130,9 +133,11 @@ static void take_content(struct exchange *exchange, struct asked *asked, unsigne
         CHECK(length == 12);
         take_hole(exchange, asked, get(payload, 8), get(payload + 8, 4));
     } else {
-        CHECK(type == (extended ? CHUNK_STATUS_EXT : CHUNK_STATUS) && get(payload, 4) == exchange->context);
+        CHECK(type == (extended ? CHUNK_STATUS_EXT : CHUNK_STATUS) && asked->told < exchange->contexts_count);
+        CHECK(get(payload, 4) == exchange->contexts[asked->told].id);
         CHECK(!extended || get(payload + 4, 4) == (length - fixed) / 16);
         take_extents(exchange, asked, payload + fixed, length - fixed);
+        asked->told++;
     }
 }
 

@@ -322,11 +322,16 @@ void peer_serve(struct peer *peer) {
     } while (!ended);
 }
 
-void peer_take_unread(struct peer *peer, struct bytes *unread) {
+void peer_end_http(struct peer *peer, iou_http_end *end, struct bytes *unread) {
+    static char rest[IOU_LANE_MAX_STAGED];
     char piece[4096];
     ssize_t count;
+    int length = iou_http_ended(peer->lane, end, rest);
+    CHECK(length >= 0);
+    bytes_add(unread, rest, (size_t)length);
     while ((count = receive(peer->ends[0], peer->owners_fd, piece, sizeof(piece))) > 0)
         bytes_add(unread, piece, (size_t)count);
+    bytes_add(unread, peer->stream.data + peer->sent, peer->stream.length - peer->sent);
 }
 
 bool peer_was_slow(const struct peer *peer) {

@@ -161,7 +161,7 @@ static void check_extents(const struct slot *slot, uint32_t count) {
     CHECK(offset <= slot->offset + slot->length);
     /* A random pattern of a block and more is not a hole. */
     if (count && slot->content == PATTERN && slot->length >= 16)
-        CHECK(!extents[0].hole);
+        CHECK(!extents[0].flags);
 }
 
 static void finish(struct client *client, const iou_completion *completion) {

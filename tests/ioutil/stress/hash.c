@@ -8,6 +8,10 @@
 #define LONGEST 5000u
 #define DIGESTS (IOU_HASH_LANES * IOU_HASH_DIGEST)
 
+static void begin(iou_blake2b *state) {
+    CHECK(iou_blake2b_begin(state, IOU_HASH_DIGEST) == 0);
+}
+
 /* What `printf abc | b2sum -l 256` says. */
 static void test_known_digest(void) {
     static const uint8_t known[] = {0xbd, 0xdd, 0x81, 0x3c, 0x63, 0x42, 0x39, 0x72, 0x31, 0x71, 0xef,
@@ -16,7 +20,7 @@ static void test_known_digest(void) {
     const void *pieces[IOU_HASH_LANES] = {NULL, "abc", NULL, "abc"};
     uint8_t digests[DIGESTS];
     iou_blake2b state;
-    iou_blake2b_begin(&state);
+    begin(&state);
     CHECK(iou_blake2b_add(&state, pieces, 3, 1) == 0);
     iou_blake2b_digests(&state, digests);
     CHECK(!memcmp(digests + IOU_HASH_DIGEST, known, sizeof(known)));
@@ -24,20 +28,35 @@ static void test_known_digest(void) {
     CHECK(memcmp(digests, known, sizeof(known)));
 }
 
+/* What `printf '' | b2sum -l 128` says, of messages without a byte. */
+static void test_empty_message(void) {
+    static const uint8_t known[] = {0xca, 0xe6, 0x69, 0x41, 0xd9, 0xef, 0xbd, 0x40,
+                                    0x4e, 0x4d, 0x88, 0x75, 0x8e, 0xa6, 0x76, 0x70};
+    const void *pieces[IOU_HASH_LANES] = {NULL, "", NULL, NULL};
+    uint8_t digests[DIGESTS];
+    iou_blake2b state;
+    CHECK(iou_blake2b_begin(&state, sizeof(known)) == 0 && iou_blake2b_add(&state, pieces, 0, 1) == 0);
+    iou_blake2b_digests(&state, digests);
+    for (int lane = 0; lane < IOU_HASH_LANES; lane++)
+        CHECK(!memcmp(digests + lane * IOU_HASH_DIGEST, known, sizeof(known)));
+}
+
 static void test_lengths(void) {
     const void *pieces[IOU_HASH_LANES] = {0};
     iou_blake2b state;
-    iou_blake2b_begin(&state);
-    CHECK(iou_blake2b_add(&state, pieces, 0, 0) == -EINVAL && iou_blake2b_add(&state, pieces, 0, 1) == -EINVAL);
+    CHECK(iou_blake2b_begin(&state, 0) == -EINVAL && iou_blake2b_begin(&state, IOU_HASH_DIGEST + 1) == -EINVAL);
+    begin(&state);
+    CHECK(iou_blake2b_add(&state, pieces, 0, 0) == -EINVAL);
     CHECK(iou_blake2b_add(&state, pieces, IOU_HASH_CHUNK - 1, 0) == -EINVAL);
     CHECK(iou_blake2b_add(&state, pieces, IOU_HASH_CHUNK + 1, 0) == -EINVAL);
     CHECK(state.length == 0);
+    CHECK(iou_blake2b_add(&state, pieces, IOU_HASH_CHUNK, 0) == 0 && iou_blake2b_add(&state, pieces, 0, 1) == -EINVAL);
 }
 
 /* Messages in pieces of memory that ends with them, so that a byte too many is found. Some lanes have none. */
 static void hash_in_pieces(uint64_t *random, const uint8_t *const *messages, uint64_t length, uint8_t *digests) {
     iou_blake2b state;
-    iou_blake2b_begin(&state);
+    begin(&state);
     for (uint64_t start = 0, count; start < length; start += count) {
         count = IOU_HASH_CHUNK * (1 + below(random, 8));
         count = count < length - start ? count : length - start;
@@ -86,6 +105,7 @@ void test_hash(unsigned rounds, uint64_t seed) {
     uint8_t memory[IOU_HASH_LANES][LONGEST], first[DIGESTS], second[DIGESTS];
     const uint8_t *messages[IOU_HASH_LANES];
     test_known_digest();
+    test_empty_message();
     test_lengths();
     for (unsigned round = 0; round < rounds; round++) {
         uint64_t length = 1 + below(&random, LONGEST);

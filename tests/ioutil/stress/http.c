@@ -11,7 +11,7 @@
 #include <zstd.h>
 
 #include "http/http.h"
-#include "stress.h"
+#include "nbdserver.h"
 
 #define SESSIONS 6u
 #define AREA (7 * MIB + 123) /* of each session; neighbours share a block */
@@ -29,7 +29,6 @@ struct http_session {
     bool rough;
     unsigned number, rounds;
     uint64_t random, start;
-    const char *content; /* of the image, if it is somebody else's; NULL: it is a file */
     char *model, *data;
     int fd, other_fd;
     iou_tls_context *contexts[2]; /* of server and client; NULL: no TLS */
@@ -310,7 +309,7 @@ static void start(struct http_session *session, enum ending ending) {
     session->other_fd = -1;
     shake_hands(session, pair[1]);
     session->control = (iou_control){0};
-    session->lease = (iou_lease){.timeout = UINT64_C(1) << 40, .expires = UINT64_MAX};
+    session->lease = (iou_lease){.timeout = UINT64_C(1) << 40, .expires = UINT64_MAX, .number = (uintptr_t)session};
     iou_http_options options = {
         .lane = {.fd = pair[1],
                  .tls = session->ends[0],
@@ -447,10 +446,6 @@ static void *session_main(void *argument) {
         if (session->rough)
             continue;
         /* What a client whose lane ended did may have happened or not. */
-        if (session->content) {
-            memcpy(session->model, session->content + session->start, AREA);
-            continue;
-        }
         iou_completion completion;
         CHECK(iou_execute(session->handle, IOU_READ, 0, session->start, AREA, session->model, AREA, NULL,
                           &completion) == 0);
@@ -469,8 +464,7 @@ static void make_contexts(iou_tls_context *contexts[2]) {
     CHECK(iou_tls_context_new(&client, &contexts[1], reason) == 0);
 }
 
-static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds, uint64_t seed, bool rough,
-                         const char *content) {
+static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds, uint64_t seed, bool rough) {
     struct http_session sessions[SESSIONS];
     iou_lanes *lanes;
     unsigned served = 0, failed = 0;
@@ -484,7 +478,6 @@ static void run_sessions(iou_engine *engine, iou_handle *handle, unsigned rounds
             .handle = handle,
             .number = i + 1,
             .rough = rough,
-            .content = content,
             .rounds = rounds,
             .random = seed + 2 * i,
             .start = i * AREA,
@@ -517,17 +510,16 @@ void test_http(unsigned rounds, uint64_t seed) {
     make_file(path, (off_t)SIZE);
     CHECK(iou_engine_new(8, 1000, &engine) == 0 && iou_queue_new(engine, &queue) == 0);
     iou_handle *handle = open_image(queue, path, IOU_WRITABLE);
-    run_sessions(engine, handle, rounds, seed, false, NULL);
+    run_sessions(engine, handle, rounds, seed, false);
     iou_set_syscalls(&rough_syscalls);
-    run_sessions(engine, handle, rounds, seed + 100, true, NULL);
+    run_sessions(engine, handle, rounds, seed + 100, true);
     iou_set_syscalls(NULL);
     close_image(queue, handle);
-    for (unsigned works = 0; works < 2; works++) {
-        char *content = calloc(1, SIZE);
-        CHECK(content);
-        run_sessions(engine, owner_start(content, SIZE, seed + works, works), rounds, seed + 200, !works, content);
-        owner_stop();
-        free(content);
+    for (unsigned hostile = 0; hostile < 2; hostile++) {
+        struct nbd_image image;
+        nbd_image_start(&image, SIZE, hostile, seed + hostile);
+        run_sessions(engine, image.handle, rounds, seed + 200, hostile);
+        nbd_image_stop(&image);
     }
     stop_engine(engine);
     CHECK(iou_queue_free(queue) == 0 && iou_engine_free(engine) == 0);

@@ -175,8 +175,8 @@ static void *send_requests(void *argument) {
 /* ---- a connection ----------------------------------------------------------------------------------------------- */
 
 static uint32_t choose_dialect(uint64_t *random) {
-    static const uint32_t DIALECTS[] = {0, IOU_LANE_STRUCTURED, IOU_LANE_STRUCTURED | IOU_LANE_ALLOCATION,
-                                        IOU_LANE_EXTENDED | IOU_LANE_ALLOCATION};
+    static const uint32_t DIALECTS[] = {0, IOU_LANE_STRUCTURED, IOU_LANE_STRUCTURED | IOU_LANE_STATUS,
+                                        IOU_LANE_EXTENDED | IOU_LANE_STATUS};
     return DIALECTS[below(random, 4)] | (below(random, 8) ? 0 : IOU_LANE_READ_ONLY) |
            (below(random, 2) ? IOU_LANE_SPARSE : 0) | (below(random, 2) ? IOU_LANE_COUNT_WRITES : 0);
 }

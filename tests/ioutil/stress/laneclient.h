@@ -63,7 +63,7 @@ struct lane_client {
     /* Of this one. */
     int fd;
     uint32_t flags; /* iou_lane_flag */
-    bool remote;    /* the image is somebody else's, who fails at anything */
+    bool remote;    /* a server has the image, which fails at anything, and may make a change late */
     enum ending ending;
     uint64_t requests; /* to send */
     unsigned most;     /* in flight */
@@ -131,9 +131,9 @@ extern const iou_syscalls bad_syscalls;
 /* A connection, and who owns its lane. */
 struct session {
     struct lane_client client;
-    iou_lane *lane;       /* NULL: none now */
-    iou_handle *external; /* the image, if it is somebody else's */
-    iou_handle *handle;   /* NULL: it was closed, and is the lane's only; or external */
+    iou_lane *lane;     /* NULL: none now */
+    iou_handle *shared; /* the image, if a server has it */
+    iou_handle *handle; /* NULL: it was closed, and is the lane's only; or shared */
     iou_control control;
     iou_lease lease;
     iou_bucket *bucket;          /* NULL: no limit on the rate */

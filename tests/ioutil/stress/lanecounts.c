@@ -6,19 +6,20 @@
 
 #include <sys/eventfd.h>
 
-#define THREADS 3
-#define RANGES 30000u /* of each thread: together more than are kept */
+#define TELLERS 3
+#define RANGES 30000u /* of each teller: together more than are kept */
 #define SPACING 16
 #define RANGE_LENGTH 8
 
 struct teller {
+    struct fiber fiber;
     struct iou_lane *lane;
     uint64_t start;
 };
 
 /* Each range once, in an order in which neighbours seldom follow each other. */
-static void *tell_ranges(void *argument) {
-    const struct teller *teller = argument;
+static void tell_ranges(struct fiber *fiber) {
+    const struct teller *teller = container_of(fiber, struct teller, fiber);
     for (uint64_t i = 0; i < RANGES; i++) {
         uint64_t start = teller->start + i * 7919 % RANGES * SPACING;
         counts_add(teller->lane, start, start + RANGE_LENGTH);
@@ -27,7 +28,15 @@ static void *tell_ranges(void *argument) {
             counts_report(teller->lane, &op, op.result.error);
         }
     }
+}
+
+static void *run_loop(void *argument) {
+    loop_run(argument);
     return NULL;
+}
+
+static void interrupted(struct loop *loop) {
+    lane_changed(container_of(loop, struct iou_lane, tasks.loop));
 }
 
 static uint64_t fetch_ranges(struct iou_lane *lane, iou_range *ranges, uint32_t most) {
@@ -49,35 +58,37 @@ static uint64_t fetch_reports(struct iou_lane *lane) {
 void test_counts(void) {
     struct iou_lane *lane = calloc(1, sizeof(*lane));
     iou_range *ranges = malloc(5000 * sizeof(*ranges));
-    struct teller tellers[THREADS];
-    pthread_t threads[THREADS];
+    struct teller tellers[TELLERS];
+    pthread_t thread;
     uint64_t bytes = 0, reports = 0;
     struct iou_lanes lanes = {.born = fork_generation()};
     CHECK(lane && ranges);
     lane->lanes = &lanes;
     lane->counts.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     pthread_mutex_init(&lane->counts.lock, NULL);
-    pthread_cond_init(&lane->counts.fetched, NULL);
-    for (unsigned i = 0; i < THREADS; i++) {
-        tellers[i] = (struct teller){lane, (uint64_t)i * RANGES * SPACING};
-        CHECK(pthread_create(&threads[i], NULL, tell_ranges, &tellers[i]) == 0);
+    tasks_init(lane);
+    CHECK(loop_init(&lane->tasks.loop) == 0);
+    lane->tasks.loop.interrupted = interrupted;
+    for (unsigned i = 0; i < TELLERS; i++) {
+        tellers[i] = (struct teller){.lane = lane, .start = (uint64_t)i * RANGES * SPACING};
+        CHECK(loop_start(&lane->tasks.loop, &tellers[i].fiber, tell_ranges) == 0);
     }
-    while (bytes < (uint64_t)THREADS * RANGES * RANGE_LENGTH) {
+    CHECK(pthread_create(&thread, NULL, run_loop, &lane->tasks.loop) == 0);
+    while (bytes < (uint64_t)TELLERS * RANGES * RANGE_LENGTH) {
         bytes += fetch_ranges(lane, ranges, 5000);
         reports += fetch_reports(lane);
         usleep(2000);
     }
-    for (unsigned i = 0; i < THREADS; i++)
-        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
     CHECK(fetch_ranges(lane, ranges, 5000) == 0);
-    CHECK(bytes == (uint64_t)THREADS * RANGES * RANGE_LENGTH);
+    CHECK(bytes == (uint64_t)TELLERS * RANGES * RANGE_LENGTH);
     reports += fetch_reports(lane) + lane->counts.reports_lost;
-    CHECK(reports == (uint64_t)THREADS * (RANGES / 1000));
+    CHECK(reports == (uint64_t)TELLERS * (RANGES / 1000));
     counts_free(lane);
     CHECK(close(lane->counts.event_fd) == 0);
     pthread_mutex_destroy(&lane->counts.lock);
-    pthread_cond_destroy(&lane->counts.fetched);
+    tasks_free(lane);
     free(lane);
     free(ranges);
-    printf("counts: %u ranges\n", THREADS * RANGES);
+    printf("counts: %u ranges\n", TELLERS * RANGES);
 }

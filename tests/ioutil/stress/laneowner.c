@@ -6,6 +6,7 @@
 
 #include <sys/socket.h>
 
+static const iou_lane_context ALLOCATION = {7, IOU_EXTENT_ZERO};
 static const uint32_t ERRORS[] = {[EINVAL] = NBD_EINVAL, [ENOSPC] = NBD_ENOSPC};
 
 static void start_lane(struct session *session, iou_lanes *lanes, int fd) {
@@ -27,7 +28,8 @@ static void start_lane(struct session *session, iou_lanes *lanes, int fd) {
                 .lease = &session->lease,
                 .bucket = session->bucket = some_bucket(&session->random),
             },
-        .context = 7,
+        .contexts = &ALLOCATION,
+        .contexts_count = 1,
         .errors_count = sizeof(ERRORS) / sizeof(*ERRORS),
         .errors = ERRORS,
     };
@@ -46,17 +48,16 @@ void session_start(struct session *session, iou_lanes *lanes, iou_queue *queue, 
     if (below(&session->random, 2))
         CHECK(setsockopt(fds[1], SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) == 0);
     client->fd = fds[0];
-    client->remote = session->external;
     client_prepare(client, ending);
     client_start(client);
     read_only = client->flags & IOU_LANE_READ_ONLY;
     session->handle =
-        session->external ? session->external : open_image(queue, session->path, read_only ? 0 : IOU_WRITABLE);
+        session->shared ? session->shared : open_image(queue, session->path, read_only ? 0 : IOU_WRITABLE);
     session->started = now_ns();
     session->act_after = below(&session->random, min_u64(client->requests, 200) + 1);
     session->acted = false;
     start_lane(session, lanes, fds[1]);
-    if (session->external) {
+    if (session->shared) {
         session->handle = NULL;
     } else if (below(&session->random, 2)) {
         close_image(queue, session->handle);

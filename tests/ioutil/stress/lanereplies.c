@@ -70,7 +70,7 @@ static void succeed(struct lane_client *client, struct sent *sent) {
         return;
     if (sent->command == CMD_READ) {
         CHECK(sent->got == sent->length);
-        CHECK(area_holds(area, sent->data));
+        CHECK(client->remote || area_holds(area, sent->data));
     } else if (sent->command == CMD_WRITE || sent->command == CMD_WRITE_ZEROES) {
         area->content = sent->command == CMD_WRITE ? PATTERN : ZEROS;
         area->seed = sent->seed;

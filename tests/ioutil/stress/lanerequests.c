@@ -91,7 +91,7 @@ static unsigned choose_command(struct lane_client *client, const struct area *ar
     static const uint16_t KINDS[] = {CMD_READ,  CMD_READ,  CMD_READ,         CMD_READ, CMD_WRITE,
                                      CMD_WRITE, CMD_WRITE, CMD_WRITE_ZEROES, CMD_TRIM, CMD_BLOCK_STATUS};
     unsigned command = KINDS[below(&client->random, sizeof(KINDS) / sizeof(*KINDS))];
-    if (command == CMD_BLOCK_STATUS && !(client->flags & IOU_LANE_ALLOCATION))
+    if (command == CMD_BLOCK_STATUS && !(client->flags & IOU_LANE_STATUS))
         return CMD_READ;
     if (area->content == UNKNOWN && !(client->flags & IOU_LANE_READ_ONLY) && command != CMD_WRITE_ZEROES)
         return CMD_WRITE;

@@ -69,6 +69,8 @@ int main(int argc, char **argv) {
     test_lanes((unsigned)(operations < 30000 ? operations / 100 : 300) + 20, seed + 10);
     test_http(rounds, seed + 12);
     test_records((unsigned)operations, seed + 14);
-    test_external((unsigned)(operations < 30000 ? operations / 150 : 200) + 20, seed + 16);
+    test_qcow2(operations, seed + 22);
+    test_remote_lanes((unsigned)(operations < 30000 ? operations / 150 : 200) + 20, seed + 16);
+    test_nbd_client((unsigned)(operations < 30000 ? operations / 500 : 60) + 10, seed + 22);
     return 0;
 }

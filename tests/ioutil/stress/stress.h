@@ -19,7 +19,6 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include "api/external.h"
 #include "nbd/nbd.h"
 
 /* ---- harness.c -------------------------------------------------------------------------------------------------- */
@@ -103,15 +102,9 @@ void test_http(unsigned rounds, uint64_t seed);
 /* count: records of each writer. */
 void test_records(unsigned count, uint64_t seed);
 
-/* ---- external.c, externalowner.c
- * -------------------------------------------------------------------------------------------------- */
+/* ---- qcow2.c ---------------------------------------------------------------------------------------------------- */
 
-/* An owner of an image in memory, one at a time; works: he is slow, no more. It ends when no lane is left. */
-iou_handle *owner_start(char *content, uint64_t size, uint64_t seed, bool works);
-void owner_stop(void);
-
-/* connections: to be served, of several images. */
-void test_external(unsigned connections, uint64_t seed);
+void test_qcow2(uint64_t operations, uint64_t seed);
 
 /* A bucket with a parent for every fourth session, else NULL. Rates that hold a session up, and do not stop it. */
 static inline iou_bucket *some_bucket(uint64_t *random) {
@@ -142,5 +135,12 @@ static inline void end_bucket(iou_bucket *bucket) {
     CHECK(stats.waiting == 0);
     iou_bucket_free(bucket);
 }
+
+/* ---- nbdclient.c, remotelanes.c --------------------------------------------------------------------------------- */
+
+void test_nbd_client(unsigned rounds, uint64_t seed);
+
+/* connections: to be served, of several images. */
+void test_remote_lanes(unsigned connections, uint64_t seed);
 
 #endif

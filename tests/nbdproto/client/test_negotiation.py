@@ -72,6 +72,14 @@ def test_bitmaps_are_looked_for_when_the_ticket_is_a_dirty_one() -> None:
     assert agree(serving({Option.SET_META_CONTEXT: known})).bitmaps == []
 
 
+def test_bitmaps_are_none_if_one_of_them_is_not_selected() -> None:
+    known = contexts(BASE_ALLOCATION, "qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b")
+    one = contexts(BASE_ALLOCATION, "qemu:dirty-bitmap:a")
+    agreed = agree(serving({Option.LIST_META_CONTEXT: known, Option.SET_META_CONTEXT: one}), dirty=True)
+    assert agreed.bitmaps == []
+    assert list(agreed.contexts.values()) == [BASE_ALLOCATION]
+
+
 # 101: magics
 
 

@@ -48,6 +48,8 @@ class Conversation:
     listed: Iterable[str] | None = None
     delivery: str = "whole"
     lookups: list[FindExport] = field(default_factory=list)
+    #: Exports whose bitmaps nobody can tell.
+    broken: frozenset[str] = frozenset()
     #: How the negotiation ended.
     end: Transmit | Close | None = None
 
@@ -83,7 +85,9 @@ class Conversation:
         if isinstance(event, FindExport):
             self.lookups.append(event)
             export = self.exports.get(event.name)
-            if export is None:
+            if export is not None and event.changes and event.name in self.broken:
+                self._handle(self.negotiation.refused(Reply.ERR_POLICY, "the bitmap is in use"))
+            elif export is None:
                 self._handle(self.negotiation.refused(Reply.ERR_UNKNOWN, "no such export"))
             else:
                 self._handle(self.negotiation.found(export))

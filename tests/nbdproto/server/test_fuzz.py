@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from imageio_daemon.nbdproto.constants import MAX_OPTION, MAX_OPTIONS, ExportFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS, ExportFlag, Option, Reply
 from imageio_daemon.nbdproto.messages import BadMagic
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.events import Transmit
@@ -16,7 +16,14 @@ from imageio_daemon.nbdproto.server.transmission import Export, Transmission
 from tests.nbdproto.server.conversation import Conversation
 from tests.support.nbdoracle.requests import Requests
 
-NAMES = st.sampled_from(["a", "b", "missing", ""])
+NAMES = st.sampled_from(["a", "b", "broken", "missing", ""])
+BITMAPS = ("qemu:dirty-bitmap:x", "qemu:dirty-bitmap:y")
+EXPORTS = {
+    "a": Export("a", 1, contexts=(BASE_ALLOCATION, *BITMAPS)),
+    "b": Export("b", 2),
+    "broken": Export("broken", 3),
+}
+QUERIES = st.lists(st.sampled_from([BASE_ALLOCATION, "base:", "x-y:z", "qemu:dirty-bitmap:", *BITMAPS]), max_size=6)
 
 
 class Options(RuleBasedStateMachine):
@@ -24,9 +31,10 @@ class Options(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.talk = Conversation(tls=Tls.OPTIONAL, exports={"a": Export("a", 1), "b": Export("b", 2)}).open()
+        self.talk = Conversation(tls=Tls.OPTIONAL, exports=dict(EXPORTS), broken=frozenset(["broken"])).open()
         self.secure = self.structured = self.extended = False
-        self.selected: str | None = None
+        self.selected: tuple[str, tuple[int, ...]] = ("", ())
+        self.refused = False  # a bitmap of "broken" was asked for
         self.count = 0
 
     def ask(self, option: int, payload: bytes = b"") -> int | None:
@@ -68,31 +76,46 @@ class Options(RuleBasedStateMachine):
         if reply is not None and not self.secure:
             assert reply == Reply.ACK
             self.secure = True
-            self.structured = self.extended = False
-            self.selected = None
+            self.structured = self.extended = self.refused = False
+            self.selected = ("", ())
         elif reply is not None:
             assert reply == Reply.ERR_INVALID
 
     @precondition(negotiating)
-    @rule(name=NAMES, query=st.sampled_from(["base:allocation", "base:", "x-y:z"]))
-    def select(self, name: str, query: str) -> None:
-        reply = self.ask(Option.SET_META_CONTEXT, ContextRequest(name, (query,)).pack())
+    @rule(name=NAMES, queries=QUERIES)
+    def select(self, name: str, queries: list[str]) -> None:
+        reply = self.ask(Option.SET_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
         if reply is None:
             return
-        self.selected = None
+        self.selected, self.refused = ("", ()), False
         if not (self.structured or self.extended):
             assert reply == Reply.ERR_INVALID
-        elif name not in ("a", "b"):
+        elif name not in EXPORTS:
             assert reply == Reply.ERR_UNKNOWN
+        elif name == "broken" and not {*BITMAPS}.isdisjoint(queries):
+            assert reply == Reply.ERR_POLICY
+            self.refused = True
         else:
             assert reply == Reply.ACK
-            self.selected = name if query == "base:allocation" else None
+            ids = (number for number, context in enumerate(EXPORTS[name].contexts, 1) if context in queries)
+            self.selected = (name, tuple(ids))
 
     @precondition(negotiating)
     @rule(name=NAMES)
     def info(self, name: str) -> None:
         reply = self.ask(Option.INFO, InfoRequest(name, ()).pack())
-        assert reply in (None, Reply.ACK if name in ("a", "b") else Reply.ERR_UNKNOWN)
+        assert reply in (None, self.of_lookup(name))
+
+    def of_lookup(self, name: str) -> Reply:
+        if name not in EXPORTS:
+            return Reply.ERR_UNKNOWN
+        return Reply.ERR_POLICY if name == "broken" and self.refused else Reply.ACK
+
+    @precondition(negotiating)
+    @rule(name=NAMES, queries=QUERIES)
+    def list_contexts(self, name: str, queries: list[str]) -> None:
+        reply = self.ask(Option.LIST_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
+        assert reply in (None, self.of_lookup(name))
 
     @precondition(negotiating)
     @rule(option=st.integers(12, 99), payload=st.binary(max_size=40))
@@ -108,10 +131,11 @@ class Options(RuleBasedStateMachine):
     @rule(name=NAMES)
     def go(self, name: str) -> None:
         reply = self.ask(Option.GO, InfoRequest(name, ()).pack())
+        assert reply in (None, self.of_lookup(name))
         if reply == Reply.ACK:
             served = self.talk.transmission
             assert (served.structured, served.extended) == (self.structured, self.extended)
-            assert served.allocation == (self.selected == name)
+            assert served.contexts == (self.selected[1] if self.selected[0] == name else ())
 
     @invariant()
     def extended_headers_win(self) -> None:
@@ -161,7 +185,7 @@ def test_mutated_bytes_are_answered_or_closed(chance: random.Random, changes: in
 @settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=32, max_size=32), st.booleans(), st.booleans())
 def test_random_headers_are_requests_or_the_end(data: bytes, extended: bool, with_magic: bool) -> None:
-    agreed = Transmission(Export("disk", 1 << 40), structured=True, extended=extended, allocation=True)
+    agreed = Transmission(Export("disk", 1 << 40), structured=True, extended=extended, contexts=(1,))
     serve = Requests(agreed)
     if with_magic:
         data = (b"\x21\xe4\x1c\x71" if extended else b"\x25\x60\x95\x13") + data[4:]

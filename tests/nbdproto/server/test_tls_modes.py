@@ -80,7 +80,7 @@ def test_what_was_said_in_the_clear_is_forgotten(first: Option) -> None:
     talk.final(Option.STARTTLS)
     assert not talk.flags() & ExportFlag.SEND_DF
     transmission = talk.go()
-    assert (transmission.structured, transmission.extended, transmission.allocation) == (False, False, False)
+    assert (transmission.structured, transmission.extended, transmission.contexts) == (False, False, ())
 
 
 @pytest.mark.parametrize("pipelined", [b"\0", OptionHeader(Option.STRUCTURED_REPLY, 0).pack()])

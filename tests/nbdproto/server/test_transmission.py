@@ -19,10 +19,10 @@ def transmission(
     structured: bool = True,
     read_only: bool = False,
     can_flush: bool = True,
-    allocation: bool = True,
+    contexts: tuple[int, ...] = (1,),
 ) -> Requests:
     export = Export("disk", SIZE, read_only=read_only, can_flush=can_flush)
-    return Requests(Transmission(export, structured=structured, extended=extended, allocation=allocation))
+    return Requests(Transmission(export, structured=structured, extended=extended, contexts=contexts))
 
 
 @pytest.fixture(params=[False, True], ids=["compact", "extended"])
@@ -202,7 +202,7 @@ def test_write_without_payload_flag_has_its_payload_with_extended_headers() -> N
 
 
 def test_status_that_was_not_negotiated_is_invalid(extended: bool) -> None:
-    serve = transmission(extended=extended, allocation=False)
+    serve = transmission(extended=extended, contexts=())
     assert parse(serve, Command.BLOCK_STATUS, 0, 512).error == ErrorNumber.EINVAL
 
 

@@ -182,20 +182,37 @@ os.fsync(journal)
 os.rename(state + "/new", state + "/journal")
 """
 
-Run = Callable[[Death], "tuple[int, list[str]]"]
+#: The same write by io_submit(2), whose end io_getevents(2) tells. The numbers are those of this machine.
+ASYNCHRONOUS = """
+import ctypes, os, struct, sys
+libc, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong()
+libc.syscall.restype = ctypes.c_long
+def call(number, *arguments):
+    assert libc.syscall(ctypes.c_long(number), *arguments) == 1 - (number == SETUP)
+SETUP, GETEVENTS, SUBMIT = {"x86_64": (206, 208, 209), "aarch64": (0, 4, 2)}[os.uname().machine]
+image = os.open(sys.argv[1], os.O_WRONLY)
+data = ctypes.create_string_buffer(b"ab" * 4096, 8192)
+block = ctypes.create_string_buffer(
+    struct.pack("=QIiHhIQQqQII", 0, 0, 0, 1, 0, image, ctypes.addressof(data), 8192, 0, 0, 0, 0))
+call(SETUP, ctypes.c_long(1), ctypes.byref(context))
+call(SUBMIT, context, ctypes.c_long(1), ctypes.byref(ctypes.c_void_p(ctypes.addressof(block))))
+call(GETEVENTS, context, ctypes.c_long(1), ctypes.c_long(1), ctypes.create_string_buffer(32), ctypes.c_void_p())
+"""
+
+Run = Callable[..., "tuple[int, list[str]]"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run the script below the library; return its status and the names of the calls that began."""
+    """Run a script below the library; return its status and the names of the calls that began."""
     library = build_library(tmp_path)
     image, state, trace = tmp_path / "image", tmp_path / "state", tmp_path / "trace"
     image.write_bytes(bytes(8192))
     state.mkdir()
 
-    def run_it(death: Death) -> tuple[int, list[str]]:
+    def run_it(death: Death, script: str = SCRIPT) -> tuple[int, list[str]]:
         with begin(library, trace, state, [image], death):
-            status = subprocess.run([sys.executable, "-c", SCRIPT, image, state], check=False).returncode
+            status = subprocess.run([sys.executable, "-c", script, image, state], check=False).returncode
         return status, [line.split(" ")[2] for line in trace.read_text().splitlines() if line.startswith("+")]
 
     return run_it
@@ -218,3 +235,15 @@ def test_process_dies_after_a_call(run: Run, tmp_path: Path) -> None:
 def test_process_dies_in_the_middle_of_a_call(run: Run, tmp_path: Path) -> None:
     assert run(Death("j", "m", 2)) == (-signal.SIGKILL, ["write", "sync", "create", "write"])
     assert (tmp_path / "state" / "new").read_bytes() == b"+"
+
+
+def test_asynchronous_write_is_told_from_its_begin_to_its_end(run: Run, tmp_path: Path) -> None:
+    assert run(NEVER, ASYNCHRONOUS) == (0, ["write"])
+    assert (tmp_path / "image").read_bytes() == b"ab" * 4096
+    assert (tmp_path / "trace").read_text().splitlines()[-1] == "- 0 8192"
+
+
+@pytest.mark.parametrize(("when", "length"), [("b", 0), ("m", 4096), ("a", 8192)])
+def test_process_dies_at_an_asynchronous_write(run: Run, tmp_path: Path, when: str, length: int) -> None:
+    assert run(Death("w", when, 1), ASYNCHRONOUS) == (-signal.SIGKILL, ["write"])
+    assert (tmp_path / "image").read_bytes() == (b"ab" * 4096)[:length] + bytes(8192 - length)

@@ -31,9 +31,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("way", ["lanes", "python"])
 def test_record_tells_only_what_the_image_has(
-    certificates: Certificates, library: Path, tmp_path: Path, mounts: Mounts, way: str
+    certificates: Certificates, library: Path, tmp_path: Path, mounts: Mounts
 ) -> None:
     seed = int(os.environ.get("IMAGEIO_TEST_SEED") or secrets.randbelow(10**6))
     tally = Tally()
@@ -44,8 +43,7 @@ def test_record_tells_only_what_the_image_has(
 
         def make(state: Path, number: int = number) -> Daemon:
             config: dict[str, Section] = {
-                "daemon": {"loops": 2, "state_dir": state},
-                "remote": {"c_lane": way == "lanes"},
+                "daemon": {"state_dir": state},
                 "nbd": {"enable": True, "host": "localhost", "port": 0, "socket": tmp_path / f"{number}.nbd"},
             }
             return Daemon(certificates, config)

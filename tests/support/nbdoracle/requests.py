@@ -5,7 +5,6 @@ The header is parsed here; its payload is received by the caller, into memory of
 """
 
 from imageio_daemon.nbdproto.constants import (
-    BASE_ALLOCATION,
     EXTENDED_REQUEST,
     MAX_PAYLOAD,
     REQUEST,
@@ -80,7 +79,7 @@ class Requests:
         self.export = export = transmission.export
         self.structured = transmission.structured
         self.extended = extended = transmission.extended
-        self.allocation = transmission.allocation
+        self.contexts = transmission.contexts
         self._form, self._magic = (
             (EXTENDED_REQUEST_HEADER, EXTENDED_REQUEST) if extended else (COMPACT_REQUEST, REQUEST)
         )
@@ -139,8 +138,8 @@ class Requests:
             self._check_status(request)
 
     def _check_status(self, request: Request) -> None:
-        if not self.allocation:
-            request.refuse(ErrorNumber.EINVAL, f"{BASE_ALLOCATION} was not negotiated")
+        if not self.contexts:
+            request.refuse(ErrorNumber.EINVAL, "no metadata context was selected")
         elif not request.length:
             request.refuse(ErrorNumber.EINVAL, "an empty range has no status")
 

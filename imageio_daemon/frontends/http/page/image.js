@@ -19,12 +19,14 @@ export class Image {
     /**
      * Return what can be done: `size`, the bytes that the image has now; `most`, those that it may have, Infinity: no
      * limit; the name `filename`, or null; `finalized`, whether an upload has ended well; `writable`, `durable` and
-     * `finalize`, whether the ticket has these features.
+     * `finalize`, whether the ticket has these features; `safe`, the bytes that uploads with this ticket have left on
+     * stable storage, as far as the server has recorded them.
      */
     async describe(signal) {
         const { response } = await this.#ask("OPTIONS", "", { signal });
         const head = await this.#ask("HEAD", "", { signal, type: "text" });
         const features = new Set(response.features);
+        const durable = features.has("durable") && features.has("zero") ? await this.extents("durable", signal) : [];
         return {
             size: Number(head.getResponseHeader("Content-Length")),
             most: response.max_size ?? Infinity,
@@ -33,6 +35,7 @@ export class Image {
             writable: features.has("zero"),
             durable: features.has("durable"),
             finalize: features.has("finalize"),
+            safe: durable.reduce((sum, extent) => sum + (extent.durable ? extent.length : 0), 0),
         };
     }
 
@@ -60,7 +63,7 @@ export class Image {
         await this.#patch({ op: "flush" }, { type: "text", stalled: HASHING, signal });
     }
 
-    /** Return the bytes of a range. */
+    /** Return the bytes of a range; fewer, if the image has become shorter, which the comparison at the end finds. */
     async read(offset, size, signal) {
         const headers = { Range: `bytes=${offset}-${offset + size - 1}` };
         const { response } = await this.#ask("GET", "", { headers, type: "arraybuffer", signal });
@@ -110,6 +113,12 @@ export class Image {
     }
 }
 
+/** Return the name in a Content-Disposition as the server writes it (RFC 6266, RFC 8187), or null. */
 function offeredName(disposition) {
-    return /filename=([^;]+)/.exec(disposition)?.[1].trim() || null;
+    const extended = /; filename\*=UTF-8''([^;]+)/.exec(disposition);
+    if (extended) {
+        return decodeURIComponent(extended[1]);
+    }
+    const [, quoted, plain] = /; filename=(?:"([^"]*)"|([^;]+))/.exec(disposition) ?? [];
+    return quoted ?? plain ?? null;
 }

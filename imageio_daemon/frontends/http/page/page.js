@@ -12,7 +12,7 @@ import { View } from "./view.js";
 /** Seconds of one wait after which a person is told that the server does not answer. */
 const PATIENT = 2;
 
-const view = new View();
+const view = new View(location.hostname);
 const transfer = new Transfer();
 
 async function open() {

@@ -27,6 +27,10 @@ const SENTENCES = {
         title: "The disk is in use",
         text: "Another program on the server uses it, such as a running virtual machine. When that has ended, try again.",
     },
+    image_unusable: {
+        title: "The server cannot use the disk",
+        text: "It is damaged, or not what the link says. Tell the person who sent the link; the log of the service has the reason.",
+    },
     out_of_range: {
         title: "The disk is too small",
         text: "The server has less room for this disk than is needed. Ask for a link to a disk of the right size.",

@@ -21,19 +21,28 @@ export class Uploading {
         this.disk = disk;
     }
 
-    /** Ask for the file. notice: why, if it is not the first time. */
-    choose(notice = "") {
-        const begun = hasBegun() && this.disk.durable;
+    /** Ask for the file. notice: why, if it is not the first time; command: what makes one that is taken. */
+    choose(notice = "", command = "") {
         this.#listen();
         this.view.show({
-            title: begun ? "Continue the upload" : "Upload a disk",
-            lead: begun
-                ? "Choose the same file again. What is already safe on the server is not sent a second time."
+            title: this.#begun ? "Continue the upload" : "Upload a disk",
+            lead: this.#begun
+                ? `Choose the same file again. What is already safe on the server${this.#safe()} is not sent a second time.`
                 : `This link takes one raw disk image${this.#limit()}. Zeros are not sent, and at the end the server compares every byte.`,
             notice,
             refused: true,
+            command,
             parts: ["choose"],
         });
+    }
+
+    /** Whether the server knows what an upload, of this tab or of another one, has sent. */
+    get #begun() {
+        return this.disk.durable && (hasBegun() || this.disk.safe > 0);
+    }
+
+    #safe() {
+        return this.disk.safe ? `, ${bytes(this.disk.safe)},` : "";
     }
 
     #limit() {
@@ -74,7 +83,7 @@ export class Uploading {
         }
         const problem = this.#problem(file, format);
         if (problem) {
-            this.choose(problem);
+            this.choose(problem, file.size ? format.command : "");
         } else {
             this.#ready(file, format);
         }
@@ -95,7 +104,6 @@ export class Uploading {
     }
 
     #ready(file, format) {
-        const again = isRememberedFile(file) && this.disk.durable;
         const size = Math.max(this.disk.size, file.size);
         const facts = [
             ["File", file.name],
@@ -105,18 +113,42 @@ export class Uploading {
         if (size > file.size) {
             facts.push(["Disk", `${exactly(size)}: what the file does not have becomes zeros`]);
         }
-        const other = hasBegun() && !isRememberedFile(file);
+        const offer = this.#offer(file);
+        const labels = offer.labels.map(([label, again], index) => ({
+            label,
+            primary: index === 0,
+            run: () => this.#start(file, size, again),
+        }));
         this.view.show({
-            title: again ? "Ready to continue" : "Ready to upload",
+            title: offer.title,
             lead: `${STAY} You can pause${this.disk.durable ? ", and a reload of this tab continues" : ""}.`,
-            notice: other ? "This is not the file that was begun, so it is sent from the start." : "",
+            notice: offer.notice ?? "",
             parts: ["facts"],
             facts,
-            actions: [
-                { label: again ? "Continue" : "Upload", primary: true, run: () => this.#start(file, size, again) },
-                { label: "Choose another file", run: () => this.choose() },
-            ],
+            actions: [...labels, { label: "Choose another file", run: () => this.choose() }],
         });
+    }
+
+    /**
+     * Return what can be done with a file: title, notice, and labels, each with whether what is safe on the server is kept.
+     * Nobody loses what was sent without being asked. To continue with another file is safe, and slower: the comparison
+     * at the end finds what differs.
+     */
+    #offer(file) {
+        if (!this.#begun) {
+            const notice = hasBegun() ? "This server keeps no record of what was sent before, so all is sent again." : "";
+            return { title: "Ready to upload", notice, labels: [["Upload", false]] };
+        }
+        const [goOn, anew] = [["Continue", true], ["Send all anew", false]];
+        if (isRememberedFile(file)) {
+            return { title: "Ready to continue", labels: [goOn] };
+        }
+        if (hasBegun()) {
+            const notice = "This is not the file that was begun. Send all of it anew, or choose the other one to continue.";
+            return { title: "Another file", notice, labels: [anew] };
+        }
+        const notice = `An upload with this link has begun elsewhere, and ${bytes(this.disk.safe)} are safe on the server. If it was of this file, continue it. At the end every byte is compared, and what differs is sent.`;
+        return { title: "Continue or start anew?", notice, labels: [goOn, anew] };
     }
 
     #start(file, size, again) {

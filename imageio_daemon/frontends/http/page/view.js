@@ -20,15 +20,34 @@ export class View {
     #rate = new Rate();
     #phase = "";
     #announced = 0;
+    #waits = false;
+
+    /** host: the name of the server, as in the link. */
+    constructor(host) {
+        part("host").textContent = host;
+        part("copy").addEventListener("click", () => this.#copy());
+    }
 
     /**
      * Show a state.
      *
      * title, lead: what it is, and what to do. parts: of PARTS. facts: pairs of a name and a value. notice: a sentence that
-     * must not be missed; refused: it is why a file is not taken. tone: "", "good" or "bad". actions: label, run or href, and primary. small: what else there is to
-     * know. The title gets the focus, so that a screen reader says it and the keyboard goes on from there.
+     * must not be missed; refused: it is why a file is not taken; command: a line to copy that helps. tone: "", "good" or
+     * "bad". actions: label, run or href, and primary. small: what else there is to know. The title gets the focus, so that
+     * a screen reader says it and the keyboard goes on from there; what was said before is no longer so.
      */
-    show({ title, lead = "", parts = [], facts = [], notice = "", refused = false, tone = "", actions = [], small = "" }) {
+    show({
+        title,
+        lead = "",
+        parts = [],
+        facts = [],
+        notice = "",
+        refused = false,
+        command = "",
+        tone = "",
+        actions = [],
+        small = "",
+    }) {
         document.title = title;
         document.body.className = tone;
         part("title").textContent = title;
@@ -38,7 +57,11 @@ export class View {
         part("notice").textContent = notice;
         part("notice").hidden = !notice;
         part("notice").className = refused ? "notice bad" : "notice";
-        part("waiting").hidden = true;
+        part("command").hidden = !command;
+        part("line").textContent = command;
+        part("copy").textContent = "Copy the command";
+        this.#wait(null);
+        this.say("");
         for (const id of PARTS) {
             part(id).hidden = !parts.includes(id);
         }
@@ -61,6 +84,7 @@ export class View {
         if (phase !== this.#phase || state !== "running") {
             this.#phase = phase;
             this.#rate = new Rate();
+            this.#announced = 0;
         }
         this.#rate.add(done);
         const share = percent(done, size);
@@ -89,15 +113,29 @@ export class View {
         return `${amount} · ${bytes(rate)}/s · ${duration((size - done) / rate)} left`;
     }
 
-    /** Tell what is waited for, and when the next try is. */
+    /** Tell what is waited for, and when the next try is; null: nothing is. */
     #wait(waiting) {
         part("waiting").hidden = !waiting;
         if (waiting) {
             const seconds = Math.max(0, (waiting.until - Date.now()) / 1000);
             const next = seconds < 1 ? "Trying again now." : `Trying again in ${duration(seconds)}.`;
-            const text = `${waitingFor(waiting)} ${next} Nothing that was sent is lost.`;
-            part("waiting").textContent = text;
+            part("waiting").textContent = `${waitingFor(waiting)} ${next} Nothing that was sent is lost.`;
             this.say(waitingFor(waiting));
+        } else if (this.#waits) {
+            part("waiting").textContent = "";
+            this.say("It goes on.");
+        }
+        this.#waits = Boolean(waiting);
+    }
+
+    async #copy() {
+        try {
+            await navigator.clipboard.writeText(part("line").textContent);
+            this.say("Copied");
+            part("copy").textContent = "Copied";
+        } catch {
+            // The browser forbids it: then the line is selected, for the keys of the person.
+            getSelection().selectAllChildren(part("line"));
         }
     }
 

@@ -1,23 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`/images/{id}/checksum`: the digest of an image or a range of it, computed by the server."""
+"""`/images/{id}/checksum`: the digest of an image or a range of it, or those of its blocks, computed by the server."""
 
 from collections.abc import Mapping
 
 from aiohttp import web
 
 from ....errors import InvalidRequest
+from ....image.block_list import Head, ListWriter
 from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total
-from ....operations.checksum import Wanted, checksum
+from ....operations.checksum import Blocks, Wanted, checksum
 from ....operations.hashing import Hashing
+from ....operations.peers import ByteSink
 from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
+from ....units import KiB
 from ..checksums import ALGORITHMS, require_algorithm, require_block_size
 from ..headers import parse_number
 from ..messages import json_response
 from ..request import attach, query_of
 from ..routes import Resource, preflight
+from ..stream import Stream
 from .images import READ_METHODS
+
+#: A JSON object on each line (jsonlines.org).
+JSON_LINES = "application/jsonl"
+#: Bytes of text that are collected before they are sent: those of 600 blocks. An image may have millions.
+PIECE = 64 * KiB
 
 
 class Checksums:
@@ -36,36 +45,58 @@ class Checksums:
         """Return the resource `/images/{}/checksum/algorithms`."""
         return Resource({"OPTIONS": preflight(READ_METHODS), "GET": self.list_all}, READ_METHODS, READ_METHODS)
 
-    async def get(self, request: web.Request) -> web.Response:
-        """Answer GET with the checksum of the image, or of a range of it.
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Answer GET with the checksum of the image or of a range of it, or with the list of the digests of its blocks.
 
         The query has the algorithm and the block_size: bytes, a multiple of BLOCK_ALIGNMENT, from MIN_BLOCK to
-        MAX_BLOCK; offset, a multiple of BLOCK_ALIGNMENT, by default 0; length, at least 1, by default to the end of the
-        image. The answer has the range if the query has offset or length. Raises InvalidRequest, OutOfRange, Forbidden,
-        TooManyConnections, Canceled, StorageError, Unavailable.
+        MAX_BLOCK, or in its place `blocks`, which asks for the list; offset, a multiple of BLOCK_ALIGNMENT, by default
+        0; length, at least 1, by default to the end of the image. The answer has the range if the query has offset or
+        length. Raises InvalidRequest, OutOfRange, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable,
+        PeerGone. An error after the first piece of a list cuts the connection.
         """
         query = query_of(request)
-        algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
-        require_algorithm(algorithm)
-        block_size = parse_number(query.get("block_size", str(DEFAULT_BLOCK)), "block_size")
-        require_block_size(block_size)
-        offset, length = _range(query)
+        wanted = parse_checksum(query)
         transfer = attach(self._store, request, Access.READ)
-        total = Total(algorithm)
-        wanted = Wanted(algorithm, block_size, offset, length)
+        total = Total(wanted.algorithm)
+        if asks_list(query):
+            stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON_LINES}))
+            writer = _Writer(stream, wanted)
+            length = await checksum(transfer, self._buffers, self._hashing, wanted, total, writer.add)
+            await writer.end(length, total.hexdigest())
+            return await stream.finish()
         length = await checksum(transfer, self._buffers, self._hashing, wanted, total)
         answer: dict[str, object] = {
-            "algorithm": algorithm,
-            "block_size": block_size,
+            "algorithm": wanted.algorithm,
+            "block_size": wanted.block_size,
             "checksum": total.hexdigest(),
         }
-        if "offset" in query or "length" in query:
-            answer |= {"offset": offset, "length": length}
+        if names_range(query):
+            answer |= {"offset": wanted.offset, "length": length}
         return json_response(answer)
 
     async def list_all(self, _: web.Request) -> web.Response:
         """Answer GET with the names of the algorithms. It needs no ticket."""
         return json_response({"algorithms": ALGORITHMS})
+
+
+def parse_checksum(query: Mapping[str, str]) -> Wanted:
+    """Return what a query asks for. Raises InvalidRequest."""
+    algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
+    require_algorithm(algorithm)
+    size_name = "blocks" if asks_list(query) else "block_size"
+    block_size = parse_number(query.get(size_name, str(DEFAULT_BLOCK)), size_name)
+    require_block_size(block_size, size_name)
+    return Wanted(algorithm, block_size, *_range(query))
+
+
+def asks_list(query: Mapping[str, str]) -> bool:
+    """Tell whether a query asks for the list of the digests of blocks."""
+    return "blocks" in query
+
+
+def names_range(query: Mapping[str, str]) -> bool:
+    """Tell whether the answer has the range: the query names some of it."""
+    return "offset" in query or "length" in query
 
 
 def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
@@ -79,3 +110,25 @@ def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
     if length == 0:
         raise InvalidRequest("Invalid length: at least 1")
     return offset, length
+
+
+class _Writer:
+    """Send the list of digests in pieces."""
+
+    def __init__(self, sink: ByteSink, wanted: Wanted) -> None:
+        self._sink = sink
+        self._list = ListWriter(Head(wanted.algorithm, wanted.block_size, wanted.offset))
+
+    async def add(self, blocks: Blocks) -> None:
+        """Add blocks. Raises PeerGone."""
+        if blocks.zero:
+            self._list.zeros(blocks.number * blocks.length)
+        else:
+            self._list.block(blocks.length, blocks.digest)
+        if self._list.size >= PIECE:
+            await self._sink.write(self._list.take())
+
+    async def end(self, length: int, checksum: str) -> None:
+        """Add the end. Raises PeerGone."""
+        self._list.end(length, checksum)
+        await self._sink.write(self._list.take())

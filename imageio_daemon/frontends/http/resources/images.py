@@ -5,19 +5,21 @@ Parsing comes first, so that a malformed request gets the same answer with and w
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from aiohttp import web
 
 from ....errors import DENIED, Forbidden, InvalidRequest, TooLarge, UnsupportedEncoding
+from ....lanes.http import Instruction
 from ....operations import operations
-from ....operations.decoding import decoded
 from ....storage.backend import BackendInfo
 from ....storage.lending import Buffers
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access, Ticket
 from ....transfers.transfer import Transfer
+from ..carrying import answer_to, carry_out
 from ..conditions import INSTANCE, Conditions
+from ..cors import cors_headers
 from ..errors import ENCODING
 from ..headers import (
     MAX_FINALIZE,
@@ -30,27 +32,35 @@ from ..headers import (
     parse_range,
 )
 from ..messages import json_response, range_headers, whole_headers
-from ..request import Body, attach, exchange_of, name_of, query_of, read_json, waits_for_continue
+from ..request import attach, connection_of, exchange_of, name_of, query_of, read_json, waits_for_continue
 from ..routes import Resource
-from ..stream import Stream
+from .local import LocalService
 
 READ_METHODS = ("OPTIONS", "GET")
 WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 
-READ_FEATURES = ("checksum", "checksum_range", "extents")
+READ_FEATURES = ("checksum", "checksum_blocks", "checksum_range", "extents")
 WRITE_FEATURES = ("durable", "flush", "zero")
 
 #: The name in `OPTIONS /images/*`, which asks for the features of the server.
 ANY = "*"
 
 
+class Put(NamedTuple):
+    """What a PUT asks for. offset: of its first byte. length: of its content; None: what comes. encoded: with zstd."""
+
+    offset: int
+    length: int | None
+    flush: bool
+    encoded: bool
+
+
 class Images:
     """Serve the images of a store's tickets.
 
     finalize: answers a PATCH with the op finalize and this JSON document.
-    max_connections: the number of connections that OPTIONS recommends for one image, unless the storage has another
-    limit. unix_socket: the address of the local service; None: it is disabled.
+    max_connections: the number of connections that OPTIONS recommends for one image. local: tells of the local service.
     """
 
     def __init__(
@@ -60,13 +70,13 @@ class Images:
         finalize: Callable[[web.Request, dict[str, Any]], Awaitable[web.Response]],
         *,
         max_connections: int,
-        unix_socket: str | None,
+        local: LocalService,
     ) -> None:
         self._store = store
         self._buffers = buffers
         self._finalize = finalize
         self._max_connections = max_connections
-        self._unix_socket = unix_socket
+        self._local = local
 
     def resource(self) -> Resource:
         """Return the resource `/images/{}`."""
@@ -86,13 +96,13 @@ class Images:
         """
         if name_of(request) == ANY:
             durable = self._store.keeps_records
-            return self._capabilities(writable=True, flush=True, durable=durable, finalize=True, image={})
+            return self._capabilities(request, writable=True, flush=True, durable=durable, finalize=True, image={})
         transfer = attach(self._store, request, Access.READ)
         info = await operations.info(transfer)
         writable = transfer.permission.writable
         image: dict[str, object] = {
-            "max_readers": info.max_readers or self._max_connections,
-            "max_writers": info.max_writers or self._max_connections,
+            "max_readers": self._max_connections,
+            "max_writers": self._max_connections,
             "fast_zero": writable and _zeroes_fast(transfer.ticket, info),
             "zero_state": "zero" if await _stays_zero(transfer, info) else "unknown",
         }
@@ -105,14 +115,14 @@ class Images:
         durable = transfer.record is not None
         finalize = transfer.ticket.may(Access.WRITE) and info.can_flush
         return self._capabilities(
-            writable=writable, flush=info.can_flush, durable=durable, finalize=finalize, image=image
+            request, writable=writable, flush=info.can_flush, durable=durable, finalize=finalize, image=image
         )
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
 
-        Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, PeerGone, StorageError, Unavailable. An
-        error after the first bytes of the body cuts the connection, so the client gets less than Content-Length.
+        Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable. An error after
+        the first bytes of the body cuts the connection, so the client gets less than Content-Length.
         """
         wanted = parse_range(request.headers.get("range"))
         transfer = attach(self._store, request, Access.READ)
@@ -124,52 +134,44 @@ class Images:
         if wanted is None:
             headers = whole_headers(transfer.ticket)
         else:
-            offset, length = wanted.resolve(size, transfer.ticket.size)
+            offset, length = wanted.resolve(size)
             headers = range_headers(transfer.ticket, offset, offset + length - 1, size)
         if wanted is None or conditions.asked:
             headers |= conditions.headers
-        response = web.StreamResponse(status=200 if wanted is None else 206, headers=headers)
-        response.content_length = length
-        _close_if_wanted(request, response)
+        status = 200 if wanted is None else 206
         if request.method == "HEAD":
+            response = web.StreamResponse(status=status, headers=headers)
+            response.content_length = length
+            close_if_wanted(request, response)
             return response
-        stream = Stream(request, response)
-        await operations.read(transfer, self._buffers, offset, length, stream)
-        return await stream.finish()
+        is_last = is_closing(request) or connection_of(request).must_close or not request.content.at_eof()
+        answer = answer_to(request, status, headers | _for_pages(request), length, is_last=is_last)
+        todo = Instruction(False, offset, length, status, answer)
+        return await carry_out(request, transfer, todo, is_last=is_last)
 
-    async def put(self, request: web.Request) -> web.Response:
+    async def put(self, request: web.Request) -> web.StreamResponse:
         """Write the body into the image at the first byte of Content-Range, by default at 0 (RFC 9110 14.5).
 
         With `Content-Encoding: zstd` the body is one frame (RFC 8878), whose content is written. The answer means
         stable storage unless the query says `flush=n`. After an error or a cancellation, a part of the body may be
         written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden, TooManyConnections,
-        Canceled, PeerGone, StorageError, Unavailable.
+        Canceled, StorageError, Unavailable.
         """
-        flush = parse_choice(query_of(request), "flush", ("y", "n")) == "y"
-        content_range = request.headers.get("content-range")
-        offset, length = parse_content_range(content_range), request.content_length
-        if length is None and "transfer-encoding" not in request.headers:
-            raise InvalidRequest("Content-Length is required")
-        encoding = request.headers.get("content-encoding", "identity").lower()
-        if encoding == ENCODING:
-            offset, length = parse_encoded_range(content_range)
-        elif encoding != "identity":
-            raise UnsupportedEncoding(f"No Content-Encoding but {ENCODING} is served")
+        put = parse_put(request)
         transfer = attach(self._store, request, Access.WRITE)
-        await self._write(transfer, offset, length, Body(request), flush=flush, encoded=encoding == ENCODING)
-        response = web.Response()
-        _close_if_wanted(request, response)
-        return response
-
-    async def _write(
-        self, transfer: Transfer, offset: int, length: int | None, body: Body, *, flush: bool, encoded: bool
-    ) -> None:
-        if not encoded or length is None:
-            await operations.write(transfer, self._buffers, offset, length, body, flush=flush)
-            return
-        transfer.ticket.require_range(offset, length)  # C has no number for what is longer
-        async with decoded(body, length, self._buffers.windows, transfer) as content:
-            await operations.write(transfer, self._buffers, offset, length, content, flush=flush)
+        is_last = is_closing(request) or connection_of(request).must_close
+        todo = Instruction(
+            True,
+            put.offset,
+            put.length,
+            200,
+            answer_to(request, 200, _for_pages(request), 0, is_last=is_last),
+            body=request.content_length,
+            encoded=put.encoded,
+            flush=put.flush,
+            expects=waits_for_continue(request) and request.content_length != 0,
+        )
+        return await carry_out(request, transfer, todo, is_last=is_last)
 
     async def patch(self, request: web.Request) -> web.Response:
         """Zero a range, flush, or finalize, as the JSON document in the body says.
@@ -178,8 +180,8 @@ class Images:
         InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Forbidden, TooManyConnections, Canceled, PeerGone,
         StorageError.
         """
-        document = await self._read_patch(request)
-        if _is_finalize(document):
+        document = await self.read_patch(request)
+        if is_finalize(document):
             return await self._finalize(request, document)
         todo = parse_patch(document)
         transfer = attach(self._store, request, Access.WRITE)
@@ -191,7 +193,7 @@ class Images:
             )
         return web.Response()
 
-    async def _read_patch(self, request: web.Request) -> object:
+    async def read_patch(self, request: web.Request) -> object:
         """Return the JSON document of a PATCH. Only who has a ticket that may write sends the longer ones."""
         length = request.content_length or 0
         if not waits_for_continue(request) and length <= MAX_JSON:
@@ -203,12 +205,19 @@ class Images:
             return await read_json(request)
         async with self._buffers.lease(transfer, min(length, MAX_FINALIZE), most=1):  # memory for as much again
             document = await read_json(request, MAX_FINALIZE)
-        if not _is_finalize(document):
+        if not is_finalize(document):
             raise TooLarge(f"The body is larger than {MAX_JSON} bytes")
         return document
 
     def _capabilities(
-        self, *, writable: bool, flush: bool, durable: bool, finalize: bool, image: dict[str, object]
+        self,
+        request: web.Request,
+        *,
+        writable: bool,
+        flush: bool,
+        durable: bool,
+        finalize: bool,
+        image: dict[str, object],
     ) -> web.Response:
         missing = {name for name, there in (("flush", flush), ("durable", durable)) if not there}
         features = [*READ_FEATURES, *(each for each in WRITE_FEATURES if writable and each not in missing)]
@@ -217,13 +226,33 @@ class Images:
         answer: dict[str, object] = {"features": features, **image, "instance": INSTANCE}
         if writable:
             answer["encodings"] = [ENCODING]
-        if self._unix_socket is not None:
-            answer["unix_socket"] = self._unix_socket
+        answer |= self._local.told(request)
         allow = READ_METHODS + (WRITE_METHODS if writable else ())
         return json_response(answer, {"Allow": ",".join(allow)})
 
 
-def _is_finalize(document: object) -> TypeGuard[dict[str, Any]]:
+def _for_pages(request: web.Request) -> dict[str, str]:
+    """Return the fields of an answer for pages of other origins."""
+    return cors_headers(request.headers, ",".join(CORS_METHODS))
+
+
+def parse_put(request: web.Request) -> Put:
+    """Return what the head of a PUT asks for. Raises InvalidRequest, UnsupportedEncoding."""
+    flush = parse_choice(query_of(request), "flush", ("y", "n")) == "y"
+    content_range = request.headers.get("content-range")
+    offset, length = parse_content_range(content_range), request.content_length
+    if length is None and "transfer-encoding" not in request.headers:
+        raise InvalidRequest("Content-Length is required")
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding == ENCODING:
+        offset, length = parse_encoded_range(content_range)
+    elif encoding != "identity":
+        raise UnsupportedEncoding(f"No Content-Encoding but {ENCODING} is served")
+    return Put(offset, length, flush, encoding == ENCODING)
+
+
+def is_finalize(document: object) -> TypeGuard[dict[str, Any]]:
+    """Tell whether the JSON document of a PATCH asks for a finalize."""
     return isinstance(document, dict) and document.get("op") == "finalize"
 
 
@@ -249,6 +278,12 @@ def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | No
     return ticket.size if ticket.declared_size is None else None
 
 
-def _close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
-    if query_of(request).get("close") == "y":
+def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:
+    """Close the connection after the answer if the query says so."""
+    if is_closing(request):
         response.force_close()
+
+
+def is_closing(request: web.Request) -> bool:
+    """Tell whether the query asks to close the connection after the answer."""
+    return query_of(request).get("close") == "y"

@@ -29,7 +29,7 @@ class Monitoring:
     async def metrics(self, _: web.Request) -> web.Response:
         """Answer GET with all metrics."""
         text = await self._exposition.text(fresh=self._trusts)
-        return web.Response(headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"}, body=text)
+        return web.Response(headers={"Content-Type": CONTENT_TYPE}, body=text)
 
     async def livez(self, _: web.Request) -> web.Response:
         """Answer GET with 200, because the process answers."""
@@ -48,4 +48,4 @@ class Monitoring:
 
 
 def _answer(status: int, text: str) -> web.Response:
-    return web.Response(status=status, headers={"Content-Type": TEXT, "Cache-Control": "no-store"}, body=text.encode())
+    return web.Response(status=status, headers={"Content-Type": TEXT}, body=text.encode())

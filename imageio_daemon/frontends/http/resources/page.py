@@ -5,6 +5,7 @@ The page is static and has no secret: the ticket is in the fragment of its addre
 """
 
 import hashlib
+import html
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +18,8 @@ FOLDER = Path(__file__).parent.parent / "page"
 INDEX = "index.html"
 #: In the document, what the names of the other files begin with.
 PLACE = "{files}"
+#: And where the name of who runs the server is.
+OPERATOR = "{operator}"
 
 TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -45,20 +48,21 @@ _METHODS = ("OPTIONS", "GET")
 
 
 class Page:
-    """The files of the page, read when it is made. Raises OSError.
+    """The files of the page, read when it is made. operator: who runs the server, "" if nobody says. Raises OSError.
 
     The scripts import each other by relative names, so that one folder of the address, the hash of all files, renews
     them all together: `/ui/HASH/NAME`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, operator: str) -> None:
         files = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir())}
         digest = hashlib.sha256()
         for name, content in files.items():
             digest.update(f"{name} {len(content)}\n".encode())
             digest.update(content)
         self.version = digest.hexdigest()[:16]
-        self._document = files.pop(INDEX).replace(PLACE.encode(), self.version.encode())
+        document = files.pop(INDEX).decode().replace(PLACE, self.version)
+        self._document = document.replace(OPERATOR, html.escape(operator)).encode()
         self._files = files
 
     def resources(self) -> Mapping[str, Resource]:

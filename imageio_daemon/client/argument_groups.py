@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of arguments that several commands of imageio-client have."""
+
+import argparse
+import re
+from typing import NoReturn, TypeAlias
+
+from ..commands.amounts import parse_seconds, parse_size
+from .server.pace import LEAST_RATE
+from .tickets import VARIABLE
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+MAX_CONNECTIONS = 64
+
+#: A URL in an error of argparse, which quotes what it does not understand.
+_URL = re.compile(r"(https?://[^/\s'\"]*)/\S*", re.IGNORECASE)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors tell no ticket."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message, in which URLs end with their host, and exit."""
+        super().error(_URL.sub(r"\1/…", message))
+
+
+def add_command(commands: Commands, name: str, text: str, examples: str | None = None) -> argparse.ArgumentParser:
+    """Add a command and its group of output."""
+    command = commands.add_parser(
+        name,
+        help=text[0].lower() + text[1:-1],
+        description=text,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    output = command.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="write one JSON object per line to standard output")
+    amount = output.add_mutually_exclusive_group()
+    amount.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
+    amount.add_argument("-v", "--verbose", action="store_true", help="tell what happens, repeated requests too")
+    return command
+
+
+def add_server(command: argparse.ArgumentParser) -> None:
+    """Add the options of the server."""
+    server = command.add_argument_group("server")
+    server.add_argument("--cafile", metavar="FILE", help="trust the authorities in this file, not those of the system")
+    server.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="sha256//BASE64",
+        help="trust a server with this public key, as curl's --pinnedpubkey; may be given several times",
+    )
+    server.add_argument("--cert", metavar="FILE", help="the certificate for a server that wants one of its clients")
+    server.add_argument("--key", metavar="FILE", help="the key of the certificate (default: it is in the same file)")
+    server.add_argument(
+        "--insecure", action="store_true", help="do not verify the server's certificate, and allow http://"
+    )
+    server.add_argument(
+        "--ticket-file",
+        metavar="FILE",
+        help=f"read the ticket from FILE, - is standard input, for a URL without one; or set {VARIABLE}",
+    )
+    way = server.add_mutually_exclusive_group()
+    way.add_argument(
+        "--unix-socket", metavar="PATH", help="connect to the local service of this host; @NAME is an abstract socket"
+    )
+    way.add_argument("--no-local", action="store_true", help="do not look for the local service of this host")
+    server.add_argument(
+        "--retry-for",
+        type=parse_seconds,
+        metavar="TIME",
+        help="go on for so long while the server or the network is away: 90, 30m, 2h (default: 2m)",
+    )
+
+
+def add_connections(command: argparse.ArgumentParser) -> None:
+    """Add the options of how fast, and of the end."""
+    command.add_argument(
+        "--connections",
+        type=_number(1, MAX_CONNECTIONS),
+        metavar="N",
+        help="use up to N connections (default: what seems useful)",
+    )
+    command.add_argument(
+        "--rate",
+        type=_rate,
+        metavar="BYTES",
+        help="move at most so much per second, all connections together; K, M, G may follow (default: no limit)",
+    )
+    command.add_argument("--verify", action="store_true", help="compare the checksums of both sides at the end")
+
+
+def add_dry_run(command: argparse.ArgumentParser) -> None:
+    """Add the option to change nothing."""
+    command.add_argument(
+        "--dry-run", action="store_true", help="only tell what would be transferred, and what would be refused"
+    )
+
+
+def add_format(command: argparse.ArgumentParser) -> None:
+    """Add the format of the local image."""
+    command.add_argument(
+        "--format",
+        type=_format,
+        metavar="NAME",
+        help="format of IMAGE: raw, qcow2, vmdk, what qemu knows (default: by its suffix, or else raw)",
+    )
+
+
+def add_shared(command: argparse.ArgumentParser) -> None:
+    """Add the option for images in use."""
+    command.add_argument("--shared", action="store_true", help="even if another program uses the local image")
+
+
+def add_state(command: argparse.ArgumentParser, restart: str) -> "argparse._MutuallyExclusiveGroup":
+    """Add the options of transfers that go on, and return the group of what becomes of earlier ones."""
+    state = command.add_mutually_exclusive_group()
+    state.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="where to keep what is done, for the next command (default: ~/.local/state/imageio-client)",
+    )
+    state.add_argument("--no-state", action="store_true", help="keep it nowhere")
+    again = command.add_mutually_exclusive_group()
+    again.add_argument("--restart", action="store_true", help=restart)
+    return again
+
+
+def _format(text: str) -> str:
+    if not re.fullmatch("[a-z0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a format")
+    return text
+
+
+def _rate(text: str) -> int:
+    if (rate := parse_size(text)) < LEAST_RATE:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than {LEAST_RATE} bytes per second")
+    return rate
+
+
+class _number:  # noqa: N801 - used as a function
+    """Parse a number between two limits, both included."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+
+    def __call__(self, text: str) -> int:
+        if not text.isdecimal() or not self._least <= int(text) <= self._most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {self._least} to {self._most}")
+        return int(text)

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that transfer images: each is a function of the options, and of what is shown."""
+
+import argparse
+from pathlib import Path
+from typing import BinaryIO
+
+from ..commands.amounts import human
+from ..commands.printable import printable
+from ..commands.standard_streams import STDIN, STDOUT, Descriptor, Streams
+from . import api
+from .display import Display, display
+from .errors import ChecksumMismatch, ClientError, LocalError, StateMismatch, Usage
+from .local.formats import is_elsewhere, named
+from .local.target import is_existing_device
+from .server.session import Settings
+from .transfer.progress import Progress
+
+
+class Transfer:
+    """The display of a transfer, and the message about what a failed one leaves behind."""
+
+    def __init__(self, options: argparse.Namespace, streams: Streams) -> None:
+        self._streams = streams
+        self.display: Display = display(options.command, as_json=options.json, quiet=options.quiet)
+        self.incomplete: str | None = None  # what a failed transfer leaves incomplete, if it has transferred bytes
+        self.updates = getattr(options, "update", False)
+        self.new: str | None = None  # what only a complete transfer creates
+        self._progress = Progress()
+        self._shown = False
+
+    def report(self, progress: Progress) -> None:
+        """Show the progress."""
+        self._shown = True
+        self._progress = progress
+        self.display.update(progress)
+
+    def finish(self, verb: str, progress: Progress, **details: object) -> None:
+        """Show the result."""
+        self._shown = False
+        self._progress = Progress()  # of the next disk
+        self._streams.wait(waits=True)
+        self.display.finish(verb, progress, **details)
+        self._streams.wait(waits=False)
+
+    def remains(self, error: ClientError | None = None) -> str:
+        """Return the part of an error message that says what is incomplete; "" if nothing is."""
+        self._streams.wait(waits=True)
+        if self._shown:
+            self.display.abandon()
+        if self._progress.durable and not isinstance(error, StateMismatch | ChecksumMismatch):
+            durable, total = human(self._progress.durable), human(self._progress.total or 0)
+            return f"; {durable} of {total} are on stable storage, the same command continues"
+        anew = ": the same command continues" if self.updates else ": start anew"
+        anew = "" if isinstance(error, LocalError) else anew  # that would fail as it did
+        if self._progress.done and self.new:
+            return f"; {self.new} was not made{anew}"
+        if self._progress.done and self.incomplete:
+            return f"; {self.incomplete} is incomplete ({human(self._progress.done)} were done){anew}"
+        return ""
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    """Return the settings that the options say."""
+    return Settings(
+        cafile=options.cafile,
+        pins=options.pin,
+        insecure=options.insecure,
+        cert=options.cert,
+        key=options.key,
+        source_cafile=getattr(options, "source_cafile", None),
+        unix_socket=options.unix_socket,
+        local=not options.no_local,
+        connections=getattr(options, "connections", None),
+        retry_for=options.retry_for,
+        rate=getattr(options, "rate", None),
+    )
+
+
+def _state(options: argparse.Namespace) -> bool | str:
+    """Return where what is done is kept, as the library takes it."""
+    return not options.no_state if options.state_dir is None else str(options.state_dir)
+
+
+def _standard_input() -> BinaryIO:
+    """Return standard input unbuffered, so that it can be polled and Ctrl-C ends the wait. Raises LocalError."""
+    try:
+        return open(STDIN, "rb", buffering=0, closefd=False)
+    except OSError as e:
+        raise LocalError(f"can't read standard input: {e.strerror}") from e
+
+
+def upload(options: argparse.Namespace, transfer: Transfer) -> None:
+    """Upload an image, or several of an archive. Raises ClientError, as all of these functions do."""
+    if options.all:
+        names = api.disks(options.image, decompress=options.decompress, progress=transfer.report)
+        if len(names) != len(options.url):
+            raise Usage(f"there are {len(options.url)} URLs for the {len(names)} disks {', '.join(names)}")
+        for name, url in zip(names, options.url, strict=True):
+            _upload_one(options, transfer, url, name)
+    elif len(options.url) > 1:
+        raise Usage("an image has one URL; --all uploads the disks of an archive to several")
+    else:
+        _upload_one(options, transfer, options.url[0], options.member)
+
+
+def _upload_one(options: argparse.Namespace, transfer: Transfer, url: str, member: str | None) -> None:
+    source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
+    if options.dry_run:
+        from . import dry_run  # noqa: PLC0415 - other transfers start 1 ms earlier without it
+
+        dry_run.upload(options, settings_of(options), source, url, member)
+        return
+    transfer.incomplete = "the target"
+    done = api.upload(
+        source,
+        url,
+        settings=settings_of(options),
+        format=options.format,
+        decompress=options.decompress,
+        member=member,
+        size=options.size,
+        expect=options.expect,
+        restart=options.restart,
+        compare_all=options.compare_all,
+        update=options.update,
+        state=_state(options),
+        verify=options.verify,
+        room_check=not options.no_room_check,
+        wire_compression=options.wire_compression,
+        shared=options.shared,
+        progress=transfer.report,
+    )
+    disk = printable(member) if options.all and member else None
+    transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified, disk=disk)
+
+
+def download(options: argparse.Namespace, transfer: Transfer) -> None:
+    """Download an image."""
+    to_stdout = options.image == "-"
+    if to_stdout and options.json:
+        raise Usage("standard output can't take the image and JSON")
+    target: str | BinaryIO = Descriptor(STDOUT) if to_stdout else options.image
+    if options.dry_run:
+        from . import dry_run  # noqa: PLC0415 - as above
+
+        dry_run.download(options, settings_of(options), target)
+        return
+    is_raw = (options.format or named(options.image).format or "raw") == "raw"
+    if to_stdout:
+        transfer.incomplete = "the output"
+    elif (
+        options.update
+        or (options.dirty and is_raw)
+        or is_elsewhere(options.image)
+        or is_existing_device(Path(options.image))
+    ):
+        transfer.incomplete = options.image
+    else:
+        transfer.new = options.image
+    done = api.download(
+        options.url,
+        target,
+        settings=settings_of(options),
+        format=options.format,
+        compress=options.compress,
+        dirty=options.dirty,
+        update=options.update,
+        restart=options.restart,
+        state=_state(options),
+        verify=options.verify,
+        manifest=options.manifest,
+        shared=options.shared,
+        progress=transfer.report,
+    )
+    transfer.finish("downloaded", done.progress, checksum=done.checksum)
+
+
+def copy(options: argparse.Namespace, transfer: Transfer) -> None:
+    """Copy an image from one server to another."""
+    from .copying import copy as copy_image  # noqa: PLC0415 - few commands need it
+
+    source, target = options.url
+    transfer.incomplete = "the target"
+    done = copy_image(
+        source,
+        target,
+        settings=settings_of(options),
+        restart=options.restart,
+        update=options.update,
+        base=options.base,
+        state=_state(options),
+        verify=options.verify,
+        room_check=not options.no_room_check,
+        progress=transfer.report,
+    )
+    transfer.finish("copied", done.progress, checksum=done.checksum, verified=done.verified)

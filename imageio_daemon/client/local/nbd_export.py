@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exports of NBD servers as local images: nbd://HOST/NAME, nbds:// with TLS, nbd+unix:///NAME?socket=PATH.
+
+They are raw, whatever they have been made of. A server that does not tell that its connections see the same (NBD_FLAG_
+CAN_MULTI_CONN of proto.md) gets one: some take no other, and a flush of one may not flush what others have written.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from ...errors import InvalidRequest
+from ...image.extents import Extent
+from ...nbdproto.constants import ExportFlag
+from ...units import MiB
+from ...urls import nbd
+from ..errors import LocalError, Usage
+from ..stopping import Stop
+from .nbd_image import NbdImage, Secure
+
+
+class _Export:
+    """What a source and a target have in common. Methods raise LocalError."""
+
+    portion = 32 * MiB
+
+    def __init__(self, uri: str, secure: Secure | None) -> None:
+        self._uri = uri
+        self._stop = Stop()
+        self._image = NbdImage(uri, _parse(uri), self._stop, secure, is_ours=False)
+
+    def stop(self) -> None:
+        """Make what waits raise Stopped, and what follows."""
+        self._stop.stop()
+
+    def _check_stop(self) -> None:
+        self._stop.check()
+
+
+class NbdSource(_Export):
+    """An export that is read. Nobody sees whether it has changed, as with block devices."""
+
+    is_stream = False
+    identity: Mapping[str, object] | None = None
+
+    @property
+    def size(self) -> int:
+        """Return the size, in bytes."""
+        return self._image.size
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents, in order and without gaps: one of data if the server does not tell them."""
+        return self._image.extents()
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._check_stop()
+        self._image.read(offset, buffer)
+
+    def check(self) -> None:
+        """Do nothing: see identity."""
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._image.close()
+
+
+class NbdTarget(_Export):
+    """An export that is written in place. Bytes beyond the image's end do not change."""
+
+    block = 1
+    reads_zero = False
+
+    def __init__(self, uri: str, secure: Secure | None) -> None:
+        super().__init__(uri, secure)
+        if self._image.can(ExportFlag.READ_ONLY):
+            self._image.close()
+            raise LocalError(f"{uri} can't be written: its server says that it is read-only")
+
+    def start(self, size: int) -> None:
+        """Check that the image fits."""
+        if size > self._image.size:
+            raise LocalError(f"{self._uri} has {self._image.size} bytes, the image {size}: it does not fit")
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write data."""
+        self._check_stop()
+        self._image.write(offset, data)
+
+    def zero(self, offset: int, length: int) -> None:
+        """Make a range read as zeros."""
+        self._check_stop()
+        self._image.zero(offset, length)
+
+    def finish(self) -> None:
+        """Flush, and disconnect. Raises LocalError, too, if the server cannot flush: nobody knows what is stable."""
+        if not self._image.can(ExportFlag.SEND_FLUSH):
+            raise LocalError(f"the server of {self._uri} has no flush: what was written may not be on stable storage")
+        self._image.flush()
+        self._image.close()
+
+    def abandon(self) -> None:
+        """Disconnect. What was written stays."""
+        self._image.close()
+
+
+def _parse(uri: str) -> nbd.NbdAddress:
+    try:
+        return nbd.parse(uri)
+    except InvalidRequest as e:
+        raise Usage(str(e)) from None

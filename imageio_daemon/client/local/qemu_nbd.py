@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A qemu-nbd process that serves an image to this one."""
+
+import contextlib
+import os
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ...urls.nbd import NbdAddress
+from ..errors import LocalError
+from ..stopping import Stop
+from .in_use import REMEDY
+from .nbd_image import NbdImage
+
+#: Most connections to one qemu-nbd: one for each thread.
+SHARED = 64
+START_TIMEOUT = 30.0
+#: Seconds between checks whether it does. It takes some 15 ms.
+POLL = 0.002
+#: Seconds that qemu-nbd may take to close an image after its last client has left.
+STOP_TIMEOUT = 600.0
+#: The same after stop(): what is under way may end, such that the lock of an image on Ceph is released. If qemu-nbd is
+#: killed, the next program waits 30 s for it, in place of 0.5 s (tests/lab/ceph).
+STOPPED_TIMEOUT = 5.0
+#: What it says if another program has locked a file of the image: the hint of its lock errors since qemu 2.10.
+IN_USE = "Is another process using the image"
+
+
+class QemuNbd:
+    """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
+
+    name: of the image in messages. image: arguments that tell what it is.
+    """
+
+    def __init__(self, name: str, image: Sequence[str], *, writable: bool = False) -> None:
+        self._name = name
+        self._stop = Stop()
+        self._closed = False
+        #: Whether it has ended by itself, and so has flushed and closed the image.
+        self.ended_well = False
+        try:
+            self._directory = tempfile.mkdtemp(prefix="imageio-client-")
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+            # Names of sockets have 107 bytes at most (unix(7)), and that of the directory may be longer.
+            self._opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as e:
+            raise LocalError(f"can't make temporary files, which {name} needs: {e.strerror}") from e
+        self._pid_file = f"{self._directory}/pid"
+        socket = f"/proc/self/fd/{self._opened}/nbd"
+        command = ["qemu-nbd", f"--socket={socket}", f"--pid-file={self._pid_file}", f"--shared={SHARED}"]
+        command += ["--discard=unmap"] if writable else ["--read-only"]
+        command += image
+        try:
+            # A process group of its own, so that Ctrl-C does not kill it.
+            self._process = subprocess.Popen(  # noqa: S603 - no shell
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,
+                stderr=self._errors,
+                pass_fds=(self._opened,),
+                process_group=0,
+            )
+        except OSError as e:
+            self._clean()
+            raise LocalError(f"can't run qemu-nbd, which {name} needs: {e.strerror}") from e
+        try:
+            self._wait()
+            self.image = NbdImage(name, NbdAddress(socket=socket), self._stop)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            self._clean()
+            raise
+
+    def files(self) -> list[Path]:
+        """Return the files and block devices that the image is made of, in the order in which they were opened.
+
+        They are links to what is open, /proc/PID/fd/N (proc_pid_fd(5)): the names by which qemu tells them may be no
+        names of files, and may not have all their bytes.
+        """
+        try:
+            own = os.stat(self._pid_file)
+            links = [Path(f"/proc/{self._process.pid}/fd/{number}") for number in sorted(self._descriptors())]
+            told = [(link, link.stat()) for link in links]
+        except OSError as e:
+            raise LocalError(f"can't see which files {self._name} is made of: {e.strerror}") from e
+        return [link for link, status in told if _is_image(status) and not os.path.samestat(status, own)]
+
+    def stop(self) -> None:
+        """Disconnect. Requests that wait for storage raise Stopped, and those that follow."""
+        self._stop.stop()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[NbdImage]:
+        """Return the image for the block. Raises Stopped after stop()."""
+        self._stop.check()
+        try:
+            yield self.image
+        except LocalError:
+            self._stop.check()
+            raise
+
+    def finish(self) -> None:
+        """Flush, and end qemu-nbd. Raises LocalError, and Stopped if stop() came before the end."""
+        with self.serving() as image:
+            image.flush()
+        self.close()
+        self._stop.check()  # close() has not told then whether qemu-nbd failed
+
+    def close(self) -> None:
+        """Disconnect, and wait until qemu-nbd has closed the image. Raises LocalError if it fails.
+
+        After stop() it is no failure, and not waited for longer than STOPPED_TIMEOUT. Later calls do nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self.image.close()
+        try:
+            status, reason = self._wait_for_end(), self._said()
+        finally:
+            self._clean()
+        self.ended_well = status == 0
+        if status != 0 and not self._stop.is_set:
+            raise LocalError(f"qemu-nbd failed with {self._name}: {reason}")
+
+    def _descriptors(self) -> list[int]:
+        standard = (0, 1, 2)
+        return [int(name) for name in os.listdir(f"/proc/{self._process.pid}/fd") if int(name) not in standard]
+
+    def _wait(self) -> None:
+        """Wait until it accepts connections, when it writes its pid file. Its socket exists before that."""
+        deadline = time.monotonic() + START_TIMEOUT
+        while not os.path.exists(self._pid_file):
+            if self._process.poll() is not None:
+                said = self._said()
+                raise LocalError(f"can't open {self._name}: {said}{f' ({REMEDY})' if IN_USE in said else ''}")
+            if time.monotonic() > deadline:
+                raise LocalError(
+                    f"can't open {self._name}: not open after {START_TIMEOUT:.0f} seconds: does its storage answer?"
+                )
+            time.sleep(POLL)
+
+    def _wait_for_end(self) -> int:
+        """Return its status. It is killed if it does not end in time."""
+        try:
+            return self._process.wait(STOPPED_TIMEOUT if self._stop.is_set else STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        text = self._errors.read(2000).decode(errors="surrogateescape")
+        return " ".join(text.split()) or "it does not tell why"
+
+    def _clean(self) -> None:
+        self._errors.close()
+        os.close(self._opened)
+        for name in ("nbd", "pid"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self._directory}/{name}")
+        os.rmdir(self._directory)
+
+
+def _is_image(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) or stat.S_ISBLK(status.st_mode)

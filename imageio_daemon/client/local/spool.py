@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes in order and has to be read in any order is written to a temporary file first, without its zeros."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ioutil_ext import is_zero
+
+from ...commands.amounts import human
+from ...image.extents import Extent
+from ...units import KiB, MiB
+from ..errors import LocalError
+from .source import Source
+from .stream import Input, Reader
+
+#: Bytes that are read at a time, and of which a hole is made if they are zeros.
+PIECE = 4 * MiB
+HOLE = 64 * KiB
+#: The part of what is free in the directory that the data of a file may take.
+SHARE = 2
+
+
+class Spool:
+    """A file without a name, in the directory of TMPDIR or /tmp, which ends with this process. Raises LocalError.
+
+    `path`: a name by which qemu-nbd can open it while it is open here.
+    """
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self._directory = tempfile.gettempdir()
+        self._name = name
+        try:
+            self._fd = os.open(self._directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as e:
+            raise LocalError(f"can't make a temporary file in {self._directory}: {e.strerror}") from e
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        try:
+            self._fill(reader)
+        except OSError as e:
+            self.close()
+            raise (
+                self._no_room()
+                if e.errno == errno.ENOSPC
+                else LocalError(f"can't write a temporary file in {self._directory}: {e.strerror}")
+            ) from e
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the file."""
+        os.close(self._fd)
+
+    def _fill(self, reader: Reader) -> None:
+        status = os.statvfs(self._directory)
+        left, position = status.f_bavail * status.f_frsize // SHARE, 0
+        while data := reader.read(PIECE):
+            view = memoryview(data)
+            for start in range(0, len(view), HOLE):
+                piece = view[start : start + HOLE]
+                if is_zero(piece):
+                    continue
+                left -= len(piece)
+                if left < 0:
+                    raise self._no_room()
+                written = 0
+                while written < len(piece):
+                    written += os.pwrite(self._fd, piece[written:], position + start + written)
+            position += len(view)
+        os.ftruncate(self._fd, position)
+
+    def _no_room(self) -> LocalError:
+        status = os.statvfs(self._directory)
+        free = human(status.f_bavail * status.f_frsize)
+        return LocalError(
+            f"{self._name} has to be written to a temporary file, which may take half of what was free in "
+            f"{self._directory}, where {free} are left: TMPDIR=DIR names another directory"
+        )
+
+
+class SpooledSource:
+    """An image in a spool, as another source reads it. Nobody can find it again, so it has no identity."""
+
+    is_stream = False
+    identity = None
+
+    def __init__(self, inner: Source, spool: Spool, origin: Input) -> None:
+        self._inner = inner
+        self._spool = spool
+        self._origin = origin
+        self.size = inner.size
+        self.portion = inner.portion
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents in order, without gaps."""
+        return self._inner.extents()
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        self._inner.read(offset, buffer)
+
+    def check(self) -> None:
+        """Do nothing: what was read before is all that there is."""
+
+    def stop(self) -> None:
+        """Make reads that wait raise Stopped."""
+        self._inner.stop()
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._inner.close()
+        self._origin.close()
+        self._spool.close()

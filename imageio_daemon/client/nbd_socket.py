@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A unix socket on this host, on which programs find the NBD export of a URL (docs/nbd.md, docs/adr/0059)."""
+
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from ..commands.printable import printable
+from .errors import ClientError, LocalError, Stopped
+from .relay import relay
+from .server.session import ClientSession, Settings
+
+log = logging.getLogger(__name__)
+
+PROTOCOL = "nbd"
+#: Connections of programs that wait until they are accepted.
+BACKLOG = 64
+
+
+def serve(url: str, path: str | None, settings: Settings, listening: Callable[[str, str], None]) -> None:
+    """Serve the export on a unix socket until Ctrl-C: each connection to it becomes one to the server.
+
+    path: of the socket, which must not exist; None: one in a new directory. Only this user may connect. listening:
+    called with the URI of the export and the path, when programs can connect. Raises ClientError: the server refuses
+    the ticket, does not serve NBD, or the socket cannot be made.
+    """
+    with ClientSession(url, settings) as session:
+        first = session.open()
+        first.connection.upgrade(session.url.path, PROTOCOL)  # what is refused is told now, and not to each program
+        session.release(first)
+        with _listening(path) as (sock, place):
+            listening(f"nbd+unix:///?socket={quote(place)}", place)
+            _accept(session, sock)
+
+
+@contextlib.contextmanager
+def _listening(path: str | None) -> Iterator[tuple[socket.socket, str]]:
+    """Make the socket, and remove it at the end. Raises LocalError."""
+    with contextlib.ExitStack() as made:
+        place = path
+        if place is None:
+            place = os.path.join(made.enter_context(tempfile.TemporaryDirectory(prefix="imageio-nbd-")), "socket")
+        sock = made.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        mask = os.umask(0o177)  # no other thread makes files now
+        try:
+            sock.bind(place)
+            made.callback(Path(place).unlink, missing_ok=True)
+            sock.listen(BACKLOG)
+        except OSError as e:
+            raise LocalError(f"can't listen on {printable(place)}: {e.strerror or e}") from e
+        finally:
+            os.umask(mask)
+        yield sock, place
+
+
+def _accept(session: ClientSession, listening: socket.socket) -> None:
+    """Serve connections until Ctrl-C, then end them."""
+    threads: set[threading.Thread] = set()
+    try:
+        while True:
+            client, _ = listening.accept()
+            threads = {thread for thread in threads if thread.is_alive()}
+            thread = threading.Thread(target=_serve_one, args=(session, client), name="nbd")
+            thread.start()
+            threads.add(thread)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        session.stop.stop()
+        for thread in threads:
+            thread.join()
+
+
+def _serve_one(session: ClientSession, client: socket.socket) -> None:
+    """Serve one connection to its end. A failure ends it, which tells the program."""
+    image = session.connect()
+    with client:
+        try:
+            session.stop.add(client)
+            server, received = image.connection.upgrade(session.url.path, PROTOCOL)
+            relay(client, server, received)
+        except Stopped:
+            pass
+        except (ClientError, OSError) as e:
+            if not session.stop.is_set:
+                log.warning("a connection has ended: %s", e)
+        finally:
+            session.stop.discard(client)
+            session.release(image)

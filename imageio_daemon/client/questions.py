@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands that only tell of images, and change none: each is a function of this module."""
+
+import argparse
+import dataclasses
+import json
+
+from ..commands.printable import printable
+from . import api
+from .errors import ChecksumMismatch
+from .manifests import verify as verify_manifest
+from .server.session import Settings
+
+#: Most ranges that the message names. All of them are in the output.
+MAX_NAMED = 4
+
+
+def info(options: argparse.Namespace, settings: Settings) -> None:
+    """Print what is known of an image. Raises ClientError, as all of these functions do."""
+    told = dataclasses.asdict(api.info(options.image, settings=settings, format=options.format))
+    told = {name: value for name, value in told.items() if value not in (None, ())}
+    if options.json:
+        print(json.dumps(told))
+    else:
+        for name, value in told.items():
+            print(f"{name.replace('_', ' ')}: {', '.join(value) if isinstance(value, tuple) else value}")
+
+
+def extents(options: argparse.Namespace, settings: Settings) -> None:
+    """Print the extents of an image."""
+    context = "dirty" if options.dirty else "zero"
+    for extent in api.extents(options.url, settings=settings, context=context):
+        kinds = [name for name in ("zero", "hole", "dirty") if getattr(extent, name)]
+        if options.json:
+            print(json.dumps(extent._asdict()))
+        else:
+            print(f"{extent.start:>16} {extent.length:>16} {' '.join(kinds) or 'data'}")
+
+
+def checksum(options: argparse.Namespace, settings: Settings) -> None:
+    """Print the checksum of an image."""
+    digest = api.checksum(
+        options.image,
+        settings=settings,
+        format=options.format,
+        algorithm=options.algorithm,
+        block_size=options.block_size,
+        shared=options.shared,
+    )
+    told = {"algorithm": options.algorithm, "block_size": options.block_size, "checksum": digest}
+    print(json.dumps(told) if options.json else digest)
+
+
+def verify(options: argparse.Namespace, settings: Settings) -> None:
+    """Print which ranges of an image are not as a manifest has them. Raises ChecksumMismatch if there are some."""
+    different = verify_manifest(
+        options.manifest, options.image, settings=settings, format=options.format, shared=options.shared
+    )
+    for start, length in different:
+        told = json.dumps({"start": start, "length": length}) if options.json else f"{start:>16} {length:>16}"
+        print(told, flush=True)  # before the message
+    if different:
+        named = ", ".join(f"{start} to {start + length}" for start, length in different[:MAX_NAMED])
+        more = f" and {len(different) - MAX_NAMED} more places" if len(different) > MAX_NAMED else ""
+        raise ChecksumMismatch(f"{printable(options.manifest)} has other digests for the bytes from {named}{more}")
+    if not options.json and not options.quiet:
+        print("all blocks are as the manifest has them")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ids of tickets that are not in the URL: all users of a host can read the arguments of its processes."""
+
+from collections.abc import Mapping, Sequence
+
+from ..units import KiB
+from .errors import LocalError, Usage
+from .server.address import has_ticket, with_ticket
+
+#: The variable of the environment with an id, or several, one a line.
+VARIABLE = "IMAGEIO_TICKET"
+STANDARD_INPUT = "-"
+#: Longest file of tickets, in bytes: 250 of the longest ids.
+MAX_FILE = 64 * KiB
+
+
+def complete(urls: Sequence[str], file: str | None, environment: Mapping[str, str]) -> list[str]:
+    """Return the URLs of images, each with its ticket: those without one get theirs in their order.
+
+    file: has the ids, one a line; `-`: standard input; None: they are in IMAGEIO_TICKET. Raises Usage, LocalError.
+    """
+    lacking = [url for url in urls if not has_ticket(url)]
+    if file is None and not lacking:
+        return list(urls)
+    given = _checked(environment.get(VARIABLE, "")) if file is None else _read(file)
+    ids = [line.strip() for line in given.splitlines() if line.strip()]
+    if not ids and file is None:
+        raise Usage(f"the URL has no ticket: https://HOST:PORT/images/TICKET, --ticket-file FILE, or {VARIABLE}")
+    if len(ids) != len(lacking):
+        raise Usage(f"there are {len(ids)} tickets for {len(lacking)} URLs without one")
+    left = iter(ids)
+    return [url if has_ticket(url) else with_ticket(url, next(left)) for url in urls]
+
+
+def _checked(given: str) -> str:
+    try:
+        given.encode()
+    except UnicodeEncodeError as e:
+        raise Usage(f"{VARIABLE} has no ticket: it is not UTF-8") from e
+    return given
+
+
+def _read(file: str) -> str:
+    try:
+        # Not sys.stdin: its encoding is that of the locale.
+        with open(0 if file == STANDARD_INPUT else file, "rb", closefd=file != STANDARD_INPUT) as source:
+            content = source.read(MAX_FILE + 1)
+        if len(content) > MAX_FILE:
+            raise Usage(f"a file of tickets has at most {MAX_FILE} bytes")
+        return content.decode()
+    except OSError as e:
+        raise LocalError(f"can't read the ticket from {_named(file)}: {e.strerror}") from e
+    except UnicodeDecodeError as e:
+        raise Usage(f"{_named(file)} is no list of tickets: it is not UTF-8") from e
+
+
+def _named(file: str) -> str:
+    return "standard input" if file == STANDARD_INPUT else file

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a transfer would do, and what it would be refused for. Nothing is changed on either side."""
+
+import errno
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...commands.amounts import human
+from ...image.extents import Extent
+from ..errors import ClientError, LocalError, NoRoom, Refused
+from ..local.choosing import Chosen
+from ..local.source import Source
+from ..server.failures import unflushed
+from ..server.image import RemoteImage
+from ..server.session import ClientSession
+from .options import Options
+from .record import Record, States
+from .room import check_room
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a transfer would do. Sizes are in bytes; None: not known, or of no meaning.
+
+    source, target: as they were named, the server by its address. format: of the local image. data, zero: of `size`, of
+    what would be read. rights: what the ticket allows. target_size: bytes that the target has or may get. room: bytes
+    of data that its storage has free. from_before: bytes that an earlier upload has left, to be compared and not sent.
+    replaces: the local file exists. refused: why the transfer would fail; the first one is what it would say.
+    """
+
+    source: str
+    target: str
+    format: str
+    size: int
+    data: int | None
+    zero: int | None
+    rights: tuple[str, ...]
+    connections: int
+    target_size: int | None = None
+    room: int | None = None
+    from_before: int | None = None
+    replaces: bool | None = None
+    refused: tuple[ClientError, ...] = ()
+
+
+def preview_upload(source: Source, session: ClientSession, options: Options, *, name: str, format_name: str) -> Preview:
+    """Tell about the upload of an open source. Raises ClientError where nothing could be told."""
+    image = session.open()
+    abilities = session.abilities
+    limit = image.size() if abilities.max_size is None else abilities.max_size
+    data, zero = (None, None) if source.is_stream else _amounts(source.extents())
+    refused: list[ClientError] = []
+    if "zero" not in abilities.features:
+        refused.append(Refused("the ticket does not allow writing: ask for one that does", 403))
+    if failure := unflushed(abilities.features):
+        refused.append(failure)
+    if source.size > limit:
+        sizes = f"{source.size} bytes, and the target may have {limit}"
+        refused.append(Refused(f"the image has {sizes}: make the target larger", 416))
+    return Preview(
+        source=name,
+        target=session.peer,
+        format=format_name,
+        size=source.size,
+        data=data,
+        zero=zero,
+        rights=_rights(session),
+        connections=session.connections(abilities.max_writers),
+        target_size=limit,
+        room=abilities.available,
+        from_before=_from_before(source, session, image, options),
+        refused=(*refused, *_no_room(source, abilities.available, options)),
+    )
+
+
+def preview_download(session: ClientSession, chosen: Chosen, *, name: str, format_name: str, dirty: bool) -> Preview:
+    """Tell about a download. What exists is opened, and not written. Raises ClientError as preview_upload()."""
+    image = session.open()
+    size = image.size()
+    knows = "extents" in session.abilities.features
+    extents = image.extents("dirty" if dirty else "zero") if knows else [Extent(0, size)]
+    data, zero = _amounts(extent for extent in extents if extent.dirty or not dirty)
+    file = chosen.path if chosen.path is not None and not chosen.in_place else None
+    room = None if file is None else _free(Path(os.path.realpath(file)).parent)
+    refused: list[ClientError] = []
+    if chosen.in_place:
+        refused += _does_not_fit(chosen, size)
+    if file is not None and file.exists():
+        refused += _is_kept(file, dirty=dirty)
+    if file is not None and room is None:
+        refused.append(LocalError(f"{file.parent} is no directory in which this user can make files"))
+    elif room is not None and data > room and not chosen.packs:
+        refused.append(LocalError(f"the image has {human(data)} of data, and there is room for {human(room)}"))
+    return Preview(
+        source=session.peer,
+        target=name,
+        format=format_name,
+        size=size,
+        data=data,
+        zero=zero,
+        rights=_rights(session),
+        connections=session.connections(session.abilities.max_readers),
+        room=room,
+        replaces=None if file is None else file.exists(),
+        refused=tuple(refused),
+    )
+
+
+def _is_kept(file: Path, *, dirty: bool) -> list[ClientError]:
+    """Return why a file that is there would not be replaced."""
+    if dirty:
+        return [LocalError(f"{file} exists: what has changed goes into a new image")]
+    return [] if os.access(file, os.W_OK) else [LocalError(f"can't write {file}: {os.strerror(errno.EACCES)}")]
+
+
+def _amounts(extents: Iterable[Extent]) -> tuple[int, int]:
+    """Return the bytes of data, and of what reads as zeros."""
+    data = zero = 0
+    for extent in extents:
+        if extent.zero:
+            zero += extent.length
+        else:
+            data += extent.length
+    return data, zero
+
+
+def _rights(session: ClientSession) -> tuple[str, ...]:
+    return ("read", "write") if "zero" in session.abilities.features else ("read",)
+
+
+def _no_room(source: Source, available: int | None, options: Options) -> list[ClientError]:
+    try:
+        if options.room_check and available is not None:
+            check_room(source, available)
+    except NoRoom as e:
+        return [e]
+    return []
+
+
+def _from_before(source: Source, session: ClientSession, image: RemoteImage, options: Options) -> int | None:
+    """Return what earlier uploads have left, as server and states tell it; None: nothing."""
+    abilities = session.abilities
+    if options.restart or abilities.reads_zero:
+        return None
+    found = Record(on_server="durable" in abilities.features).durable(image).size()
+    if options.state is not None and source.identity is not None:
+        for claim in States(options.state, source.identity, session.url, image.size()).claims():
+            found = max(found, sum(end - start for start, end in claim.done))
+    return min(found, source.size) or None
+
+
+def _does_not_fit(chosen: Chosen, size: int) -> list[ClientError]:
+    try:
+        target = chosen.make()
+        try:
+            target.start(size)
+        finally:
+            target.abandon()
+    except LocalError as e:
+        return [e]
+    return []
+
+
+def _free(directory: Path) -> int | None:
+    """Return the bytes that are free where a file would be made; None if this user can make none."""
+    try:
+        status = os.statvfs(directory)
+    except OSError:
+        return None
+    return status.f_bavail * status.f_frsize if os.access(directory, os.W_OK | os.X_OK) else None

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Receiving of units of work over one connection: data by GETs of ranges, zeros as the target makes them."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...image.ranges import RangeSet
+from ..local.source import Source
+from ..local.target import Target
+from ..server.data import Piece, Range
+from ..server.image import RemoteImage
+from .checkpoints import LocalCheckpoints
+from .digest import DigestPart
+from .plan import Unit
+from .progress import Counter
+from .zeros import runs
+
+
+class _Part(NamedTuple):
+    """A part of a unit. is_done: it is there from before."""
+
+    start: int
+    end: int
+    zero: bool
+    is_done: bool
+
+
+class Receiver:
+    """The receiver of one thread. buffer: used by no other thread.
+
+    checkpoints: of a target that can be continued. done: what need not be received, because it is there, and `earlier`
+    reads it.
+    """
+
+    def __init__(
+        self,
+        image: RemoteImage,
+        target: Target,
+        buffer: memoryview,
+        counter: Counter,
+        checkpoints: LocalCheckpoints | None,
+        *,
+        done: RangeSet,
+        earlier: Source | None,
+    ) -> None:
+        self._image = image
+        self._target = target
+        self._buffer = buffer
+        self._counter = counter
+        self._checkpoints = checkpoints
+        self._done = done
+        self._earlier = earlier
+
+    def receive(self, unit: Unit, digest: DigestPart | None) -> None:
+        """Make the target read as the image in this unit. digest: of what it reads as. Raises ClientError."""
+        parts = [
+            _Part(start, end, zero, is_done)
+            for begin, length, zero in unit.segments
+            for start, end, is_done in self._done.parts(begin, begin + length)
+        ]
+        data = [Range(start, end - start) for start, end, zero, is_done in parts if not zero and not is_done]
+        pieces = self._image.read(data, self._buffer, self._counter.moved, self._counter.total)
+        for part in parts:
+            length = part.end - part.start
+            if part.is_done:
+                self._counter.add(resumed=length)
+            elif part.zero:
+                self._write_zeros(part.start, length)
+                self._counter.add(zero=length)
+                self._written(part.start, part.end)
+            else:
+                self._receive_data(pieces, length, digest)
+                continue
+            if digest and part.zero:
+                digest.zeros(length)
+            elif digest:
+                self._read_again(part, digest)
+        next(pieces, None)  # it ends behind the last one
+        if digest:
+            digest.end()
+
+    def _receive_data(self, pieces: Iterator[Piece], length: int, digest: DigestPart | None) -> None:
+        while length:
+            piece = next(pieces)
+            self._write(piece)
+            length -= len(piece.data)
+            if digest:
+                digest.data(piece.data)
+            self._written(piece.offset, piece.offset + len(piece.data))
+
+    def _read_again(self, part: _Part, digest: DigestPart) -> None:
+        """Add to the digest what is there from before. No piece is in the buffer."""
+        if self._earlier is None:
+            raise RuntimeError("nothing is there from before")
+        for offset in range(part.start, part.end, len(self._buffer)):
+            memory = self._buffer[: part.end - offset]
+            self._earlier.read(offset, memory)
+            digest.data(memory)
+
+    def _written(self, start: int, end: int) -> None:
+        if self._checkpoints:
+            self._checkpoints.sent(self._image, start, end)
+
+    def _write(self, piece: Piece) -> None:
+        offset, data = piece
+        for run in runs(data, offset):
+            if run.zero:
+                self._write_zeros(offset + run.start, run.end - run.start)
+            else:
+                self._target.write(offset + run.start, data[run.start : run.end])
+
+    def _write_zeros(self, offset: int, length: int) -> None:
+        if not self._target.reads_zero:
+            self._target.zero(offset, length)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image of a server as the source of an upload to another one: nothing of it is on a local disk."""
+
+import contextlib
+import hashlib
+import queue
+from collections.abc import Iterator, Mapping
+
+from ...image.blockhash import DEFAULT_BLOCK
+from ...image.extents import Extent
+from ...image.ranges import RangeSet
+from ...units import MiB
+from ..errors import LocalError, Refused
+from ..server.image import RemoteImage
+from ..server.session import ClientSession
+from .digest import Digest
+from .plan import Unit, widened
+from .record import new_ranges
+
+
+class RemoteSource:
+    """A remote image that several threads read, each over a connection of its own while it does.
+
+    session: closed with the source. Methods raise the errors of RemoteImage.
+    """
+
+    is_stream = False
+    portion = 32 * MiB
+
+    def __init__(self, session: ClientSession) -> None:
+        self._session = session
+        first = session.open()
+        self.size = first.size()
+        features = session.abilities.features
+        self._knows_extents = "extents" in features
+        self._lists_blocks = "checksum_blocks" in features
+        count = session.connections(session.abilities.max_readers)
+        self._idle: queue.LifoQueue[RemoteImage] = queue.LifoQueue()
+        for image in [*(session.connect() for _ in range(count - 1)), first]:
+            self._idle.put(image)
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Return the server and the image. Nobody sees whether it has changed: what is claimed is proven."""
+        url = self._session.url
+        return {"server": f"{url.host}:{url.port}", "path": hashlib.sha256(url.path.encode()).hexdigest()}
+
+    def extents(self) -> Iterator[Extent]:
+        """Yield all extents in order, without gaps, as of this moment."""
+        if self._knows_extents:
+            with self._connection() as image:
+                yield from image.extents()
+        elif self.size:
+            yield Extent(0, self.size)
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer."""
+        with self._connection() as image:
+            image.read_into(offset, buffer)
+
+    def hash_unit(self, unit: Unit, digest: Digest, index: int) -> bool:
+        """Add the blocks of a unit, as the server tells their digests. False: it does not, so they have to be read."""
+        if not self._lists_blocks:
+            return False
+        size = digest.block_size
+        with self._connection() as image:
+            blocks = image.blocks(digest.algorithm, size, (unit.start, unit.end - unit.start))
+        for start, length, found in blocks:
+            listed = None if found is None else bytes.fromhex(found)
+            digest.add_listed(index + (start - unit.start) // size, length, listed)
+        return True
+
+    def unchanged(self) -> RangeSet | None:
+        """Return the blocks in which nothing has changed since the server's checkpoint; None: it does not know."""
+        if not self._knows_extents:
+            return None
+        try:
+            with self._connection() as image:
+                extents = image.extents("dirty")
+        except Refused as e:
+            if e.http_status == 404:
+                return None
+            raise
+        return new_ranges((extent.start, extent.end) for extent in widened(extents, DEFAULT_BLOCK) if not extent.dirty)
+
+    def check(self) -> None:
+        """Raise LocalError if the image has another size now."""
+        with self._connection() as image:
+            if image.size() != self.size:
+                raise LocalError(f"the image at {self._session.peer} has another size than it had: start anew")
+
+    def stop(self) -> None:
+        """Make reads that wait raise Stopped."""
+        self._session.stop.stop()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[RemoteImage]:
+        image = self._idle.get()
+        try:
+            yield image
+        finally:
+            self._idle.put(image)

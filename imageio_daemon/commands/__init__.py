@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: amounts, printable text, standard streams, completion in shells."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that are decided here and carried out by a lane: it moves the bytes of the image, and answers."""
+
+from collections.abc import Mapping
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import HttpVersion11
+
+from ...lanes.http import DATE, Instruction
+from ...operations import operations
+from ...transfers.ticket import Access
+from ...transfers.transfer import Transfer
+from .messages import head_template
+from .request import connection_of
+
+
+class Sent(web.StreamResponse):
+    """An answer that a lane has sent. is_last: the connection ends with it."""
+
+    def __init__(self, status: int, *, is_last: bool) -> None:
+        super().__init__(status=status)
+        self.is_last = is_last
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Do nothing."""
+        return None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Do nothing."""
+
+
+def answer_to(request: web.Request, status: int, headers: Mapping[str, str], length: int, *, is_last: bool) -> bytes:
+    """Return the head of an answer, as aiohttp would send it, with DATE. length: bytes of its body."""
+    minor = 1 if request.version >= HttpVersion11 else 0
+    return head_template(status, headers, str(length), DATE, close=is_last, minor=minor)
+
+
+async def carry_out(request: web.Request, transfer: Transfer, instruction: Instruction, *, is_last: bool) -> Sent:
+    """Have a lane carry out a request for the image of a transfer. is_last: its answer says so.
+
+    Raises OutOfRange, Forbidden, Canceled, Unavailable, Truncated, InvalidRequest, TooManyDecoders, StorageError. After
+    an error or a cancellation, a part of a body may be written. A connection that breaks, or whose answer had begun
+    before an error, is cut.
+    """
+    connection = connection_of(request)
+    access = Access.WRITE if instruction.writes else Access.READ
+    async with operations.ready(transfer, access, instruction.offset, instruction.length or 0):
+        ended = await connection.hand_out(transfer, instruction)
+    connection.take_back(instruction, await ended)
+    return Sent(instruction.status, is_last=is_last)

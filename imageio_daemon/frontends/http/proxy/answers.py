@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the other server's answers goes on to the client: known statuses and fields, and no secret.
+
+Nothing of its texts goes into the log. They may quote the url, which is a secret.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from ....units import MiB
+from ..errors import CODE, code_of
+from ..messages import BYTES, text_response
+from .way import Answer, Way
+
+#: Bytes of the largest answer that is no data of an image and no extents: what differs after a finalize of 60 GiB.
+MAX_ANSWER = 1 * MiB
+#: The fields of such an answer. Those of one connection (RFC 9110 7.6.1), of CORS and of the server are ours.
+PASSED = ("Content-Type", "ETag", "Retry-After", "Accept-Encoding", "Allow", CODE)
+#: Statuses of answers that are for the client. 401 and 407 are for this server, which has nothing else to show.
+_SUCCESS = (200, 202, 204, 206)
+_NOT_OURS = (401, 407)
+
+#: Content-Range of an answer (RFC 9110 14.4). That of a request is read in headers.py, and in C.
+_RANGE = re.compile(r"bytes (?:([0-9]{1,19})-([0-9]{1,19})|\*)/([0-9]{1,19})")
+
+
+class AnsweredRange(NamedTuple):
+    """A Content-Range. first, last: None in an answer without a range. total: bytes of the image."""
+
+    first: int | None
+    last: int | None
+    total: int
+
+
+def range_of(answer: Answer, way: Way) -> AnsweredRange:
+    """Return the Content-Range of an answer. Raises WayGone: there is none, or it is malformed."""
+    found = parse_answered_range(answer.headers.get("Content-Range", ""))
+    if found is None:
+        raise way.gone("no valid Content-Range")
+    return found
+
+
+def parse_answered_range(text: str) -> AnsweredRange | None:
+    """Return what a Content-Range of an answer says (RFC 9110 14.4); None: it is malformed."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        return None
+    first, last = (None if text is None else int(text) for text in match.groups()[:2])
+    return AnsweredRange(first, last, int(match[3]))
+
+
+def require_known(answer: Answer, way: Way) -> None:
+    """Raise WayGone unless the answer is one that a client of the images API can get, as it was asked for."""
+    status = answer.status
+    if status not in _SUCCESS and (not 400 <= status < 600 or status in _NOT_OURS):
+        raise way.gone(f"status {status}")
+    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise way.gone("an encoded body, which was not asked for")
+
+
+async def read_whole(answer: Answer, way: Way) -> bytes:
+    """Return the body of an answer. Raises WayGone if it is larger than MAX_ANSWER."""
+    body = bytearray()
+    async for data in answer.pieces():
+        body += data
+        if len(body) > MAX_ANSWER:
+            raise way.gone(f"an answer of more than {MAX_ANSWER} bytes")
+    return bytes(body)
+
+
+async def passed(answer: Answer, way: Way, size: int) -> web.Response:
+    """Return the answer for the client. size: bytes that its ticket allows to see. Raises WayGone.
+
+    A body that quotes the other server's ticket id is replaced.
+    """
+    require_known(answer, way)
+    fields = {name: answer.headers[name] for name in PASSED if name in answer.headers}
+    body = await read_whole(answer, way)
+    if answer.status >= 400:
+        fields.setdefault(CODE, code_of(answer.status))
+    if answer.status == 416 and "Content-Range" in answer.headers:
+        fields["Content-Range"] = f"bytes */{min(size, range_of(answer, way).total)}"
+    if answer.status >= 400 and _quotes(body, way.address.ticket_id):
+        fields.pop("Content-Type", None)
+        response = text_response(answer.status, "The server that has the image refuses the request", fields)
+    else:
+        typed = {"Content-Type": BYTES} if body else {}
+        response = web.Response(status=answer.status, headers=typed | fields, body=body or None)
+    if answer.is_last:
+        response.force_close()
+    return response
+
+
+def _quotes(body: bytes, ticket_id: str) -> bool:
+    return ticket_id.encode() in body or unquote_to_bytes(ticket_id) in body
+
+
+def tells_range(response: web.Response, asked: Mapping[str, object]) -> bool:
+    """Tell whether the JSON document of an answer has the offset and the length that were asked for."""
+    try:
+        told = json.loads(response.body) if isinstance(response.body, bytes) else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and all(told.get(key) == asked[key] for key in ("offset", "length") if key in asked)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/local/{question}`: the local service proves to clients that its unix socket is the daemon's (docs/adr/0044)."""
+
+import hmac
+import re
+import secrets
+
+from aiohttp import web
+
+from ....errors import NotFound
+from ..messages import json_response
+from ..request import exchange_of, name_of
+from ..routes import Resource
+
+#: A question has 128 bits.
+QUESTION = re.compile("[0-9a-f]{32}")
+
+
+class LocalService:
+    """Tell clients of the local service, and how to know it.
+
+    address: of the unix socket; None: there is none. place: where the address leads to, see place_of(); None: it is not
+    known, so no client can know the socket.
+    """
+
+    def __init__(self, address: str | None, place: str | None) -> None:
+        self._address = address
+        self._place = place
+        self._key = secrets.token_bytes(32)
+
+    def told(self, request: web.Request) -> dict[str, object]:
+        """Return what OPTIONS tells of it.
+
+        The answer to the question comes by TLS here, and from the unix socket. Who is on a unix socket gets none: there
+        may be a proxy before it, which would pass the question on for everybody.
+        """
+        if self._address is None:
+            return {}
+        if self._place is None or exchange_of(request).is_local:
+            return {"unix_socket": self._address}
+        question = secrets.token_hex(16)
+        proof = {"place": self._place, "question": question, "answer": self._answer(question)}
+        return {"unix_socket": self._address, "unix_socket_proof": proof}
+
+    def resource(self) -> Resource:
+        """Return the resource `/local/{}`."""
+        return Resource({"GET": self._get}, ("GET",))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        """Answer a question, on the unix socket only: another program could get the answer by TCP and pass it on."""
+        question = name_of(request)
+        if not exchange_of(request).is_local or not QUESTION.fullmatch(question):
+            raise NotFound("No such resource")
+        return json_response({"answer": self._answer(question)})
+
+    def _answer(self, question: str) -> str:
+        return hmac.digest(self._key, question.encode(), "sha256").hex()

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`GET /images/{id}` with `Upgrade: nbd`: the connection becomes the ticket's NBD export (RFC 9110 7.8, ADR 59)."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Protocol
+
+from aiohttp import web
+from aiohttp.http import HttpVersion11
+
+from ...operations import operations
+from ...transfers.store import TransferStore
+from ...transfers.ticket import Access
+from ...transfers.transfer import Transfer
+from .request import attach, connection_of
+from .routes import Resource
+
+#: The token of the protocol. IANA has none for NBD; Incus and LXD use this one.
+NBD = "nbd"
+SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: nbd\r\nConnection: Upgrade\r\n\r\n"
+
+
+class Prepared(Protocol):
+    """An NBD connection that waits for its bytes."""
+
+    def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
+        """Serve the connection from now on. received: bytes of the client behind its request."""
+        ...
+
+    def abandon(self) -> None:
+        """Release what it has, if it was not given the connection."""
+        ...
+
+
+class NbdService(Protocol):
+    """The NBD service of connections that one HTTP service has accepted."""
+
+    def prepare(self, transfer: Transfer, client: str) -> Prepared:
+        """Return the connection of a ticket. Raises TooManyConnections, Forbidden, Unavailable."""
+        ...
+
+
+class Upgrades:
+    """Serve requests that ask for NBD. services: by the service that has accepted a connection."""
+
+    def __init__(self, store: TransferStore, services: Mapping[str, NbdService]) -> None:
+        self._store = store
+        self._services = services
+
+    def images(self, own: Resource) -> Resource:
+        """Return the resource `/images/{}`, whose GET may ask for NBD."""
+        get = own.methods["GET"]
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await (self._upgrade(request) if asks_for_nbd(request) else get(request))
+
+        return Resource({**own.methods, "GET": handler}, own.allow, own.cors)
+
+    async def _upgrade(self, request: web.Request) -> web.StreamResponse:
+        """Answer 101, and let NBD have the connection. What GET is refused with is told before.
+
+        The connection is lost for HTTP then, which ends this. Raises Forbidden, TooManyConnections, Unavailable,
+        Canceled, StorageError.
+        """
+        transfer = attach(self._store, request, Access.READ)
+        await operations.info(transfer)  # which opens the image
+        connection = connection_of(request)
+        exchange = connection.exchange
+        prepared = self._services[exchange.service].prepare(transfer, exchange.peer)
+        try:
+            connection.upgrade(SWITCHING, prepared.adopt)
+            ended: asyncio.Future[web.StreamResponse] = asyncio.get_running_loop().create_future()
+            return await ended  # until the connection is lost
+        finally:
+            prepared.abandon()
+
+
+def asks_for_nbd(request: web.Request) -> bool:
+    """Tell whether a request asks for NBD, and may: others are served as if they did not (RFC 9110 7.8).
+
+    HTTP/1.0 has no Upgrade. What is behind a body would not be known to be NBD until the body has come.
+    """
+    return (
+        request.version >= HttpVersion11
+        and NBD in _tokens(request, "upgrade")
+        and "upgrade" in _tokens(request, "connection")
+        and request.content.at_eof()
+    )
+
+
+def _tokens(request: web.Request, field: str) -> list[str]:
+    """Return the members of a list, in lower case (RFC 9110 5.6.1)."""
+    return [token.strip().lower() for value in request.headers.getall(field, []) for token in value.split(",")]

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reload of the configuration: options that can change while the daemon runs do, and others are named in the log."""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from ..config.config import SECTIONS, Config
+from ..config.options import describe
+from ..errors import ConfigError
+from ..net.connection_limits import ConnectionLimits
+from ..runtime import logs
+from ..runtime.log_level import LogLevel
+from ..transfers.rate_limits import RateLimits
+from ..transfers.store import TransferStore
+
+log = logging.getLogger(__name__)
+
+
+class _Change(NamedTuple):
+    """An option that has another value in the files."""
+
+    section: str
+    name: str
+    value: Any
+    shown: object
+
+
+class Reloading:
+    """Follow changes of the configuration.
+
+    config: what the daemon was started with. load: reads the files; raises ConfigError; called in a thread. apply: by
+    section and name, what changes an option of the running daemon to a value. within: makes the context of a reload.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        load: Callable[[], Config],
+        apply: Mapping[tuple[str, str], Callable[[Any], None]],
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._within = within
+        self._load = load
+        self._apply = apply
+        self._wanted = asyncio.Event()
+        #: What the daemon runs with.
+        self.config = config
+        self._why = ""
+
+    def why_not(self) -> str:
+        """Return why what the files said at the last reload is not in force; "": it is."""
+        return self._why
+
+    def want(self) -> None:
+        """Let run() reload the configuration."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Reload the configuration each time that it is wanted, until the task is cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            with self._within():
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Read the files and change what can be changed. If they are invalid, nothing changes, and the log says why."""
+        try:
+            loaded = await asyncio.to_thread(self._load)
+        except ConfigError as e:
+            log.error("the configuration is not reloaded: %s", e)
+            self._why = "the files are not valid, the configuration from before stays in force"
+            return
+        waiting = []
+        for change in _changes(self.config, loaded):
+            option = f"[{change.section}] {change.name}"
+            apply = self._apply.get((change.section, change.name))
+            if apply is None:
+                log.warning("%s changes at the next start", option)
+                waiting.append(option)
+                continue
+            apply(change.value)
+            section = dataclasses.replace(getattr(self.config, change.section), **{change.name: change.value})
+            self.config = dataclasses.replace(self.config, **{change.section: section})
+            log.info("option changed", extra=logs.fields(option=option, value=change.shown))
+        self._why = f"the next start changes {', '.join(waiting)}" if waiting else ""
+
+
+def changeable(
+    log_level: LogLevel, limits: RateLimits, store: TransferStore, connections: ConnectionLimits
+) -> dict[tuple[str, str], Callable[[Any], None]]:
+    """Return what changes the options of a running daemon."""
+    return {
+        ("log", "level"): log_level.configure,
+        ("daemon", "max_tickets"): lambda most: setattr(store, "most_tickets", most),
+        ("daemon", "max_total_connections"): lambda most: setattr(connections.http, "most", most),
+        ("daemon", "shutdown_timeout"): lambda _: None,  # looked up at the end
+        ("limits", "transfers"): lambda most: setattr(store.at_work, "most", most),
+        ("limits", "rate"): limits.set_rate,
+        ("limits", "tenant_rate"): limits.set_tenant_rate,
+        ("limits", "tenants"): lambda rates: limits.set_tenants(dict(rates)),
+        ("nbd", "max_connections"): lambda most: setattr(connections.nbd, "most", most),
+    }
+
+
+def _changes(before: Config, after: Config) -> Iterator[_Change]:
+    for section, kind in SECTIONS.items():
+        for field in dataclasses.fields(kind):
+            value = getattr(getattr(after, section), field.name)
+            if value != getattr(getattr(before, section), field.name):
+                yield _Change(section, field.name, value, describe(field).show(value))

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the service manager is told while the daemon runs: its state, what it does, and that it is alive."""
+
+import asyncio
+import contextlib
+import faulthandler
+import time
+from collections.abc import Iterator
+
+from ..commands.amounts import human
+from ..monitoring.liveness import Liveness
+from ..runtime import systemd
+from ..runtime.degraded import Degraded
+from ..runtime.served import Served
+from ..transfers.store import TransferStore
+
+#: Seconds between two looks at what the daemon does.
+STATUS_INTERVAL = 10.0
+#: Signs of life in the time after which the manager ends a silent daemon: the loop may be busy for two of three.
+SIGNS = 3
+#: Services whose bytes are not those of transfers.
+_OTHERS = ("control", "metrics")
+
+
+class Supervision:
+    """Tell the service manager what sd_notify(3) has, or nothing unless it is wanted. Used on the event loop.
+
+    degraded: what the status begins with.
+    """
+
+    def __init__(self, degraded: Degraded, *, wanted: bool) -> None:
+        self._degraded = degraded
+        self._wanted = wanted
+        self._listening = self._status = ""
+        self._failed = False
+
+    def why_not(self) -> str:
+        """Return why the service manager does not know what it should; "": it does, or there is none."""
+        return "it cannot be told how the daemon is" if self._failed else ""
+
+    def ready(self, listening: str) -> None:
+        """The services listen. listening: where, for people."""
+        self._listening = listening
+        self._status = self._whole(listening)
+        self._notify(f"READY=1\nSTATUS={self._status}")
+
+    def status(self, text: str) -> None:
+        """Show a text as the status, behind what is not in force, if that is another one than before."""
+        text = self._whole(text)
+        if text != self._status or self._failed:
+            self._status = text
+            self._notify(f"STATUS={text}")
+
+    @contextlib.contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Run the block as a reload."""
+        self._notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        try:
+            yield
+        finally:
+            self._notify("READY=1")
+
+    def stopping(self, seconds: float) -> None:
+        """The daemon begins to stop. It needs at most so many seconds, also if the unit allows it less."""
+        self._notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
+
+    async def watch_status(self, store: TransferStore, served: Served) -> None:
+        """Show what moves, until the task is cancelled."""
+        before, then = _moved(served), time.monotonic()
+        while True:
+            await asyncio.sleep(STATUS_INTERVAL)
+            moved, now = _moved(served), time.monotonic()
+            received, sent = ((after - past) / (now - then) for after, past in zip(moved, before, strict=True))
+            before, then = moved, now
+            if store.drain is None:
+                self.status(f"{self._listening}; {_activity(store, received, sent)}")
+
+    async def watch_life(self, liveness: Liveness) -> None:
+        """Give signs of life, until the task is cancelled, while the lanes have answered since the last.
+
+        Nothing happens if the manager wants no signs (WatchdogSec= in systemd.service(5)). If it ends the process, the
+        threads and where they are come to standard error.
+        """
+        timeout = systemd.take_watchdog()
+        if not self._wanted or not timeout:
+            return
+        faulthandler.enable()
+        while True:
+            if liveness.ask():
+                self._notify("WATCHDOG=1")
+            await asyncio.sleep(timeout / SIGNS)
+
+    def _notify(self, state: str) -> None:
+        if self._wanted:
+            self._failed = not systemd.notify(state) and systemd.is_there()
+
+    def _whole(self, text: str) -> str:
+        lacking = self._degraded.summary()
+        return f"degraded: {lacking}; {text}" if lacking else text
+
+
+def _moved(served: Served) -> tuple[int, int]:
+    """Return the bytes that all transfers have received and sent."""
+    counts = [count for (service, _), count in served.sums().items() if service not in _OTHERS]
+    return sum(count.received for count in counts), sum(count.sent for count in counts)
+
+
+def _activity(store: TransferStore, received: float, sent: float) -> str:
+    used = [transfer for transfer in store.all() if transfer.in_use]
+    wait = int(max((wait for transfer in used for wait in transfer.storage_waits()), default=0))
+    rates = f"{human(received)}/s in, {human(sent)}/s out"
+    return f"{len(used)} transfers, {rates}{f', storage waits {wait} s' if wait else ''}"

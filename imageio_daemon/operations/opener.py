@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The image of a ticket: which storage opens it, and what identifies it."""
+
+import os
+import shutil
+
+from ..config.config import Config
+from ..errors import Error, Unusable
+from ..net import tls_contexts
+from ..storage.backend import Backend
+from ..storage.file.backend import FileBackend
+from ..storage.file.engine import Engine
+from ..storage.nbd.backend import NbdBackend
+from ..storage.nbd.handshake import Options
+from ..storage.qcow2.backend import NotNative, Qcow2Backend
+from ..storage.qemu import chain
+from ..storage.qemu.backend import Image, ManagedBackend, Server
+from ..storage.qemu.rbd import RbdBackend, RbdImage
+from ..storage.threads import in_thread
+from ..transfers.ticket import Access, Ticket
+
+
+class Opener:
+    """Open the images of tickets. Loads the certificates for other servers. Raises ConfigError if it cannot."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        nbd = config.backend_nbd
+        #: With which requests for images of other servers are passed on.
+        self.peer_tls = tls_contexts.client_context(config.backend_http.ca_file or config.tls.ca_file)
+        self._nbd_tls = tls_contexts.client_tls(nbd.ca_file or config.tls.ca_file, nbd.cert_file, nbd.key_file)
+
+    def why_no_formats(self) -> str:
+        """Return why no ticket with a format can be opened, if [backend_nbd] allowed_paths expects some; else ""."""
+        return self._why_no_qemu() if self._config.backend_nbd.allowed_paths else ""
+
+    def why_no_ceph(self) -> str:
+        """Return why no image on Ceph can be opened, if [backend_rbd] allowed_pools expects some; else ""."""
+        ceph = self._config.backend_rbd
+        if not ceph.allowed_pools:
+            return ""
+        return self._why_no_qemu() or ("" if os.access(ceph.conf, os.R_OK) else "[backend_rbd] conf cannot be read")
+
+    def _why_no_qemu(self) -> str:
+        return "" if shutil.which("qemu-nbd") else "qemu-nbd is not installed"
+
+    async def open(self, engine: Engine, ticket: Ticket) -> Backend:
+        """Open the image of a ticket. Raises Error."""
+        writable = ticket.may(Access.WRITE)
+        nbd, config = ticket.nbd, self._config.backend_nbd
+        options = Options(
+            dirty=ticket.dirty,
+            context=self._nbd_tls if nbd is not None and nbd.tls else None,
+            timeout=config.timeout,
+            greeting_timeout=config.timeout,
+        )
+        shared = ticket.shared or not self._config.backend_file.lock
+        if nbd is not None:
+            return await NbdBackend.open(engine, nbd, options, connections=config.connections, writable=writable)
+        run_dir = self._config.daemon.run_dir
+        if ticket.rbd is not None:
+            ceph = self._config.backend_rbd
+            since = ticket.since if ticket.dirty else None
+            there = RbdImage(ticket.rbd, ceph.conf, ceph.user, ceph.allowed_pools, since)
+            return await RbdBackend.start(engine, there, options, Server(run_dir, config.connections, writable))
+        if ticket.format != "raw":
+            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
+            if ticket.format == "qcow2" and self._config.backend_file.qcow2 == "native":
+                try:
+                    return await _open_native(engine, image, writable=writable)
+                except NotNative:  # told, and counted
+                    pass
+            return await ManagedBackend.start(
+                engine, image, options, run_dir=run_dir, connections=config.connections, writable=writable
+            )
+        if ticket.proxied:
+            raise Unusable(
+                "Another server has the image: only HTTP requests are passed on to it", "open", ticket.shown_url
+            )
+        return await FileBackend.open(engine, ticket.path, writable=writable, shared=shared)
+
+    async def identify(self, engine: Engine, ticket: Ticket) -> object:
+        """Return the identity of a ticket's image (BackendInfo.identity); None: it is unknown."""
+        if not ticket.path.startswith("/"):
+            return None  # the image is on another server
+        try:
+            backend = await FileBackend.open(engine, ticket.path, writable=False)
+            identity = backend.info.identity
+            await backend.close()
+        except Error:
+            return None  # it does not exist or cannot be opened: it has no identity
+        return identity
+
+
+async def _open_native(engine: Engine, image: Image, *, writable: bool) -> Backend:
+    """Open an image by the engine. Raises NotNative and Error."""
+    found = await in_thread(
+        lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)
+    )
+    return await Qcow2Backend.start(engine, found, writable=writable, shared=image.shared, bitmap=image.bitmap)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The audit log: what was changed through the control service, and by whom.
+
+Each event is a line of the log, and a JSON object that the control service tells. With a state directory the events
+outlive the process, in STATE/events/: `events` and, older, `events.1`, a JSON object on each line.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from ..units import MiB
+from . import logs
+from .state import StateDirectory, read_file
+
+log = logging.getLogger(__name__)
+
+#: Fields that name who has asked for something: uid and pid on a unix socket, else the client's address. Empty: the
+#: daemon itself, or its command line.
+Caller: TypeAlias = Mapping[str, object]
+DAEMON: Caller = {}
+
+#: Bytes of events that are told; the oldest go first. One takes about 250.
+MAX_KEPT = 1 * MiB
+#: Bytes of a file at which another one is begun. Then the two have at least MAX_KEPT.
+MAX_FILE = 1 * MiB
+#: Bytes of events that wait for the disk. Beyond that, while the disk does not answer, they are not kept.
+MAX_WAITING = 1 * MiB
+#: Seconds until lines that could not be written are tried again.
+RETRY = 2.0
+#: The longest event, in bytes: a url and a transfer id of which each byte is escaped.
+MAX_EVENT = 64 * 1024
+
+_FILE, _OLDER = "events", "events.1"
+
+
+class AuditLog:
+    """The events, the newest of which are kept. Making and closing it blocks."""
+
+    def __init__(self, state: StateDirectory | None) -> None:
+        self._lines: deque[tuple[int, str]] = deque()  # with their numbers, in order
+        self._size = 0
+        self._file: _EventFile | None = None
+        self._why_none = ""
+        if state is not None:
+            try:
+                directory = state.directory("events")
+                for number, line in _read(directory):
+                    self._keep(number, line)
+                self._file = _EventFile(directory)
+            except OSError as e:
+                self._why_none = e.strerror or str(e)
+                log.warning("events cannot be kept in the state directory: %s", self._why_none)
+
+    def tell(self, event: str, by: Caller = DAEMON, **details: object) -> None:
+        """Log an event, and keep it. details: JSON values, also for the log; no secrets."""
+        log.info(event, extra=logs.fields(**details, **by))
+        number = self._lines[-1][0] + 1 if self._lines else 1
+        time = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"number": number, "time": time, "event": event, **details, **by})
+        self._keep(number, line)
+        if self._file is not None:
+            self._file.append(f"{line}\n".encode())
+
+    def after(self, number: int) -> list[str]:
+        """Return the events with larger numbers that are kept, oldest first, each a JSON document."""
+        return [line for its, line in self._lines if its > number]
+
+    def why_not_kept(self) -> str:
+        """Return why events do not outlive the process as they should; "": they do."""
+        return self._why_none if self._file is None else self._file.why
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits, for at most timeout seconds. False: the directory is still in use."""
+        return self._file is None or self._file.close(timeout)
+
+    def _keep(self, number: int, line: str) -> None:
+        self._lines.append((number, line))
+        self._size += len(line)
+        while self._size > MAX_KEPT:
+            self._size -= len(self._lines.popleft()[1])
+
+
+class _EventFile:
+    """Append lines to the newer file in a thread. A line is on stable storage some milliseconds later. Thread-safe.
+
+    Lines that cannot be written wait, and are tried again every RETRY seconds.
+    """
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self._changed = threading.Condition()
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._closing = False
+        #: Why lines are not on the disk; "": they are.
+        self.why = ""
+        # A daemon thread: a disk that hangs must not keep the process from its end.
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+        self._thread.start()
+
+    def append(self, line: bytes) -> None:
+        """Queue a line."""
+        with self._changed:
+            if self._size + len(line) > MAX_WAITING:
+                self._failed("the disk does not answer")
+                return
+            self._waiting.append(line)
+            self._size += len(line)
+            self._changed.notify()
+
+    def close(self, timeout: float) -> bool:
+        """Write what waits, for at most timeout seconds, and end the thread. False: it has not ended."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while data := self._take():
+            try:
+                _append(self._directory, data)
+            except OSError as e:
+                self._failed(e.strerror or str(e))
+                self._try_again(data)
+            else:
+                self.why = ""
+
+    def _try_again(self, data: bytes) -> None:
+        """Let lines wait, unless the process ends. The file may have some of them: their numbers tell."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closing, RETRY):
+                return
+            self._waiting.insert(0, data)
+            self._size += len(data)
+
+    def _take(self) -> bytes:
+        """Wait for lines and return them; none after close()."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            lines, self._waiting, self._size = self._waiting, [], 0
+            return b"".join(lines)
+
+    def _failed(self, reason: str) -> None:
+        if not self.why:
+            log.error("events are not kept in the state directory: %s", reason)
+        self.why = reason
+
+
+def _append(directory: int, data: bytes) -> None:
+    """Append lines durably. Raises OSError. A line that a crash or a full disk has left incomplete is ended first."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(_FILE, flags, 0o600, dir_fd=directory)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)  # all of it is tried again
+            raise
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    if size >= MAX_FILE:
+        with contextlib.suppress(OSError):  # the lines are on stable storage: the next call tries again to rename
+            os.rename(_FILE, _OLDER, src_dir_fd=directory, dst_dir_fd=directory)
+            os.fsync(directory)
+
+
+def _read(directory: int) -> Iterator[tuple[int, str]]:
+    """Yield number and line of the events in both files, older ones first. Raises OSError."""
+    last = 0
+    for name in (_OLDER, _FILE):
+        data = b""
+        with contextlib.suppress(FileNotFoundError):
+            data = read_file(directory, name, MAX_FILE + MAX_WAITING + MAX_EVENT)
+        for line in data.splitlines():
+            number = _number(line)
+            if number is not None and number > last:
+                last = number
+                yield number, line.decode("ascii")
+
+
+def _number(line: bytes) -> int | None:
+    """Return the number of an event; None if the line is none, because a crash has torn it."""
+    try:
+        event = json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        return None
+    number = event.get("number") if isinstance(event, dict) else None
+    return number if isinstance(number, int) else None

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log lines: one for each event, as text or as JSON, written by a thread of their own.
+
+    log.info("transfer ended", extra=logs.fields(transfer="ab12", bytes=4096))
+
+Lines for systemd's journal begin with their priority, so that `journalctl -p warning` finds them (sd-daemon(3)).
+Characters that are not printable are escaped, so text of a peer cannot end a line or forge another one.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import select
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from ..commands.printable import printable, quoted
+
+STDERR = 2
+
+#: Bytes of lines that wait to be written. Beyond that, while the reader does not read, lines are dropped.
+MAX_WAITING = 1024 * 1024
+#: Seconds that close() waits for a reader that does not read.
+STOP_TIMEOUT = 2.0
+
+#: Priorities of the levels (syslog(3)).
+_PRIORITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+_PACKAGE = __package__.partition(".")[0] + "."
+
+
+def fields(**values: object) -> dict[str, dict[str, object]]:
+    """Return the `extra` of a logging call: key=value at the end of a text line, keys of a JSON object."""
+    return {"fields": values}
+
+
+def lines_lost() -> int:
+    """Return how many lines were dropped so far, because nothing read the log."""
+    return sum(handler.lost for handler in logging.getLogger().handlers if isinstance(handler, LineHandler))
+
+
+@contextlib.contextmanager
+def setup(level: str, style: str, fd: int = STDERR) -> Iterator[None]:
+    """Log messages at or above level to a file descriptor, by default standard error; flush at the end.
+
+    level: debug, info, warning or error. style: text or json. A thread writes the lines, so a reader that is slow or
+    gone delays no caller.
+    """
+    handler = LineHandler(fd)
+    handler.setFormatter({"text": TextFormatter, "json": JsonFormatter}[style]())
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    try:
+        yield
+    finally:
+        root.setLevel(before)
+        root.removeHandler(handler)
+        handler.close()
+
+
+class TextFormatter(logging.Formatter):
+    """Format a record as TIME LEVEL LOGGER: MESSAGE KEY=VALUE..., with an indented traceback below, if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without a newline at the end."""
+        pairs = "".join(f" {name}={quoted(value)}" for name, value in _fields(record).items())
+        line = f"{_time(record)} {record.levelname:<7} {_logger(record)}: {record.getMessage()}{pairs}"
+        return "\n    ".join([printable(line), *map(printable, _traceback(self, record).splitlines())])
+
+
+class JsonFormatter(logging.Formatter):
+    """Format a record as a JSON object on one line: time, level, logger, message, then the call's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, in ASCII, without a newline at the end."""
+        base: dict[str, object] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if traceback := _traceback(self, record):
+            base["traceback"] = traceback
+        # First for the order of keys, last so that a field cannot replace one of them.
+        return json.dumps({**base, **_fields(record), **base}, default=str)
+
+
+class LineHandler(logging.Handler):
+    """Write lines to a file descriptor in a thread. Lines beyond MAX_WAITING are dropped and counted. Thread-safe."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__()
+        self._fd = fd
+        self._for_journal = _is_journal(fd)
+        # Reentrant: a finalizer that the garbage collector runs while the lock is held may log.
+        self._changed = threading.Condition(threading.RLock())
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._dropped = 0
+        #: Lines that were dropped so far.
+        self.lost = 0
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the line of a record."""
+        try:
+            line = self._line(record)
+        except (TypeError, ValueError):
+            # Message and arguments do not match: a bug that must not fail a transfer.
+            self.handleError(record)
+            return
+        with self._changed:
+            if self._size + len(line) > MAX_WAITING:
+                self._dropped += 1
+                self.lost += 1
+                return
+            self._waiting.append(line)
+            self._size += len(line)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write the waiting lines, for at most STOP_TIMEOUT seconds, and end the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self.join(STOP_TIMEOUT)
+        super().close()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the thread has ended, at most timeout seconds; None: without a limit."""
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while lines := self._take():
+            # The log cannot be written, so this cannot be logged.
+            with contextlib.suppress(OSError):
+                _write(self._fd, b"".join(lines))
+
+    def _take(self) -> list[bytes]:
+        """Wait for lines and return them; an empty list after close()."""
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            lines, self._waiting, self._size = self._waiting, [], 0
+            if self._dropped:
+                lines.append(self._about_dropped(self._dropped))
+                self._dropped = 0
+            return lines
+
+    def _about_dropped(self, count: int) -> bytes:
+        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "log lines dropped", None, None)
+        record.__dict__.update(fields(count=count))
+        return self._line(record)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        text = self.format(record)
+        if self._for_journal:
+            prefix = f"<{_PRIORITIES.get(record.levelno, 6)}>"
+            text = prefix + text.replace("\n", "\n" + prefix)  # the journal stores each line as an entry
+        return text.encode() + b"\n"
+
+
+def _is_journal(fd: int) -> bool:
+    """Tell whether the descriptor is a stream of systemd's journal (JOURNAL_STREAM in systemd.exec(5))."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            # Another process with the same open file has made it non-blocking.
+            writable = select.poll()  # select(2) knows no descriptors from 1024 on
+            writable.register(fd, select.POLLOUT)
+            writable.poll()
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    values: dict[str, Any] = getattr(record, "fields", {})
+    return values
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _logger(record: logging.LogRecord) -> str:
+    return record.name.removeprefix(_PACKAGE)
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(record.stack_info)
+    return "\n".join(parts)

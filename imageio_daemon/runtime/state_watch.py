@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the state directory can still be written, and will be found by the next process."""
+
+import threading
+import time
+
+from .state import StateDirectory
+
+#: Seconds between two probes. One writes and flushes 4 KiB: 0.3 ms in the median of 50 on ext4 of a busy virtual disk,
+#: 88 ms at most.
+INTERVAL = 10.0
+#: Seconds after which a probe that has not ended is told. Tickets wait as long (transfers/ticket_files.py).
+SILENT = 10.0
+
+
+class StateWatch:
+    """Probe a state directory in a thread of its own, first when it is made, which blocks.
+
+    state: None: there is none; why tells why the configured one cannot be used, or "".
+    """
+
+    def __init__(self, state: StateDirectory | None, why: str) -> None:
+        self._state = state
+        self._reason = why
+        self._began: float | None = None
+        self._ends = threading.Event()
+        # A daemon thread: a disk that hangs must not keep the process from its end.
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+        if state is not None:
+            self._probe(state)
+            self._thread.start()
+
+    def why(self) -> str:
+        """Return why what is written now would not outlive the process; "": it would."""
+        began = self._began
+        if began is not None and time.monotonic() - began > SILENT:
+            return "it does not answer"
+        return self._reason
+
+    def close(self, timeout: float) -> bool:
+        """End the thread. False: it has not ended in timeout seconds, and the directory is still in use."""
+        if self._state is None:
+            return True
+        self._ends.set()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._state is not None and not self._ends.wait(INTERVAL):
+            self._probe(self._state)
+
+    def _probe(self, state: StateDirectory) -> None:
+        self._began = time.monotonic()
+        try:
+            state.probe()
+        except OSError as e:
+            self._reason = e.strerror or str(e)
+        else:
+            self._reason = ""
+        self._began = None

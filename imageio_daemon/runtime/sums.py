@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of counts over sources that come and go: connections, lanes, transfers.
+
+Each source keeps its own counts, which are read when the sums are asked for. Nothing is done here when it counts.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Generic, Protocol, TypeVar
+
+
+class Addable(Protocol):
+    """Counts that can be added up."""
+
+    def plus(self: "C", other: "C") -> "C":
+        """Return the sum."""
+        ...
+
+
+C = TypeVar("C", bound=Addable)
+K = TypeVar("K", bound=Hashable)
+S = TypeVar("S", bound=Hashable)
+
+
+class Sums(Generic[K, S, C]):
+    """The sums by key, of sources that live and of those that have ended. They never decrease.
+
+    `none` are the counts of no source, and `counts` returns those of a source so far.
+    """
+
+    def __init__(self, none: C, counts: Callable[[S], C]) -> None:
+        self._none = none
+        self._counts = counts
+        self._ended: dict[K, C] = {}
+        self._sources: dict[S, K] = {}
+        self._begun: Counter[K] = Counter()
+
+    def begin(self, key: K, source: S) -> None:
+        """Include a source in the sums until end()."""
+        self._sources[source] = key
+        self._begun[key] += 1
+
+    def end(self, source: S) -> None:
+        """Add the final counts of a source, and forget it. Does nothing if it has not begun or has ended."""
+        if source in self._sources:
+            key = self._sources.pop(source)
+            self._ended[key] = self._ended.get(key, self._none).plus(self._counts(source))
+
+    def sums(self) -> dict[K, C]:
+        """Return the sums by key, without keys that have had no source."""
+        sums = self.ended()
+        for source, key in self._sources.items():
+            sums[key] = sums.get(key, self._none).plus(self._counts(source))
+        return sums
+
+    def ended(self) -> dict[K, C]:
+        """Return the sums of the sources that have ended. With the counts of those of sources() they are sums()."""
+        return dict(self._ended)
+
+    def sources(self) -> dict[S, K]:
+        """Return the sources that live, with their keys."""
+        return self._sources.copy()
+
+    def begun(self) -> Counter[K]:
+        """Return the number of sources so far, by key."""
+        return self._begun.copy()

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service manager: notifications, stored descriptors, watchdog (sd_notify(3)); passed ones (sd_listen_fds(3))."""
+
+import array
+import logging
+import os
+import select
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+log = logging.getLogger(__name__)
+
+#: Seconds. The manager reads at once; if it hangs, the daemon must not wait for it.
+SEND_TIMEOUT = 1.0
+#: Seconds that the manager has to close stored descriptors.
+BARRIER_TIMEOUT = 5.0
+#: Descriptors that a manager passes at most. systemd's store has at most this many for a service by its own limit.
+MAX_PASSED = 512
+#: The first passed descriptor.
+FIRST_PASSED = 3
+
+
+class Passed(NamedTuple):
+    """A descriptor that the manager has passed: from a socket unit, or stored by the process before. name: "" if none.
+
+    It belongs to whoever takes it.
+    """
+
+    name: str
+    fd: int
+
+
+def is_there() -> bool:
+    """Tell whether a service manager wants to be notified."""
+    return bool(os.environ.get("NOTIFY_SOCKET"))
+
+
+def notify(state: str, fds: Sequence[int] = ()) -> bool:
+    """Send a state like READY=1, with descriptors, to the socket that NOTIFY_SOCKET names. Tell whether it was sent.
+
+    Without NOTIFY_SOCKET nothing is sent. Errors are logged, not raised: the daemon can serve without a manager.
+    """
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return False
+    if not address.startswith(("/", "@")):
+        log.warning("cannot tell the service manager %s: unsupported address %s", state, address)
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            sock.settimeout(SEND_TIMEOUT)
+            sock.connect(address)
+            sock.sendmsg([state.encode()], rights)
+    except OSError as e:
+        log.warning("cannot tell the service manager %s: %s", state, e)
+        return False
+    return True
+
+
+def store(name: str, fd: int) -> bool:
+    """Give the manager a copy of a descriptor for the next process, under a name. Tell whether it was sent."""
+    return notify(f"FDSTORE=1\nFDNAME={name}", [fd])
+
+
+def forget(names: Sequence[str]) -> None:
+    """Have the manager close what is stored under these names, and wait until it has."""
+    sent = [notify(f"FDSTOREREMOVE=1\nFDNAME={name}") for name in names]
+    if any(sent):
+        _wait_for_manager()
+
+
+def take_passed() -> list[Passed]:
+    """Return the descriptors that the manager has passed to this process, and unset the variables that tell of them.
+
+    They are made close-on-exec.
+    """
+    pid, count, names = (os.environ.pop(f"LISTEN_{name}", "") for name in ("PID", "FDS", "FDNAMES"))
+    if pid != str(os.getpid()) or not count.isdecimal() or not 0 < int(count) <= MAX_PASSED:
+        return []
+    known = names.split(":") + [""] * int(count)
+    passed = [Passed(known[number], FIRST_PASSED + number) for number in range(int(count))]
+    for _, fd in passed:
+        os.set_inheritable(fd, False)
+    return passed
+
+
+def take_watchdog() -> float:
+    """Return the seconds after which the manager ends this process if it gives no sign of life; 0: it never does.
+
+    Unsets the variables that tell it: children are not watched (sd_watchdog_enabled(3)).
+    """
+    usec, pid = (os.environ.pop(f"WATCHDOG_{name}", "") for name in ("USEC", "PID"))
+    if pid not in ("", str(os.getpid())) or not usec.isdecimal():
+        return 0.0
+    return int(usec) / 1e6
+
+
+def _wait_for_manager() -> None:
+    """Wait until the manager has done what it was sent before: it closes the pipe then (BARRIER=1 in sd_notify(3))."""
+    ours, theirs = os.pipe()
+    try:
+        try:
+            sent = notify("BARRIER=1", [theirs])
+        finally:
+            os.close(theirs)
+        poll = select.poll()
+        poll.register(ours, 0)
+        if sent and not poll.poll(BARRIER_TIMEOUT * 1000):
+            log.warning("the service manager does not answer")
+    finally:
+        os.close(ours)

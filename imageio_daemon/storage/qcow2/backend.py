@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in the format qcow2 that the C engine opens itself."""
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from ioutil_ext import ffi, lib
+
+from ...errors import BitmapInUse, Error, ImageInUse, NotFound, StorageError, Unusable
+from ...nbdproto.constants import DIRTY_BITMAP
+from ..backend import BackendInfo, Operation
+from ..completions import check
+from ..file.backend import FileBackend, opened, tell_writers
+from ..file.engine import Engine
+from ..qemu.chain import Chain, File
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which an image that another program has locked is tried again, and between two tries: `qemu-img info` has
+#: its locks for milliseconds.
+LOCKED = 1.0
+RETRY = 0.1
+
+#: What becomes of images, as metrics tell it.
+VERDICTS = ("native", "fallback", "refused")
+
+
+class NotNative(Exception):
+    """The engine does not do all that the image needs; nothing was changed. qemu may open it."""
+
+
+_verdicts = Counter(dict.fromkeys(VERDICTS, 0))
+
+
+def verdicts() -> dict[str, int]:
+    """Return how many images got which verdict so far."""
+    return dict(_verdicts)
+
+
+def fall_back(path: str, why: str) -> NotNative:
+    """Note that qemu has to open an image. why: for the log."""
+    _verdicts["fallback"] += 1
+    log.info("%s is left to qemu-nbd: %s", path, why)
+    return NotNative(why)
+
+
+class Qcow2Backend(FileBackend):
+    """Serve an image and the files below it by the engine; see Backend for the contract."""
+
+    _identity: object
+    _first: int  # the generation of an image that may read as zeros; 0: it may not, or others may write to it
+    _bitmap: str | None  # that tells what has changed
+    _no_bitmap: Error  # why none does
+
+    @classmethod
+    async def start(
+        cls, engine: Engine, found: Chain, *, writable: bool, shared: bool, bitmap: str | None = None
+    ) -> Self:
+        """Open the files of a chain. bitmap: what has changed; without it the image is served all the same.
+
+        Raises NotNative, Unusable: the image is damaged; ImageInUse, StorageError.
+        """
+        path = found.files[0].path
+        if any(file.format not in ("qcow2", "raw") for file in found.files):
+            raise fall_back(path, "a file below it has another format")
+        memory = _Memory(found.files, bitmap)
+        handle = await _unlocked(engine, memory, path, writable=writable, shared=shared)
+        counts = ffi.new("iou_qcow2_counts *")
+        check(lib.iou_qcow2_get_counts(handle, counts), "count")
+        leaks = f"; {counts.leaked} clusters leak, see qemu-img check -r leaks" if counts.leaked else ""
+        log.info("%s is opened by the daemon itself%s", path, leaks)
+        backend = cls(engine, handle, path, found.lasting)
+        if writable:
+            tell_writers(backend._info(), path, shared=shared)
+        backend._identity = found.identity
+        backend._first = backend.generation if writable and found.alone else 0
+        backend._bitmap, backend._no_bitmap = bitmap, NotFound("The image has no dirty bitmap")
+        if bitmap is not None and (why := memory.why_no_bitmap()) is not None:
+            backend._bitmap, backend._no_bitmap = None, why
+            log.warning("%s is served without the bitmap %s: %s", path, bitmap, why)
+        return backend
+
+    @property
+    def info(self) -> BackendInfo:
+        """Return what is known now; asks nobody. Raises Canceled when the image was closed."""
+        return replace(
+            super().info,
+            can_grow=False,
+            identity=self._identity,
+            can_fast_zero=True,
+            can_fast_allocate=True,
+        )
+
+    def bitmaps(self) -> Sequence[str]:
+        """Return the one that the ticket names. Raises NotFound, BitmapInUse."""
+        if self._bitmap is None:
+            raise self._no_bitmap.with_traceback(None)
+        return (DIRTY_BITMAP + self._bitmap,)
+
+    async def reads_zero(self, op: Operation) -> bool:
+        """Tell whether the tables say that the image reads as zeros, and it was not changed since it was opened."""
+        op.require_running()
+        size = self.info.size
+        if not self._first or self.generation != self._first:
+            return False
+        kinds = await self._extents(op, 0, size, 3)
+        return kinds.end == size and all(extent.zero for extent in kinds)
+
+
+class _Memory:
+    """What C reads of a chain while it opens it, and its verdict."""
+
+    def __init__(self, files: list[File], bitmap: str | None) -> None:
+        self._texts: list[Any] = []
+        layers = ffi.new("iou_qcow2_layer[]", len(files))
+        for layer, file in zip(layers, files, strict=True):
+            layer.path = self._text(file.path)
+            layer.backing = ffi.NULL if file.backing is None else self._text(file.backing)
+            layer.raw = file.format == "raw"
+        self._layers = layers
+        self._verdict = ffi.new("iou_qcow2_verdict *")
+        self.chain = ffi.new("iou_qcow2_chain *", {"layers": layers, "count": len(files), "verdict": self._verdict})
+        self.chain.bitmap = ffi.NULL if bitmap is None else self._text(bitmap)
+
+    @property
+    def judgment(self) -> int:
+        return int(self._verdict.judgment)
+
+    @property
+    def reason(self) -> str:
+        return str(ffi.string(self._verdict.reason).decode(errors="replace"))
+
+    def why_no_bitmap(self) -> Error | None:
+        """Return why it is not known what has changed. None: it is."""
+        if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_TOLD:
+            return None
+        if self._verdict.bitmap == lib.IOU_QCOW2_BITMAP_IN_USE:
+            return BitmapInUse()
+        return NotFound("The image does not have the bitmap that the ticket names")
+
+    def _text(self, text: str) -> Any:
+        self._texts.append(ffi.new("char[]", os.fsencode(text)))
+        return self._texts[-1]
+
+
+async def _unlocked(engine: Engine, memory: _Memory, path: str, *, writable: bool, shared: bool) -> Any:
+    """Open a chain, if need be when whoever has locked it has ended."""
+    tries = round(LOCKED / RETRY)
+    while True:
+        try:
+            return await _judged(engine, memory, path, writable=writable, shared=shared)
+        except ImageInUse:
+            tries -= 1
+            if not tries:
+                raise
+            await asyncio.sleep(RETRY)
+
+
+async def _judged(engine: Engine, memory: _Memory, path: str, *, writable: bool, shared: bool) -> Any:
+    op = Operation()
+    opening = engine.submit_open_qcow2(memory.chain, path, writable=writable, shared=shared, op=op)
+    try:
+        handle = await opened(engine, opening, op, path)
+    except StorageError:
+        if memory.judgment == lib.IOU_QCOW2_FALLBACK:
+            raise fall_back(path, memory.reason) from None
+        if memory.judgment == lib.IOU_QCOW2_REFUSE:
+            _verdicts["refused"] += 1
+            told = f"The image cannot be served: {memory.reason}"
+            raise Unusable(told, f"open {path}", "image header") from None
+        raise
+    _verdicts["native"] += 1
+    return handle

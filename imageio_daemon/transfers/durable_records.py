@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of durable ranges of all open images that tickets may write (ADR 21).
+
+A record belongs to one ticket and one image: its journal is found again by both. While another ticket may write the
+same image, there is none.
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Container, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..errors import StorageError
+from ..image import journal
+from ..image.blake2 import short_hash
+from ..runtime import logs
+from ..runtime.state import UNFINISHED, StateDirectory, read_file, remove_file
+from ..storage.backend import Backend, BackendInfo
+from ..storage.durable import NO_RECORD, DurableRecord
+from ..storage.threads import in_thread, start_thread
+from .ticket import Access, Ticket
+
+log = logging.getLogger(__name__)
+
+#: The directory of journals in the state directory.
+DIRECTORY = "durable"
+#: Seconds after which a journal that nobody has used is removed: an upload that is continued later starts from the
+#: beginning.
+MOST_AGE = 14 * 24 * 3600.0
+#: Journals that are kept: the newest ones. With 4 KiB each, 40 MiB.
+MOST_JOURNALS = 10_000
+#: Seconds between removals of old journals.
+TIDY_INTERVAL = 3600.0
+
+
+class _Image:
+    """An image that tickets have opened to write it. key: equal for two of the same image.
+
+    lock: held while a writer comes or leaves, over what that does on the disk. So none writes before the records of the
+    others are void, and none reads a journal before the record that it belongs to has ended.
+    """
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+        self.lock = threading.Lock()
+        self.writers: list[RecordWriter] = []
+        #: Writers that are there, come or leave.
+        self.users = 0
+
+
+@dataclass(eq=False)
+class RecordWriter:
+    """An open image that a ticket may write."""
+
+    ticket: Ticket
+    image: _Image
+    record: DurableRecord = NO_RECORD
+    #: Another ticket may write the image, too, or has done so.
+    shared: bool = False
+    #: It should have a record, which could not be made.
+    lacks: bool = False
+    #: It has left.
+    left: bool = False
+    #: That the journal cannot be kept was logged.
+    told: bool = False
+
+
+class DurableRecords:
+    """Make, find and end records. Threads do what blocks on the disk.
+
+    Without a state directory, all records are empty. Pass wanted=True if the operator wants records: then clients are
+    told that there are some.
+    """
+
+    def __init__(self, state: StateDirectory | None, *, wanted: bool = False) -> None:
+        self.wanted = wanted
+        self._lock = threading.Lock()
+        self._images: dict[object, _Image] = {}
+        self._directory, self._why_none = (None, "") if state is None else _open_directory(state)
+        self._tidied = time.monotonic()
+        self._working: Future[None] | None = None
+
+    def why_not_kept(self) -> str:
+        """Return why what is durable does not outlive the process as it should; "": it does."""
+        with self._lock:
+            writers = [writer for image in self._images.values() for writer in image.writers]
+        if any(writer.lacks for writer in writers):
+            return "the record of an image cannot be made"
+        error = next((error for writer in writers if (error := writer.record.state().error)), 0)
+        return self._why_none or (os.strerror(error) if error else "")
+
+    async def open(self, ticket: Ticket, backend: Backend) -> RecordWriter | None:
+        """Begin the record of an image that was just opened, until close(). Return None if the ticket may not write.
+
+        Raises StorageError: a record that must go cannot be removed, so the image must not be written.
+        """
+        if not ticket.may(Access.WRITE):
+            return None
+        info = backend.info
+        writer = RecordWriter(ticket, self._enter(info.identity or info.lasting or ticket.url))
+        try:
+            await in_thread(lambda: self._begin(writer, info))
+            if writer.record is not NO_RECORD:
+                backend.keep(writer.record)
+        except BaseException:
+            await self.close(writer)
+            raise
+        return writer
+
+    async def close(self, writer: RecordWriter) -> None:
+        """End the record of an image that was closed. Its journal stays."""
+        self._tell(writer)
+        await in_thread(lambda: self._end(writer))
+
+    def watch(self) -> None:
+        """Write what journals lack, log those that cannot be kept, and remove old ones. Called every few seconds.
+
+        This does not wait for the disk. While the disk hangs, later calls only log.
+        """
+        with self._lock:
+            writers = [writer for image in self._images.values() for writer in image.writers]
+        for writer in writers:
+            self._tell(writer)
+        if not self.working:
+            due = [writer for writer in writers if writer.record.is_due]
+            tidies = self._directory is not None and time.monotonic() - self._tidied >= TIDY_INTERVAL
+            if due or tidies:
+                self._working = start_thread(lambda: self._work(writers, due, tidies=tidies))
+
+    @property
+    def working(self) -> bool:
+        """Tell whether a thread still does what watch() has begun."""
+        return self._working is not None and not self._working.done()
+
+    def _work(self, writers: Sequence[RecordWriter], due: Sequence[RecordWriter], *, tidies: bool) -> None:
+        for writer in due:
+            writer.record.write()
+        if tidies and self._directory is not None:
+            self._tidied = time.monotonic()
+            _tidy_or_tell(self._directory, {writer.record.name for writer in writers})
+
+    def _enter(self, key: object) -> _Image:
+        with self._lock:
+            image = self._images.setdefault(key, _Image(key))
+            image.users += 1
+            return image
+
+    def _begin(self, writer: RecordWriter, info: BackendInfo) -> None:
+        """Make the records of others void, or begin a record if there is no other. Blocks. Raises StorageError."""
+        image = writer.image
+        with image.lock:
+            if writer.left:
+                return
+            for other in image.writers:
+                writer.shared = other.shared = True
+                other.record.void()  # again, if an earlier one has failed
+            image.writers.append(writer)
+            writer.record = self._make(writer, info)
+
+    def _end(self, writer: RecordWriter) -> None:
+        """End a record after _begin(), which may not have begun yet. Blocks."""
+        image = writer.image
+        with image.lock:
+            writer.left = True
+            if writer in image.writers:
+                image.writers.remove(writer)
+            writer.record.end()
+        with self._lock:
+            image.users -= 1
+            if not image.users:
+                del self._images[image.key]
+
+    def _make(self, writer: RecordWriter, info: BackendInfo) -> DurableRecord:
+        """Make the record of a writer. An image that is written without one has no journal. Blocks."""
+        if self._directory is None:
+            return NO_RECORD
+        if info.lasting is None:
+            log.info("no record of what is durable: the image has no lasting identity", extra=_fields(writer.ticket))
+            return NO_RECORD
+        name = short_hash(info.lasting)
+        if writer.shared or not info.can_flush:
+            _remove(self._directory, name)
+            return NO_RECORD
+        record = _new_record(self._directory, name, writer.ticket, info)
+        writer.lacks = record is NO_RECORD
+        return record
+
+    def _tell(self, writer: RecordWriter) -> None:
+        error = writer.record.state().error
+        if error and not writer.told:
+            writer.told = True
+            log.warning("what is durable is not kept: %s", os.strerror(error), extra=_fields(writer.ticket))
+
+
+def _fields(ticket: Ticket) -> dict[str, dict[str, object]]:
+    return logs.fields(transfer=ticket.log_name)
+
+
+def _new_record(directory: int, name: str, ticket: Ticket, info: BackendInfo) -> DurableRecord:
+    """Make a record with what the journal of the image tells, if it is of this ticket. Blocks. Raises StorageError.
+
+    An image that has become shorter than what was durable, or has another size although it cannot grow, has been
+    changed by somebody else.
+    """
+    size = "any" if info.can_grow else info.size
+    header = f"{name} {short_hash(f'{ticket.ticket_id} {ticket.format} {ticket.backing_chain} {size}')}"
+    ranges = _read(directory, name, header)
+    if ranges and ranges[-1][1] > info.size:
+        log.warning("what was durable is not known: the image has become shorter", extra=_fields(ticket))
+        ranges = []
+    try:
+        return DurableRecord.new(directory, name, header, ranges)
+    except StorageError as e:
+        _remove(directory, name)
+        log.warning("what is durable is not kept: %s", e, extra=_fields(ticket))
+        return NO_RECORD
+
+
+def _read(directory: int, name: str, header: str) -> list[tuple[int, int]]:
+    try:
+        return journal.read(read_file(directory, name, journal.MAX_JOURNAL), header)
+    except FileNotFoundError:
+        return []
+    except (OSError, journal.Damaged) as e:
+        log.warning("what was durable is not known: the journal %s: %s", name, e)
+        return []
+
+
+def _remove(directory: int, name: str) -> None:
+    """Remove a journal, durably. Blocks. Raises StorageError."""
+    try:
+        remove_file(directory, name)
+    except OSError as e:
+        raise StorageError(e.errno or errno.EIO, "remove a record of what is durable", "journal", name) from None
+
+
+def _open_directory(state: StateDirectory) -> tuple[int | None, str]:
+    """Return the directory of journals, and remove old ones. None: it cannot be used, and the reason. Blocks."""
+    try:
+        directory = state.directory(DIRECTORY)
+        _tidy(directory, ())
+    except OSError as e:
+        log.warning("what is durable is not kept: %s", e)
+        return None, e.strerror or str(e)
+    return directory, ""
+
+
+def _tidy(directory: int, used: Container[str]) -> None:
+    """Remove journals that are old, or too many, but none of those in use. Blocks. Raises OSError."""
+    found = [(os.stat(name, dir_fd=directory).st_mtime, name) for name in os.listdir(directory)]
+    found.sort(reverse=True)
+    oldest = time.time() - MOST_AGE
+    for number, (changed, name) in enumerate(found):
+        if (number >= MOST_JOURNALS or changed < oldest) and name not in used and not name.startswith(UNFINISHED):
+            os.unlink(name, dir_fd=directory)
+
+
+def _tidy_or_tell(directory: int, used: Container[str]) -> None:
+    try:
+        _tidy(directory, used)
+    except FileNotFoundError:
+        return  # a record was made void meanwhile: the next call removes the others
+    except OSError as e:
+        log.warning("old records of what was durable cannot be removed: %s", e)

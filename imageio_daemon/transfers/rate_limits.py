@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits on the rates of tickets and tenants, and how they change."""
+
+import weakref
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ..errors import InvalidRequest
+from ..storage.bucket import Bucket
+from ..units import MAX_RATE, MAX_TENANT, MAX_TENANTS, MAX_TRANSFERS, MIN_RATE
+from .keys import text
+from .ticket import Ticket
+
+
+class LimitChanges(NamedTuple):
+    """What a request changes of the limits of all transfers; None: not this.
+
+    rate, tenant_rate: see RateLimits. transfers: how many may be at work at a time. 0: no limit. tenants: rates of
+    single tenants by their names; None: tenant_rate counts for this one, too.
+    """
+
+    rate: int | None
+    tenant_rate: int | None
+    transfers: int | None
+    tenants: Mapping[str, int | None] | None = None
+
+    @classmethod
+    def from_json(cls, data: object) -> "LimitChanges":
+        """Check decoded JSON. Raises InvalidRequest."""
+        if not isinstance(data, dict):
+            raise InvalidRequest("Invalid request: expected a JSON object")
+        if data.keys() - set(cls._fields) or not data:
+            raise InvalidRequest(f"Invalid request: expected some of {', '.join(cls._fields)}")
+        return cls(
+            _number(data, "rate", MIN_RATE, MAX_RATE),
+            _number(data, "tenant_rate", MIN_RATE, MAX_RATE),
+            _number(data, "transfers", 1, MAX_TRANSFERS),
+            _tenants(data),
+        )
+
+    def as_json(self) -> dict[str, object]:
+        """Return those that are told."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+def _number(data: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    if name not in data:
+        return None
+    value = data[name]
+    if type(value) is not int or (value != 0 and not least <= value <= most):
+        raise InvalidRequest(f"Invalid request: '{name}' must be 0, for no limit, or between {least} and {most}")
+    return value
+
+
+def _tenants(data: Mapping[str, Any]) -> Mapping[str, int | None] | None:
+    if "tenants" not in data:
+        return None
+    found = data["tenants"]
+    if not isinstance(found, dict):
+        raise InvalidRequest("Invalid request: 'tenants' must be an object")
+    if len(found) > MAX_TENANTS:
+        raise InvalidRequest(f"Invalid request: 'tenants' must have at most {MAX_TENANTS} names")
+    for name in found:
+        text(name, "tenant", MAX_TENANT, empty=False)
+    return {name: None if rate is None else _number(found, name, MIN_RATE, MAX_RATE) for name, rate in found.items()}
+
+
+class RateLimits:
+    """Make the buckets of tickets.
+
+    `rate` is for a ticket without a rate of its own, `tenant_rate` for all tickets of one tenant together, and
+    `tenants` has the tenants with a rate of their own. Rates are in bytes per second, and 0 is no limit. A change also
+    holds for requests that run.
+    """
+
+    def __init__(self, rate: int = 0, tenant_rate: int = 0, tenants: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._rate = rate
+        self._tenant_rate = tenant_rate
+        self._own = dict(tenants)
+        #: The buckets of tickets that tell no rate.
+        self._default: weakref.WeakSet[Bucket] = weakref.WeakSet()
+        #: The buckets of tenants that have a ticket or a lane.
+        self._tenants: weakref.WeakValueDictionary[str, Bucket] = weakref.WeakValueDictionary()
+
+    def bucket(self, ticket: Ticket) -> Bucket:
+        """Return a new bucket for a ticket. Its parent is the one of the tenant, if the ticket has one."""
+        bucket = Bucket(self._rate if ticket.rate is None else ticket.rate, self._tenant(ticket.tenant))
+        if ticket.rate is None:
+            self._default.add(bucket)
+        return bucket
+
+    def limit(self, bucket: Bucket, rate: int) -> None:
+        """Give a bucket a rate of its own. Raises InvalidRequest."""
+        bucket.rate = rate
+        self._default.discard(bucket)
+
+    @property
+    def rate(self) -> int:
+        """Return the rate of tickets that tell none."""
+        return self._rate
+
+    @property
+    def tenant_rate(self) -> int:
+        """Return the rate of each tenant that has none of its own."""
+        return self._tenant_rate
+
+    @property
+    def tenants(self) -> dict[str, int]:
+        """Return the rates of tenants that have one of their own."""
+        return dict(self._own)
+
+    def set_rate(self, rate: int) -> None:
+        """Change the rate of tickets that tell none. Raises InvalidRequest."""
+        self._rate = rate
+        for bucket in self._default:
+            bucket.rate = rate
+
+    def set_tenant_rate(self, rate: int) -> None:
+        """Change the rate of all tenants that have none of their own. Raises InvalidRequest."""
+        self._tenant_rate = rate
+        self._renew()
+
+    def set_tenants(self, rates: Mapping[str, int]) -> None:
+        """Give these tenants rates of their own, and no others. Raises InvalidRequest."""
+        self._own = dict(rates)
+        self._renew()
+
+    def change_tenants(self, changes: Mapping[str, int | None]) -> None:
+        """Give these tenants rates of their own; None: no more. Raises InvalidRequest, also for too many tenants."""
+        changed = {**self._own, **changes}
+        own = {name: rate for name, rate in changed.items() if rate is not None}
+        if len(own) > MAX_TENANTS:
+            raise InvalidRequest(f"Invalid request: more than {MAX_TENANTS} tenants would have rates of their own")
+        self._own = own
+        self._renew()
+
+    def _renew(self) -> None:
+        """Give the buckets of tenants the rates that hold now. A change empties one."""
+        for name, bucket in self._tenants.items():
+            if bucket.rate != (rate := self._own.get(name, self._tenant_rate)):
+                bucket.rate = rate
+
+    def _tenant(self, name: str | None) -> Bucket | None:
+        """Return the bucket of a tenant."""
+        if name is None:
+            return None
+        bucket = self._tenants.get(name)
+        if bucket is None:
+            bucket = self._tenants[name] = Bucket(self._own.get(name, self._tenant_rate))
+        return bucket

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/* Operations without a worker. */
+
+#include "engine/own_thread.h"
+#include "base/clock.h"
+#include "engine/running.h"
+
+static void begin(struct iou_engine *engine, struct op *op) {
+    uint64_t now = now_ns();
+    bool first = !op->started_at;
+    op->engine = engine;
+    op->started_at = first ? now : op->started_at;
+    op->turn_end = now + TURN_NS;
+    pthread_mutex_lock(&engine->lock);
+    op->abandoned = op->abandoned || (first && engine->stopping);
+    link_append(&engine->own_thread, &op->link);
+    engine->busy++;
+    engine->submitted += first;
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static void end(struct iou_engine *engine, struct op *op, bool ended) {
+    op->result.elapsed = now_ns() - op->started_at;
+    pthread_mutex_lock(&engine->lock);
+    link_remove(&op->link);
+    engine->busy--;
+    engine->completed += ended;
+    if (engine->stopping)
+        pthread_cond_broadcast(&engine->worker_ended);
+    pthread_mutex_unlock(&engine->lock);
+}
+
+bool own_thread_turn(struct iou_engine *engine, struct op *op) {
+    begin(engine, op);
+    bool ended = op_turn(op);
+    if (ended)
+        op_unclaim(op);
+    end(engine, op, ended);
+    return ended;
+}

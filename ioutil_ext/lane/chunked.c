@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * A body in chunks (RFC 9112 7.1). The framing is removed in the staging as soon as bytes have come, so that what is
+ * staged is data, as of other bodies. The length of the body is known when its end has come.
+ */
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "lane/body.h"
+#include "lane/lane.h"
+
+#define MOMENT_NS (LANE_MOMENT_MS * UINT64_C(1000000))
+
+/* Data of a chunk that is so long goes to the memory of a part without a copy. Of shorter ones, many come in one call.
+ */
+#define LONG_CHUNK LANE_STAGING
+
+void body_begin_chunked(struct body *body) {
+    body->is_chunked = true;
+    body->is_unframed = false;
+    body->chunks = (iou_chunks){0};
+    *body_unread(body) = INT64_MAX - body->next;
+}
+
+static uint32_t staged(const struct iou_lane *lane) {
+    return lane->staging.end - lane->staging.start;
+}
+
+/* Remove the framing behind so many staged bytes of data. Bytes behind the end of the body stay. */
+static int unframe(struct iou_lane *lane, struct body *body, uint32_t data) {
+    char *raw = lane->staging.bytes + lane->staging.start + data;
+    uint64_t taken, length = staged(lane) - data;
+    int64_t made = iou_chunks_unframe(&body->chunks, raw, length, &taken);
+    if (made < 0) {
+        body->refusal = (uint32_t)-made;
+        return -EILSEQ;
+    }
+    memmove(raw + made, raw + taken, length - taken);
+    lane->staging.end -= (uint32_t)(taken - (uint64_t)made);
+    if (body->chunks.ended)
+        *body_unread(body) = (body->is_encoded ? 0 : body->got) + data + (uint64_t)made;
+    return 0;
+}
+
+int body_unframe(struct iou_lane *lane, struct body *body) {
+    if (!body->is_chunked || body->is_unframed)
+        return 0;
+    body->is_unframed = true;
+    return unframe(lane, body, 0);
+}
+
+ssize_t body_stage(struct iou_lane *lane, struct body *body, int ms) {
+    uint32_t data = staged(lane);
+    ssize_t count = socket_stage(lane, LANE_STAGING, ms);
+    int error = count > 0 && body->is_chunked ? unframe(lane, body, data) : 0;
+    return error ? error : count;
+}
+
+void body_drop_staged(struct iou_lane *lane, struct body *body) {
+    lane->staging.start += (uint32_t)min_u64(*body_unread(body), staged(lane));
+}
+
+/* Receive further bytes for at most so many ms. -EAGAIN: none came. */
+static int stage(struct iou_lane *lane, struct body *body, int ms) {
+    uint64_t since = work_wait(IOU_WAIT_PEER);
+    ssize_t count = body_stage(lane, body, ms);
+    work_go_on(IOU_WAIT_PEER, since);
+    return count > 0 ? 0 : count == 0 ? -ENODATA : count == -ETIMEDOUT && ms != lane->timeout_ms ? -EAGAIN : (int)count;
+}
+
+bool body_gather_chunks(struct iou_lane *lane, struct body *body, int *error) {
+    uint64_t since = now_ns(), before = staged(lane);
+    *error = 0;
+    while (!*error && !body->chunks.ended && staged(lane) < LANE_STAGING) {
+        *error = stage(lane, body, lane->timeout_ms);
+        if (!*error && !body->chunks.ended && socket_is_too_slow(lane, since, staged(lane) - before))
+            *error = -ETIMEDOUT;
+    }
+    return !*error;
+}
+
+/* Move staged bytes into the part. */
+static void take(struct iou_lane *lane, struct body *body) {
+    uint64_t count = min_u64(body->length - body->got, staged(lane));
+    if (body->chunks.ended)
+        count = min_u64(count, body->left - body->got);
+    memcpy(body_place(body, body->got), lane->staging.bytes + lane->staging.start, count);
+    lane->staging.start += (uint32_t)count;
+    body->got += count;
+}
+
+/* Receive data of a long chunk, of which nothing is staged. */
+static int receive_data(struct iou_lane *lane, struct body *body) {
+    uint64_t length = min_u64(body->chunks.left, body->length - body->got);
+    int error;
+    uint64_t count = socket_receive(lane, body_place(body, body->got), length, SOCKET_MOMENT, &error);
+    body->chunks.left -= count;
+    body->got += count;
+    return count == length ? 0 : error ? error : -ENODATA;
+}
+
+int body_receive_chunks(struct iou_lane *lane, struct body *body) {
+    uint64_t deadline = now_ns() + MOMENT_NS;
+    for (;;) {
+        take(lane, body);
+        if (body->chunks.ended)
+            body->length = min_u64(body->length, body->left);
+        if (body->got == body->length)
+            return 0;
+        uint64_t now = now_ns();
+        int ms = now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0;
+        int error = body->chunks.left >= LONG_CHUNK ? receive_data(lane, body) : stage(lane, body, ms);
+        if (error)
+            return error;
+    }
+}

@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The tasks of a lane. One task, the leader, reads a request. Before it does the request, it makes
+ * another task the leader. So the lane takes all requests that have arrived, and begins them, before it waits: their
+ * I/O goes to storage in one batch, and their answers to the socket in one call (socket.c). Nothing of a lane is shared
+ * between threads, but what its owner looks at.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/numbers.h"
+#include "lane/lane.h"
+
+/* Most tasks of a lane, so most requests at a time; others wait in the socket. nbdcopy sends 64, qemu 16. */
+#define MAX_TASKS 64u
+
+/* Most tasks of all lanes, and of the lanes of one ticket, without the first task of each lane. A ticket may also have
+   at most twice as many as are left, which is the rule for memory. A lane with one task does its requests one by one.
+ */
+#define MAX_ALL_TASKS 512u
+#define MAX_TICKET_TASKS 128u
+
+/* An idle task ends after so long: its stack takes 8 to 16 KiB. */
+#define IDLE_NS UINT64_C(2000000000)
+
+static void task_main(struct fiber *fiber);
+
+static struct task *task_of(struct fiber *fiber) {
+    return container_of(fiber, struct task, fiber);
+}
+
+/* ---- making and ending tasks ------------------------------------------------------------------------------------ */
+
+/* Each lane may have one task. */
+static bool may_have_task(const struct iou_lane *lane) {
+    uint64_t left = MAX_ALL_TASKS - min_u64(lane->lanes->tasks, MAX_ALL_TASKS);
+    return lane->tasks.count == 0 ||
+           (lane->tasks.count < MAX_TASKS && lane->memory.quota->tasks < min_u64(MAX_TICKET_TASKS, 2 * left));
+}
+
+/* Count the tasks of a lane, and for all lanes and the ticket all but the first one of each lane. */
+static void count_task(struct iou_lane *lane) {
+    if (lane->tasks.count++) {
+        lane->lanes->tasks++;
+        lane->memory.quota->tasks++;
+    }
+}
+
+static void uncount_task(struct iou_lane *lane) {
+    if (--lane->tasks.count) {
+        lane->lanes->tasks--;
+        lane->memory.quota->tasks--;
+    }
+}
+
+/* Get the structure of a new task. The lock is held. NULL: no memory. */
+static struct task *new_task(struct iou_lane *lane) {
+    struct task *task = NULL;
+    if (!link_empty(&lane->tasks.spare)) {
+        task = container_of(lane->tasks.spare.next, struct task, link);
+        link_remove(&task->link);
+    } else if ((task = calloc(1, sizeof(*task)))) {
+        task->lane = lane;
+        work_init(&task->own);
+        task->work = lane->kind->work(task);
+    }
+    return task;
+}
+
+/* Start a task. NULL: the lane may not have another one, or there is no memory. */
+static struct task *add_task(struct iou_lane *lane) {
+    if (!may_have_task(lane))
+        return NULL;
+    pthread_mutex_lock(&lane->tasks.lock);
+    struct task *task = new_task(lane);
+    bool starts = task && loop_start(&lane->tasks.loop, &task->fiber, task_main) == 0;
+    if (starts)
+        task->fiber.data = task->work;
+    if (task)
+        link_append(starts ? &lane->tasks.all : &lane->tasks.spare, &task->link);
+    pthread_mutex_unlock(&lane->tasks.lock);
+    if (!starts)
+        return NULL;
+    count_task(lane);
+    return task;
+}
+
+/* The last task records the request of all. */
+static void end_task(struct task *task) {
+    struct iou_lane *lane = task->lane;
+    uncount_task(lane);
+    if (lane->tasks.count == 0 || task->work == &task->own)
+        work_cut(lane, task->work);
+    pthread_mutex_lock(&lane->tasks.lock);
+    link_remove(&task->link);
+    link_append(&lane->tasks.spare, &task->link);
+    pthread_mutex_unlock(&lane->tasks.lock);
+}
+
+/* ---- who leads -------------------------------------------------------------------------------------------------- */
+
+/* Take the task that became idle last, so that the others can end, and wake it. */
+static struct task *take_idle(struct iou_lane *lane) {
+    struct task *task = container_of(lane->tasks.idle.prev, struct task, idle.link);
+    link_remove(&task->idle.link);
+    waiter_wake(&task->idle);
+    return task;
+}
+
+bool task_hand_over(struct task *task) {
+    struct iou_lane *lane = task->lane;
+    struct task *next = link_empty(&lane->tasks.idle) ? add_task(lane) : take_idle(lane);
+    if (next)
+        lane->tasks.leader = next;
+    return next;
+}
+
+/* Sleep until this task leads. False: it ends, because it was not needed for a while, or because the lane ends. */
+static bool rest(struct task *task) {
+    struct iou_lane *lane = task->lane;
+    if (lane->state.leaving)
+        return false;
+    waiter_join(&task->idle, &lane->tasks.idle);
+    if (!waiter_sleep(&task->idle, now_ns() + IDLE_NS)) {
+        link_remove(&task->idle.link);
+        waiter_end(&task->idle);
+    }
+    return lane->tasks.leader == task && !lane->state.leaving;
+}
+
+void tasks_leave(struct iou_lane *lane) {
+    lane->state.leaving = true;
+    loop_interrupt(&lane->tasks.loop);
+}
+
+static void task_main(struct fiber *fiber) {
+    struct task *task = task_of(fiber);
+    struct iou_lane *lane = task->lane;
+    while (lane->tasks.leader == task || rest(task)) {
+        if (!lane->kind->lead(task) || lane->state.leaving) {
+            tasks_leave(lane);
+            break;
+        }
+    }
+    end_task(task);
+}
+
+/* ---- waiting for each other ------------------------------------------------------------------------------------- */
+
+void lane_await(struct iou_lane *lane, uint64_t until) {
+    struct waiter waiter;
+    waiter_join(&waiter, &lane->tasks.changed);
+    if (!waiter_sleep(&waiter, until)) {
+        link_remove(&waiter.link);
+        waiter_end(&waiter);
+    }
+}
+
+void lane_changed(struct iou_lane *lane) {
+    struct link served;
+    link_init(&served);
+    while (!link_empty(&lane->tasks.changed))
+        waiter_serve(container_of(lane->tasks.changed.next, struct waiter, link), &served);
+    waiters_wake(&served);
+}
+
+/* ---- the lane ---------------------------------------------------------------------------------------------------- */
+
+void tasks_init(struct iou_lane *lane) {
+    pthread_mutex_init(&lane->tasks.lock, NULL);
+    link_init(&lane->tasks.all);
+    link_init(&lane->tasks.idle);
+    link_init(&lane->tasks.spare);
+    link_init(&lane->tasks.changed);
+    lane->tasks.loop.event_fd = -1;
+}
+
+int tasks_begin(struct iou_lane *lane) {
+    lane->tasks.leader = add_task(lane);
+    return lane->tasks.leader ? 0 : -ENOMEM;
+}
+
+void tasks_interrupted(struct iou_lane *lane) {
+    while (lane->state.leaving && !link_empty(&lane->tasks.idle))
+        take_idle(lane);
+    lane_changed(lane);
+}
+
+static void free_tasks(struct link *tasks) {
+    while (!link_empty(tasks)) {
+        struct task *task = container_of(tasks->next, struct task, link);
+        link_remove(&task->link);
+        work_destroy(&task->own);
+        free(task);
+    }
+}
+
+void tasks_free(struct iou_lane *lane) {
+    free_tasks(&lane->tasks.all); /* there is one if its thread could not be started */
+    free_tasks(&lane->tasks.spare);
+    if (lane->tasks.loop.event_fd != -1)
+        loop_destroy(&lane->tasks.loop);
+    pthread_mutex_destroy(&lane->tasks.lock);
+}

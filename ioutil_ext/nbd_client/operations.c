@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The operations of an image that an NBD server has: reading and writing, in whole blocks where the server takes no
+ * others. A block of which a change has a part is read, changed and written back, under the claim of the operation.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/numbers.h"
+#include "nbd_client/parts.h"
+
+/* ---- blocks ----------------------------------------------------------------------------------------------------- */
+
+/* Add an edge: the part of a block that a range has. */
+static void add_edge(struct blocks *blocks, uint64_t block, uint64_t start, uint64_t end) {
+    if (end - start < blocks->size)
+        blocks->edges[blocks->count] = (struct edge){block, start, end, blocks->memory + blocks->count * blocks->size};
+    blocks->count += end - start < blocks->size;
+}
+
+int blocks_cut_range(struct blocks *blocks, struct op *op) {
+    uint64_t size = op->handle->unit, start = op->offset, end = start + op->length;
+    uint64_t first = round_down(start, size), last = op->length ? round_down(end - 1, size) : first;
+    *blocks = (struct blocks){.size = size, .start = round_up(start, size), .end = round_down(end, size)};
+    if (is_aligned(start | end, size))
+        return 0;
+    blocks->memory = malloc(2 * size);
+    if (!blocks->memory)
+        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    if (op->length)
+        add_edge(blocks, first, start, min_u64(end, first + size));
+    if (last != first)
+        add_edge(blocks, last, last, end);
+    return 0;
+}
+
+int blocks_read(struct blocks *blocks, struct round *round, bool counts) {
+    int error = 0;
+    for (unsigned i = 0; !error && i < blocks->count; i++) {
+        const struct edge *edge = &blocks->edges[i];
+        error = round_add(round, (struct nbd_request){.command = CMD_READ,
+                                                      .offset = edge->block,
+                                                      .length = blocks->size,
+                                                      .memory = edge->memory,
+                                                      .counts = counts ? edge->end - edge->start : 0});
+    }
+    return error;
+}
+
+int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
+    int error = blocks_read(blocks, round, false);
+    if (!error)
+        error = round_run(round);
+    for (unsigned i = 0; !error && i < blocks->count; i++) {
+        const struct edge *edge = &blocks->edges[i];
+        char *inside = edge->memory + (edge->start - edge->block);
+        uint64_t length = edge->end - edge->start;
+        if (data)
+            memcpy(inside, data + (edge->start - round->op->offset), length);
+        else
+            memset(inside, 0, length);
+        error = round_add(round, (struct nbd_request){.command = CMD_WRITE,
+                                                      .flags = round->flags & FLAG_FUA,
+                                                      .offset = edge->block,
+                                                      .length = blocks->size,
+                                                      .memory = edge->memory,
+                                                      .counts = length});
+    }
+    return error;
+}
+
+/* ---- reading and writing ---------------------------------------------------------------------------------------- */
+
+static int begin(struct round *round, struct blocks *blocks, struct op *op) {
+    int error = round_enter(round, op);
+    return error ? error : blocks_cut_range(blocks, op);
+}
+
+static int read_blocks(struct op *op, struct round *round, struct blocks *blocks) {
+    char *data = op->buffer;
+    int error = blocks_read(blocks, round, true);
+    round->flags = op->flags & IOU_DENSE && round->agreed.flags & NBD_CAN_DF ? FLAG_DF : 0;
+    if (!error)
+        error = round_add_data(round, CMD_READ, blocks->start, blocks->end, data + (blocks->start - op->offset), false);
+    if (!error)
+        error = round_run(round);
+    for (unsigned i = 0; !error && i < blocks->count; i++) {
+        const struct edge *edge = &blocks->edges[i];
+        memcpy(data + (edge->start - op->offset), edge->memory + (edge->start - edge->block), edge->end - edge->start);
+    }
+    return error;
+}
+
+int nbd_read(struct op *op) {
+    struct round round;
+    struct blocks blocks;
+    int error = begin(&round, &blocks, op);
+    if (error)
+        return error;
+    error = read_blocks(op, &round, &blocks);
+    free(blocks.memory);
+    return error;
+}
+
+/* Keep that a change with FUA has failed: other changes' data may be what was lost. Whether something is lost because
+   the server is gone is known when it is back. */
+int nbd_changed(struct round *round, int error) {
+    struct op *op = round->op;
+    if (error && op->result.syscall == IOU_SYS_SERVER && round->flags & FLAG_FUA && error != -ENOTCONN)
+        nbd_flush_failed(op);
+    if (!error && op->flags & IOU_FUA && !(round->agreed.flags & NBD_CAN_FUA))
+        error = nbd_sync(op);
+    return error;
+}
+
+static int write_blocks(struct op *op, struct round *round, struct blocks *blocks) {
+    char *data = op->buffer;
+    int error = blocks_patch(blocks, round, data);
+    if (!error)
+        error =
+            round_add_data(round, CMD_WRITE, blocks->start, blocks->end, data + (blocks->start - op->offset), false);
+    return error ? error : round_run(round);
+}
+
+int nbd_write(struct op *op) {
+    struct round round;
+    struct blocks blocks;
+    int error = begin(&round, &blocks, op);
+    if (error)
+        return error;
+    round.client->written = true;
+    round.flags = op->flags & IOU_FUA && round.agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
+    error = write_blocks(op, &round, &blocks);
+    free(blocks.memory);
+    return nbd_changed(&round, error);
+}

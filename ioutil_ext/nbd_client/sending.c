@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Sending requests. Who has a request sends it, if the socket has room: most requests need no other thread. One thread
+ * at a time sends on a connection, and takes along what others have queued meanwhile. The lock is held, but not over
+ * the system call. So the reply may come before it is noted here that the request was sent.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "base/numbers.h"
+#include "nbd_client/client.h"
+
+static bool is_canceled(const struct nbd_request *request) {
+    const iou_control *control = request->calls->control;
+    return control && __atomic_load_n(&control->canceled, __ATOMIC_RELAXED);
+}
+
+static void cancel(struct nbd_request *request, struct link *served) {
+    link_remove(&request->link);
+    request->failure = -ECANCELED;
+    request_ended(request, served);
+}
+
+void connection_drop_canceled(struct connection *connection, struct link *served) {
+    for (struct link *node = connection->queue.next, *next; node != &connection->queue; node = next) {
+        struct nbd_request *request = container_of(node, struct nbd_request, link);
+        next = node->next;
+        if (is_canceled(request))
+            cancel(request, served);
+    }
+}
+
+/* ---- what is being sent ----------------------------------------------------------------------------------------- */
+
+/* Give a request a cookie, and add its bytes to those that are being sent. */
+static void begin(struct connection *connection, struct nbd_request *request) {
+    unsigned place = (unsigned)__builtin_ctzll(connection->free), number = connection->count++;
+    char *header = connection->headers[number];
+    request->cookie = ++connection->cookies * MOST_FLYING + place;
+    connection->free &= ~(UINT64_C(1) << place);
+    connection->flying[place] = request;
+    connection->sent[number] = request;
+    size_t size = request_header(request, connection->client->session.agreed.extended, header);
+    connection->parts[connection->parts_left++] = (struct iovec){header, size};
+    request->unsent = size;
+    if (request->command == CMD_WRITE) {
+        connection->parts[connection->parts_left++] = (struct iovec){request->memory, request->length};
+        request->unsent += request->length;
+    }
+}
+
+/* Begin with requests of the queue. False: none can be begun. */
+static bool begin_next(struct connection *connection, struct link *served) {
+    connection->first = connection->count = connection->parts_left = 0;
+    connection->part = connection->parts;
+    while (connection->count < MOST_SENT && connection->free && !link_empty(&connection->queue)) {
+        struct nbd_request *request = container_of(connection->queue.next, struct nbd_request, link);
+        if (is_canceled(request)) {
+            cancel(request, served);
+            continue;
+        }
+        link_remove(&request->link);
+        begin(connection, request);
+    }
+    return connection->count > 0;
+}
+
+/* Send without waiting. Returns how many bytes, or -errno. */
+static int64_t send_now(struct connection *connection) {
+    struct msghdr message = {.msg_iov = connection->part, .msg_iovlen = connection->parts_left};
+    if (!connection->tls) {
+        ssize_t sent = sendmsg(connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        return sent >= 0 ? sent : -errno;
+    }
+    const struct iovec *part = connection->part;
+    int64_t sent = iou_tls_write(connection->tls, part->iov_base, part->iov_len, connection->parts_left > 1);
+    return sent == IOU_TLS_WANTS_ROOM ? -EAGAIN : sent == IOU_TLS_WANTS_INPUT ? -EPROTO : sent;
+}
+
+static void move_parts(struct connection *connection, uint64_t sent) {
+    while (connection->parts_left && sent >= connection->part->iov_len) {
+        sent -= connection->part->iov_len;
+        connection->part++;
+        connection->parts_left--;
+    }
+    if (sent) {
+        connection->part->iov_base = (char *)connection->part->iov_base + sent;
+        connection->part->iov_len -= sent;
+    }
+}
+
+/* Note that bytes were sent. False: a request was answered before it was sent as a whole. */
+static bool note_sent(struct connection *connection, uint64_t sent, struct link *served) {
+    move_parts(connection, sent);
+    while (connection->first < connection->count) {
+        struct nbd_request *request = connection->sent[connection->first];
+        uint64_t part = min_u64(sent, request->unsent);
+        request->unsent -= part;
+        sent -= part;
+        if (request->unsent)
+            return !request->answered;
+        connection->first++;
+        if (request->answered) {
+            connection_forget(connection, request);
+            request_ended(request, served);
+        }
+    }
+    return true;
+}
+
+/* ---- sending ---------------------------------------------------------------------------------------------------- */
+
+static void note_failure(struct connection *connection, int error) {
+    struct client *client = connection->client;
+    if (error == -EAGAIN)
+        connection->blocked = true;
+    else if (error != -EINTR)
+        session_break(client, failure_gone(client, strerror(-error)));
+    client_wake(client);
+}
+
+void connection_send(struct connection *connection, struct link *served) {
+    struct client *client = connection->client;
+    struct session *session = &client->session;
+    if (connection->sending)
+        return; /* that thread sends what the queue has */
+    connection->sending = true;
+    while (!connection->blocked && !session->broken &&
+           (connection->first < connection->count || begin_next(connection, served))) {
+        pthread_mutex_unlock(&client->lock);
+        int64_t sent = send_now(connection);
+        pthread_mutex_lock(&client->lock);
+        if (sent < 0)
+            note_failure(connection, (int)sent);
+        else if (!note_sent(connection, (uint64_t)sent, served))
+            session_break(client, failure_gone(client, "a reply to a request that was not sent yet"));
+    }
+    connection->sending = false;
+    if (session->life == IOU_NBD_ENDING)
+        client_wake(client); /* it waits for this */
+}

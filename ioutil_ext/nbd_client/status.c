@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * What a server tells of a range in several contexts (doc/proto.md, "Metadata querying"). An answer may have a million
+ * extents in each of 64 contexts: as they are received, those that tell the same become one run, and of these the first
+ * ones are kept. So the memory is known before the request is sent. What was not kept is asked for again.
+ */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/numbers.h"
+#include "nbd_client/request.h"
+
+#define STATUS_ZERO 2u /* of base:allocation */
+#define STATUS_DIRTY 1u
+
+struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apart, uint64_t start, uint32_t most) {
+    uint32_t wanted = 0, count = agreed->contexts_count;
+    for (uint32_t i = 0; i < count; i++)
+        wanted += (agreed->contexts[i].tells & tells) != 0;
+    size_t heads = sizeof(struct status) + count * sizeof(struct told);
+    struct status *status = calloc(1, heads + (size_t)wanted * most * sizeof(struct run));
+    if (!status)
+        return NULL;
+    struct run *runs = (struct run *)(void *)((char *)status + heads);
+    *status = (struct status){.start = start, .most = most, .count = count};
+    for (uint32_t i = 0; i < count; i++) {
+        const iou_nbd_context *context = &agreed->contexts[i];
+        bool wants = context->tells & tells;
+        status->told[i] = (struct told){
+            .id = context->id,
+            .tells = context->tells,
+            .means = context->tells & ALL_BITMAPS && !apart ? IOU_EXTENT_DIRTY : context->tells,
+            .end = start,
+            .runs = wants ? runs : NULL,
+        };
+        runs += wants ? most : 0;
+    }
+    return status;
+}
+
+struct told *status_find(struct status *status, uint32_t id) {
+    for (uint32_t i = 0; status && i < status->count; i++)
+        if (status->told[i].id == id && !status->told[i].answered)
+            return &status->told[i];
+    return NULL;
+}
+
+/* Whether an extent has what its context tells, by its flags there. Bits that are not known mean nothing. */
+static bool has_it(uint64_t tells, uint64_t flags) {
+    switch (tells) {
+    case IOU_EXTENT_ZERO:
+        return flags & STATUS_ZERO;
+    case IOU_EXTENT_HOLE: /* the depth of the layer that has data; 0: none has */
+        return flags == 0;
+    default:
+        return flags & STATUS_DIRTY;
+    }
+}
+
+bool status_add(struct status *status, struct told *told, uint64_t length, uint64_t flags) {
+    struct run *last = told->count ? &told->runs[told->count - 1] : NULL;
+    uint64_t before = told->end, means = has_it(told->tells, flags) ? told->means : 0;
+    if (length == 0 || length > INT64_MAX - before)
+        return false;
+    told->end += length;
+    if (last && last->end == before && last->flags == means) /* otherwise runs before it were not kept */
+        last->end = told->end;
+    else if (told->runs && told->count < status->most && (!last || last->end == before))
+        told->runs[told->count++] = (struct run){told->end, means};
+    return true;
+}
+
+/* ---- all contexts together -------------------------------------------------------------------------------------- */
+
+/* Return how far all contexts tell that are wanted. */
+static uint64_t common_end(const struct status *status, uint64_t end) {
+    for (uint32_t i = 0; i < status->count; i++) {
+        const struct told *told = &status->told[i];
+        if (told->runs)
+            end = min_u64(end, told->count ? told->runs[told->count - 1].end : status->start);
+    }
+    return end;
+}
+
+/* Return the flags at a place, and where they may change. at: for each context, the run that has the place or one
+   before. */
+static uint64_t flags_at(const struct status *status, uint32_t *at, uint64_t place, uint64_t *stop) {
+    uint64_t flags = 0;
+    for (uint32_t i = 0; i < status->count; i++) {
+        const struct run *runs = status->told[i].runs;
+        if (!runs)
+            continue;
+        while (runs[at[i]].end <= place)
+            at[i]++;
+        flags |= runs[at[i]].flags;
+        *stop = min_u64(*stop, runs[at[i]].end);
+    }
+    return flags;
+}
+
+int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, iou_extent *extents, uint64_t max) {
+    uint32_t at[IOU_NBD_CONTEXTS] = {0};
+    uint64_t count = 0, place = start, stop;
+    end = common_end(status, end);
+    if (end <= start)
+        return -EPROTO;
+    for (; place < end; place = stop) {
+        stop = end;
+        uint64_t flags = flags_at(status, at, place, &stop);
+        if (count && extents[count - 1].flags == flags)
+            extents[count - 1].length += stop - place;
+        else if (count == max)
+            break;
+        else
+            extents[count++] = (iou_extent){.start = place, .length = stop - place, .flags = flags};
+    }
+    return (int64_t)count;
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * The door to the files of a chain (layer.c): all of the format's input and output, of data and of tables, goes through
+ * these functions. None is called with a lock held. They return 0 or -errno, with the system call in op, which is the
+ * operation on the guest's disk. Ranges need no alignment.
+ */
+
+#ifndef IOUTIL_QCOW2_LAYER_H
+#define IOUTIL_QCOW2_LAYER_H
+
+#include "image/handle.h"
+
+/* Read; what is past the end of the file reads as zeros. */
+int layer_read(struct op *op, iou_handle *file, void *memory, uint64_t offset, uint64_t length);
+
+/* Write inside of the file. */
+int layer_write(struct op *op, iou_handle *file, const void *data, uint64_t offset, uint64_t length);
+
+/* Zero a range inside of the file. flags: IOU_FAST_ONLY, IOU_ALLOCATE; -EOPNOTSUPP: nothing was changed. Notes the
+   method in op. */
+int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length, uint32_t flags);
+
+/* Put all that was written before on stable storage. A failure is kept: each later call fails. */
+int layer_sync(struct op *op, iou_handle *file);
+
+/* Make the file longer, by zeros for which there is space if the file system can promise that; or cut it. Nobody else
+   changes its size. */
+int layer_grow(struct op *op, iou_handle *file, uint64_t end);
+int layer_cut(struct op *op, iou_handle *file, uint64_t end);
+
+/* Find the end of the data or hole at offset, at most `end`. */
+int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end, uint64_t *stop, bool *hole);
+
+static inline uint64_t layer_size(const iou_handle *file) {
+    return file->image->size;
+}
+
+#endif

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/numbers.h"
+#include "qcow2/bits.h"
+#include "qcow2/grace.h"
+#include "qcow2/layer.h"
+#include "qcow2/link.h"
+
+/* ---- L2 tables -------------------------------------------------------------------------------------------------- */
+
+static int copy_table(struct qcow2 *q, struct op *op, uint64_t from, uint64_t to) {
+    void *table;
+    if (posix_memalign(&table, PAGE_UNIT, q->cluster))
+        return op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    int error = layer_read(op, q->file, table, from, q->cluster);
+    if (!error)
+        error = layer_write(op, q->file, table, to, q->cluster);
+    free(table);
+    return error;
+}
+
+/* Give the new table its content, on which the next flush relies: zeros, or that of a table that a snapshot uses, too,
+   with its marks as they are. The slices in memory stay right. */
+static int fill_table(struct qcow2 *q, struct op *op, uint64_t old, const struct taken *taken) {
+    uint64_t offset = taken->first << q->cluster_bits;
+    if (!old && taken->zeros)
+        return 0;
+    pthread_mutex_unlock(&q->lock);
+    int error = old ? copy_table(q, op, old, offset) : layer_zero(op, q->file, offset, q->cluster, IOU_ALLOCATE);
+    pthread_mutex_lock(&q->lock);
+    return error;
+}
+
+static int make_table(struct qcow2 *q, struct op *op, uint64_t index) {
+    uint64_t old = be64toh(q->l1[index]) & ENTRY_OFFSET;
+    struct taken taken;
+    int error = space_take(q, op, 1, old ? WANT_ANY : WANT_ZEROS, &taken);
+    if (error)
+        return error;
+    error = fill_table(q, op, old, &taken);
+    if (error) {
+        space_give_back(q, op, &taken, true);
+        return error;
+    }
+    q->l1[index] = htobe64(taken.first << q->cluster_bits | ENTRY_COPIED);
+    bits_set(&q->l1_dirty, index / 64);
+    if (old)
+        frees_add(&q->unlinked, old >> q->cluster_bits, 1);
+    return 0;
+}
+
+int link_need_table(struct qcow2 *q, struct op *op, uint64_t number) {
+    uint64_t index = number >> q->table_bits;
+    struct busy busy;
+    while (!(map_l1(q, number) & ENTRY_COPIED)) {
+        if (!busy_enter(q, &busy, BUSY_TABLES + index, BUSY_TABLES + index + 1))
+            continue;
+        int error = map_l1(q, number) & ENTRY_COPIED ? 0 : make_table(q, op, index);
+        busy_leave(q, &busy);
+        if (error)
+            return error;
+    }
+    return 0;
+}
+
+/* ---- entries ---------------------------------------------------------------------------------------------------- */
+
+void link_drop(struct qcow2 *q, uint64_t entry) {
+    uint64_t offset = entry & ENTRY_OFFSET, length = q->cluster;
+    if (entry & ENTRY_COMPRESSED)
+        length = map_compressed(q, entry, &offset);
+    if (offset) {
+        uint64_t first = offset >> q->cluster_bits, last = (offset + length - 1) >> q->cluster_bits;
+        frees_add(&q->unlinked, first, min_u64(last + 1, q->space.tail) - first);
+    }
+}
+
+void link_taken(struct qcow2 *q, struct slice *slice, uint64_t number, const struct taken *taken) {
+    for (uint64_t i = 0; i < taken->count; i++) {
+        link_drop(q, map_get(q, slice, number + i));
+        map_put(q, slice, number + i, (taken->first + i) << q->cluster_bits | ENTRY_COPIED);
+    }
+    q->counts.allocated += taken->count;
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * Operations that a fiber runs itself: those whose tables are in memory, and whose only calls are reads or writes of
+ * data. These are asynchronous where those of a raw file are. Decoding, growth of the file, barriers and zeroing keep a
+ * thread, and so go to a worker. What was found may have changed when the operation runs: then the fiber keeps its
+ * thread for as long as that takes, and nothing is wrong.
+ */
+
+#include "qcow2/prompt.h"
+#include "base/numbers.h"
+#include "image/io.h"
+#include "qcow2/map.h"
+
+/* Whether clusters can be taken without a call. One more may become a block of reference counts. */
+static bool has_zeros(const struct qcow2 *q, uint64_t count) {
+    const struct space *space = &q->space;
+    return space->tail_zeros && space->tail + count + 1 <= space->end && q->cache.dirty < q->cache.most / 8;
+}
+
+static bool is_simple(struct qcow2 *q, struct op *op, uint64_t number, bool writes, bool alone) {
+    struct mapping mapping;
+    const struct slice *slice = cache_peek(q, number >> (q->slice_bits - q->entry_bits));
+    if (!slice || map_entry(q, op, map_get(q, slice, number), &mapping))
+        return false;
+    if (!writes)
+        return mapping.kind == KIND_DATA || mapping.kind == KIND_ZERO || (alone && mapping.kind == KIND_UNALLOCATED);
+    bool fresh = (mapping.kind == KIND_ZERO && !mapping.host) || (alone && mapping.kind == KIND_UNALLOCATED);
+    return mapping.in_place || (fresh && map_l1(q, number) & ENTRY_COPIED && has_zeros(q, 1));
+}
+
+/* Requests that are longer than a lane's pieces are not looked through: they wait for storage most of the time. */
+#define MOST_CLUSTERS 64u
+
+bool prompt_is(const struct op *op) {
+    struct chain *chain = chain_of(op->handle);
+    struct qcow2 *q = chain->levels[0].format;
+    struct op inner = {.handle = q->file, .kind = op->kind, .flags = op->flags, .length = op->length};
+    bool moves = op->kind == IOU_READ || op->kind == IOU_WRITE, simple = true;
+    inner.buffer = op->buffer;
+    if (!moves || !op->length || q->entry_bits != 3 || op->offset + op->length > chain->image.size ||
+        !is_aligned(op->offset, op->handle->unit) || !io_is_prompt(&inner))
+        return false;
+    uint64_t first = op->offset >> q->cluster_bits, last = (op->offset + op->length - 1) >> q->cluster_bits;
+    if (last - first >= MOST_CLUSTERS)
+        return false;
+    pthread_mutex_lock(&q->lock);
+    for (uint64_t i = first; simple && i <= last; i++)
+        simple = is_simple(q, &inner, i, op->kind == IOU_WRITE, chain->count == 1);
+    pthread_mutex_unlock(&q->lock);
+    return simple;
+}

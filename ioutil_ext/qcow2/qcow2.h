@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+
+/*
+ * An open image in the format qcow2, and the chain that it is in.
+ *
+ * One lock guards all that is in memory of an image: tables, reference counts, which clusters are free. It is held for
+ * as long as it takes to look something up or change it, never over input and output, and never over a wait. So what
+ * was looked at before a call that may let go of the lock has to be looked at again; each function says whether it may.
+ */
+
+#ifndef IOUTIL_QCOW2_QCOW2_H
+#define IOUTIL_QCOW2_QCOW2_H
+
+#include <pthread.h>
+
+#include "base/waiter.h"
+#include "image/handle.h"
+#include "qcow2/header.h"
+
+/* ---- cache.c ---------------------------------------------------------------------------------------------------- */
+
+/* A piece of an L2 table or of a block of reference counts: what is read and written of it at a time. */
+struct slice {
+    struct link hash;
+    struct link order;   /* the one that was used last is at the end */
+    struct link waiters; /* while it is read */
+    uint64_t key;
+    uint8_t *data;
+    uint32_t pins; /* users, who may have let go of the lock */
+    bool loading;
+    bool dirty;   /* not yet in a copy that a flush writes */
+    bool writing; /* in one */
+};
+
+struct cache {
+    struct link *buckets;
+    uint32_t bucket_bits;
+    struct link order, spare;
+    struct block *blocks; /* the memory of slices */
+    uint64_t count, most, dirty;
+};
+
+/* ---- space.c ---------------------------------------------------------------------------------------------------- */
+
+/* One bit for each cluster of the file. */
+struct bits {
+    uint64_t *words;
+    uint64_t room; /* clusters */
+};
+
+/* Clusters that were unlinked from the tables in memory. */
+struct freed {
+    uint64_t first, count;
+};
+
+struct frees {
+    struct freed *all;
+    uint64_t count, room, clusters;
+};
+
+/* Which clusters of the file are free. */
+struct space {
+    struct bits used, zeros;           /* zeros: of those not used: they read as zeros */
+    uint64_t tail;                     /* no cluster from here on was ever used */
+    uint64_t end;                      /* of the file, in clusters */
+    uint64_t recycled, recycled_zeros; /* free ones before the tail */
+    uint64_t hint;                     /* where to look for them */
+    bool tail_zeros;                   /* those from the tail to the end read as zeros */
+    bool growing;
+    struct link waiters; /* for the end of the growth */
+};
+
+/* ---- grace.c ---------------------------------------------------------------------------------------------------- */
+
+/* Who may still use a cluster that was unlinked: operations by the phase in which they looked at the tables. */
+struct grace {
+    unsigned phase;
+    uint64_t active[2];
+};
+
+/* A range of the guest's clusters that one operation has for itself, or an L1 entry; in the list of all. */
+struct busy {
+    struct link link, waiters;
+    uint64_t first, end;
+};
+
+/* ---- flush.c ---------------------------------------------------------------------------------------------------- */
+
+struct flushing {
+    bool running;
+    uint64_t begun, ended; /* flushes */
+    int error;             /* the first failure: no table is written any more */
+    iou_syscall call;
+    struct link waiters;
+};
+
+/* ---- bitmap.c --------------------------------------------------------------------------------------------------- */
+
+/* What has changed: a bit for each 2^bits bytes of the disk. Each entry of the table is for a cluster of bits. */
+struct bitmap {
+    uint64_t *table; /* as in the file; NULL: none is told */
+    uint32_t bits;
+};
+
+struct qcow2 {
+    iou_handle *file;
+    struct header header;
+    uint64_t cluster;
+    uint32_t cluster_bits, entry_bits, slice_bits, table_bits; /* of 2; table: entries of an L2 table */
+    uint32_t count_bits;                                       /* of 2: reference counts of a block */
+    bool sparse; /* clusters may be holes of the file, although data was allocated for them */
+
+    pthread_mutex_t lock;
+    uint64_t *l1;
+    struct bits l1_dirty;                                     /* for 64 entries each */
+    uint64_t *refcount_table, refcount_blocks, refcount_room; /* entries in use; that the table has in the file */
+    struct bits refcount_dirty, refcount_new;                 /* for 64 entries each; blocks not yet in the file */
+    uint64_t table_offset, table_clusters;                    /* of the table in the file */
+    bool table_moved;
+
+    struct bitmap bitmap;
+    struct cache cache;
+    struct space space;
+    struct frees unlinked, due, waiting; /* in memory only; in the file, too; until nobody uses them */
+    struct grace grace;
+    struct link busy;
+    struct flushing flushing;
+    iou_qcow2_counts counts;
+};
+
+/* ---- chains ----------------------------------------------------------------------------------------------------- */
+
+struct level {
+    iou_handle *file;
+    struct qcow2 *format; /* NULL: a raw file */
+    uint64_t size;
+};
+
+struct chain {
+    struct image image; /* the guest's disk */
+    uint32_t count;
+    bool over_backing; /* the top's header names a file below it, in this chain or not */
+    struct level levels[];
+};
+
+static inline struct chain *chain_of(const iou_handle *handle) {
+    return container_of(handle->image, struct chain, image);
+}
+
+#endif

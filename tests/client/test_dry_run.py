@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--dry-run tells what a transfer would do and what it would be refused for, and changes nothing."""
+
+import json
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imageio_daemon.client import (
+    LocalError,
+    NoRoom,
+    Refused,
+    Settings,
+    StorageFailed,
+    preview_download,
+    preview_upload,
+    upload,
+)
+from imageio_daemon.client.transfer import preview
+from tests.client.conftest import SIZE
+from tests.client.programs import run
+from tests.support.daemon import Daemon
+from tests.support.images import Image, MakeImage, MiB
+from tests.support.nbdservers import nbdkit
+
+
+@pytest.fixture
+def target(new_image: MakeImage) -> Image:
+    return new_image(b"\xff" * (SIZE + 1), sparse=True)
+
+
+def told(daemon: Daemon, *arguments: str | Path, status: int = 0) -> dict[str, Any]:
+    """Return what the command tells as JSON."""
+    result = run(arguments[0], "--dry-run", "--json", "--cafile", daemon.cafile, *arguments[1:])
+    assert result.status == status, result
+    return next(each for each in map(json.loads, result.out.splitlines()) if each["event"] == "preview")
+
+
+def test_upload_is_told(daemon: Daemon, source: Path, target: Image) -> None:
+    seen = told(daemon, "upload", source, daemon.url(target.ticket))
+    assert (seen["source"], seen["format"], seen["rights"]) == (str(source), "raw", ["read", "write"])
+    assert (seen["size"], seen["target_size"]) == (SIZE + 1, SIZE + 1)
+    assert seen["data"] + seen["zero"] == SIZE + 1
+    assert 6 * MiB <= seen["data"] <= 7 * MiB
+    assert (seen["refused"], seen["from_before"]) == ([], None)
+
+
+def test_people_read_it(daemon: Daemon, source: Path, target: Image) -> None:
+    result = run("upload", "--dry-run", "--cafile", daemon.cafile, source, daemon.url(target.ticket))
+    assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert f"size: {SIZE + 1} (24.0 MiB)" in lines
+    assert "rights: read, write" in lines
+
+
+def test_nothing_is_changed(daemon: Daemon, source: Path, target: Image, states: Path, tmp_path: Path) -> None:
+    before, files = target.content(), sorted(tmp_path.rglob("*"))
+    told(daemon, "upload", source, daemon.url(target.ticket))
+    told(daemon, "download", daemon.url(target.ticket), tmp_path / "copy.qcow2")
+    assert target.content() == before
+    assert sorted(tmp_path.rglob("*")) == files
+    assert not states.exists()
+    assert daemon.status(target.ticket)["written"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "format_name"),
+    [
+        ("disk.qcow2", [], "qcow2"),
+        ("disk.raw.gz", [], "raw, gz"),
+        ("disk.ova", [], "as the disk in it is named, in an archive"),
+        ("disk.ova", ["--member", "disk.qcow2"], "qcow2, in an archive"),
+    ],
+)
+def test_format_is_told(
+    daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path, name: str, options: list[str], format_name: str
+) -> None:
+    subprocess.run(["qemu-img", "convert", "-O", "qcow2", source, tmp_path / "disk.qcow2"], check=True)
+    (tmp_path / "disk.raw").write_bytes(source.read_bytes())
+    subprocess.run(["gzip", "-k", tmp_path / "disk.raw"], check=True)
+    with tarfile.open(tmp_path / "disk.ova", "w") as archive:
+        archive.add(tmp_path / "disk.qcow2", "disk.qcow2")
+    url = daemon.url(new_image(size=SIZE + MiB).ticket)
+    assert told(daemon, "upload", *options, tmp_path / name, url)["format"] == format_name
+
+
+def test_what_an_earlier_upload_has_left_is_told(
+    daemon: Daemon, source: Path, target: Image, states: Path, tls: Settings
+) -> None:
+    upload(source, daemon.url(target.ticket), settings=tls)
+    seen = told(daemon, "upload", source, daemon.url(target.ticket))
+    assert seen["from_before"] in (None, SIZE + 1)  # None: the daemon keeps no record
+    assert told(daemon, "upload", "--restart", source, daemon.url(target.ticket))["from_before"] is None
+
+
+def test_record_of_the_server_is_told(own: Daemon, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").write_bytes(b"\xff" * (SIZE + 1))
+    url = own.url(own.add_ticket(tmp_path / "target", SIZE + 1))
+    upload(source, url, settings=Settings(cafile=str(own.cafile)))
+    assert told(own, "upload", source, url)["from_before"] == SIZE + 1
+
+
+# What would be refused
+
+
+def test_target_that_is_too_small_would_be_refused(
+    daemon: Daemon, source: Path, new_image: MakeImage, tls: Settings
+) -> None:
+    url = daemon.url(new_image(size=MiB).ticket)
+    (error,) = preview_upload(source, url, settings=tls).refused
+    assert isinstance(error, Refused)
+    run("upload", "--dry-run", "--cafile", daemon.cafile, source, url)
+    seen = told(daemon, "upload", source, url, status=3)
+    assert "the target may have 1048576: make the target larger" in seen["refused"][0]
+
+
+def test_server_that_cannot_flush_would_be_refused(daemon: Daemon, source: Path, tls: Settings, tmp_path: Path) -> None:
+    size = source.stat().st_size
+    with nbdkit("eval", f"get_size=echo {size}", "pread=head -c $3 /dev/zero", "pwrite=cat >/dev/null") as server:
+        ticket = daemon.add_ticket(tmp_path, size, url=server.url)
+        (error,) = preview_upload(source, daemon.url(ticket), settings=tls).refused
+        daemon.remove(ticket)
+    assert (type(error), error.code) == (StorageFailed, "cannot_flush")
+
+
+def test_all_refusals_are_told(daemon: Daemon, source: Path, new_image: MakeImage) -> None:
+    url = daemon.url(new_image(size=MiB, ops=["read"]).ticket)
+    result = run("upload", "--dry-run", "--cafile", daemon.cafile, source, url)
+    assert result.status == 3
+    assert result.err == "imageio-client: the ticket does not allow writing: ask for one that does\n"
+    assert "rights: read\n" in result.out
+    assert "refused, too: the image has" in result.out
+
+
+def test_storage_without_room_would_refuse(
+    daemon: Daemon, source: Path, tls: Settings, target: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise NoRoom("no room")
+
+    monkeypatch.setattr(preview, "check_room", no_room)
+    assert [str(error) for error in preview_upload(source, daemon.url(target.ticket), settings=tls).refused] == [
+        "no room"
+    ]
+    assert preview_upload(source, daemon.url(target.ticket), settings=tls, room_check=False).refused == ()
+
+
+def test_empty_image_is_refused(daemon: Daemon, target: Image, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    result = run("upload", "--dry-run", "--cafile", daemon.cafile, tmp_path / "empty", daemon.url(target.ticket))
+    result.failed_with("is empty", 5)
+
+
+def test_ticket_that_is_unknown_is_refused_at_once(daemon: Daemon, source: Path) -> None:
+    result = run("upload", "--dry-run", "--cafile", daemon.cafile, source, daemon.url("no-such-ticket"))
+    result.failed_with("the ticket does not allow this", 3)
+
+
+@pytest.mark.parametrize("command", ["upload", "download"])
+def test_order_of_arguments_is_told(daemon: Daemon, source: Path, command: str) -> None:
+    first, second = (daemon.url("x"), source) if command == "upload" else (source, daemon.url("x"))
+    run(command, "--dry-run", first, second).failed_with("comes first, then the", 2)
+
+
+# Downloads
+
+
+def test_download_is_told(daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path) -> None:
+    url = daemon.url(new_image(path=source, ops=["read"]).ticket)
+    (tmp_path / "there").touch()
+    seen = told(daemon, "download", url, tmp_path / "copy.raw.zst")
+    assert (seen["format"], seen["replaces"], seen["rights"], seen["size"]) == ("raw, zstd", False, ["read"], SIZE + 1)
+    assert told(daemon, "download", url, tmp_path / "there")["replaces"] is True
+    assert (tmp_path / "there").read_bytes() == b""
+
+
+def test_download_without_a_place_would_be_refused(daemon: Daemon, target: Image, tls: Settings) -> None:
+    (error,) = preview_download(daemon.url(target.ticket), "/no/such/copy", settings=tls).refused
+    assert isinstance(error, LocalError)
+
+
+def test_download_without_room_would_be_refused(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "_free", lambda _: MiB)
+    (error,) = preview_download(daemon.url(target.ticket), tmp_path / "copy", settings=tls).refused
+    assert str(error) == "the image has 24.0 MiB of data, and there is room for 1.0 MiB"
+
+
+def test_room_for_what_is_compressed_is_not_known(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preview, "_free", lambda _: MiB)
+    assert preview_download(daemon.url(target.ticket), tmp_path / "copy.zst", settings=tls).refused == ()
+
+
+def test_file_that_may_not_be_replaced_would_be_refused(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy").touch()
+    monkeypatch.setattr(os, "access", lambda name, mode: name != tmp_path / "copy")
+    (error,) = preview_download(daemon.url(target.ticket), tmp_path / "copy", settings=tls).refused
+    assert str(error) == f"can't write {tmp_path}/copy: Permission denied"
+
+
+def test_names_are_shown_without_control_characters(daemon: Daemon, target: Image, tmp_path: Path) -> None:
+    seen = told(daemon, "download", daemon.url(target.ticket), tmp_path / "a\x1b\udcff")
+    assert seen["target"] == rf"{tmp_path}/a\x1b\xff"
+
+
+def test_device_that_is_too_small_would_be_refused(
+    daemon: Daemon, target: Image, tls: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands for the device: both are written in place."""
+    (tmp_path / "device").write_bytes(bytes(MiB))
+    monkeypatch.setattr("imageio_daemon.client.local.choosing.is_existing_device", lambda _: True)
+    (error,) = preview_download(daemon.url(target.ticket), tmp_path / "device", settings=tls).refused
+    assert "it does not fit" in str(error)
+    assert (tmp_path / "device").read_bytes() == bytes(MiB)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look at all tickets, in which others have their turns."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from imageio_daemon.monitoring.ticket_counts import BATCH, TicketCounts
+from imageio_daemon.runtime.sums import Sums
+from imageio_daemon.storage.totals import Totals
+
+
+class Transfer:
+    """A ticket that nobody uses, of which 1 byte was read."""
+
+    permission = SimpleNamespace(canceled=False, expired=False)
+    running = 0
+    opened = None
+
+    def totals(self) -> Totals:
+        return Totals(read=1)
+
+    def storage_waits(self) -> list[float]:
+        return []
+
+
+async def test_totals_do_not_decrease_while_tickets_end() -> None:
+    sums: Any = Sums(Totals(), Transfer.totals)
+    transfers = [Transfer() for _ in range(2 * BATCH + 1)]
+    for transfer in transfers:
+        sums.begin("file", transfer)
+    sums.end(transfers.pop())
+    looking = asyncio.create_task(TicketCounts.look(sums))
+    await asyncio.sleep(0)
+    assert not looking.done()
+    for transfer in transfers:
+        sums.end(transfer)
+    found = await looking
+    assert found.totals == {"file": Totals(read=2 * BATCH + 1)} == sums.sums()
+    assert found.states == {"idle": 2 * BATCH}

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images in the format qcow2: opened by the engine, and made and checked by qemu's programs."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ioutil_ext import ffi, lib
+
+from ..ioutil.engine_driver import Failed, Image, Result, _copied
+
+JUDGMENTS = {0: "", lib.IOU_QCOW2_NATIVE: "native", lib.IOU_QCOW2_FALLBACK: "fallback", lib.IOU_QCOW2_REFUSE: "refuse"}
+BITMAPS = {
+    0: "",
+    lib.IOU_QCOW2_BITMAP_TOLD: "told",
+    lib.IOU_QCOW2_BITMAP_MISSING: "missing",
+    lib.IOU_QCOW2_BITMAP_IN_USE: "in use",
+}
+
+
+class Layer(NamedTuple):
+    """A file of a chain. backing: the name in its header."""
+
+    path: Path
+    backing: str | None = None
+    raw: bool = False
+
+
+class Verdict(NamedTuple):
+    judgment: str
+    reason: str
+    layer: int = 0
+
+
+class Judged(Exception):
+    """An image that the engine does not open."""
+
+    def __init__(self, verdict: Verdict, result: Result) -> None:
+        super().__init__(f"{verdict.judgment}: {verdict.reason}")
+        self.verdict = verdict
+        self.result = result
+
+
+class Disk(Image):
+    """An open image, each operation run in the calling thread. Raises Judged, and Failed as Image does."""
+
+    def __init__(
+        self,
+        image: Path | str | Sequence[Layer],
+        *,
+        writable: bool = True,
+        buffered: bool = False,
+        shared: bool = False,
+        bitmap: str | None = None,
+    ) -> None:
+        layers = [Layer(Path(image))] if isinstance(image, Path | str) else list(image)
+        flags = (
+            (lib.IOU_WRITABLE if writable else 0)
+            | (lib.IOU_BUFFERED if buffered else 0)
+            | (lib.IOU_SHARED if shared else 0)
+        )
+        texts: list[Any] = []
+
+        def text(value: str | Path) -> Any:
+            texts.append(ffi.new("char[]", os.fsencode(value)))
+            return texts[-1]
+
+        files = ffi.new("iou_qcow2_layer[]", len(layers))
+        for file, layer in zip(files, layers, strict=True):
+            file.path = text(layer.path)
+            file.backing = ffi.NULL if layer.backing is None else text(layer.backing)
+            file.raw = layer.raw
+        verdict = ffi.new("iou_qcow2_verdict *")
+        chain = ffi.new("iou_qcow2_chain *", {"layers": files, "count": len(layers), "verdict": verdict})
+        chain.bitmap = ffi.NULL if bitmap is None else text(bitmap)
+        completion = ffi.new("iou_completion *")
+        status = lib.iou_open_qcow2(chain, flags, completion)
+        if status == 0:
+            assert verdict.judgment == lib.IOU_QCOW2_NATIVE
+            self.handle = completion.handle
+            self.bitmap = BITMAPS[verdict.bitmap]
+            return
+        result = _copied(completion[0])
+        if not verdict.judgment:
+            raise Failed(result)
+        reason = ffi.string(verdict.reason).decode()
+        raise Judged(Verdict(JUDGMENTS[verdict.judgment], reason, verdict.layer), result)
+
+    def __enter__(self) -> Self:
+        return self
+
+    @property
+    def counts(self) -> Any:
+        counts = ffi.new("iou_qcow2_counts *")
+        assert lib.iou_qcow2_get_counts(self.handle, counts) == 0
+        return counts
+
+    def content(self) -> bytes:
+        size = self.info.size
+        return b"".join(self.read(at, min(4 << 20, size - at)) for at in range(0, size, 4 << 20))
+
+    def all_extents(self, flags: int = 0, at: int = 0) -> list[tuple[int, int, int]]:
+        """Return starts, lengths and kinds: 0 data, 1 zeros, 3 zeros that no file has; 4 more if IOU_DIRTY tells it."""
+        found: list[tuple[int, int, int]] = []
+        size = self.info.size
+        records = ffi.new("iou_extent[]", 1000)
+        while at < size:
+            result = self.run(lib.IOU_EXTENTS, at, size - at, flags, buffer=records, buffer_size=ffi.sizeof(records))
+            found += [(r.start, r.length, r.flags) for r in records[0 : result.count]]
+            at = found[-1][0] + found[-1][1]
+        return joined(found)
+
+
+def run(*words: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a program of qemu."""
+    ended = subprocess.run([str(word) for word in words], check=False, capture_output=True, text=True)
+    assert not check or ended.returncode == 0, f"{words}: {ended.stdout}{ended.stderr}"
+    return ended
+
+
+def create(
+    path: Path, size: int | str, *options: str, backing: Path | None = None, backing_format: str = "qcow2"
+) -> Path:
+    """Make an image with these options of qemu-img's -o."""
+    words: list[object] = ["-o", ",".join(options)] if options else []
+    if backing is not None:
+        words += ["-b", backing, "-F", backing_format]
+    run("qemu-img", "create", "-q", "-f", "qcow2", *words, path, size)
+    return path
+
+
+def qemu_io(path: Path, *commands: str, image_format: str = "qcow2", check: bool = True) -> None:
+    words = [word for command in commands for word in ("-c", command)]
+    run("qemu-io", "-f", image_format, *words, path, check=check)
+
+
+def checked(path: Path) -> int:
+    """Return the status of qemu-img check: 0 sound, 2 corrupt, 3 leaks only."""
+    return run("qemu-img", "check", "-q", "-f", "qcow2", path, check=False).returncode
+
+
+def content(path: Path) -> bytes:
+    """Return what a guest reads, by qemu."""
+    raw = path.with_name(path.name + ".content")
+    run("qemu-img", "convert", "-f", "qcow2", "-O", "raw", path, raw)
+    data = raw.read_bytes()
+    raw.unlink()
+    return data
+
+
+def joined(extents: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return the extents, those of one kind that follow each other as one."""
+    found: list[tuple[int, int, int]] = []
+    for start, length, kind in extents:
+        if found and found[-1][2] == kind:
+            found[-1] = (found[-1][0], found[-1][1] + length, kind)
+        elif length:
+            found.append((start, length, kind))
+    return found
+
+
+def qemu_extents(path: Path) -> list[tuple[int, int, int]]:
+    """Return the extents by qemu, as Disk.all_extents() does."""
+    parts = json.loads(run("qemu-img", "map", "--output=json", "-f", "qcow2", path).stdout)
+    return joined((p["start"], p["length"], (1 if p["present"] else 3) if p["zero"] else 0) for p in parts)

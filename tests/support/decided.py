@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon, to which no request is plain: Python decides each, and C carries it out."""
+
+import sys
+from collections.abc import Callable
+
+from imageio_daemon import cli
+from imageio_daemon.frontends.http import connection, handover
+from imageio_daemon.frontends.http.framing import Head
+
+
+class DecidedHandover(handover.LaneHandover):
+    """Leave all requests to handlers."""
+
+    def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
+        """Hand nothing over."""
+        return False
+
+
+if __name__ == "__main__":
+    vars(connection)["LaneHandover"] = DecidedHandover
+    sys.exit(cli.main())
