@@ -28,6 +28,10 @@ SIZE = 2 * PORTION
 #: Killed uploads; the real campaign runs with IMAGEIO_TEST_LONG=1.
 ROUNDS = 50 if os.environ.get("IMAGEIO_TEST_LONG") else 3
 ENOUGH = 2**40
+#: What each of the two connections of a download carries before it is held.
+SOME = 24 * MiB
+#: Of which so much is in the file before the signal comes: each connection writes 4 MiB at a time.
+IN_FILE = 12 * MiB
 
 ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
@@ -241,9 +245,11 @@ def test_ended_download_leaves_the_older_copy_and_goes_on(
     directory.mkdir()
     copy = directory / "copy"
     copy.write_bytes(b"older")
-    with holding(daemon, new_image(path=source), *[9 * MiB] * 4) as (proxy, url):
+    with holding(daemon, new_image(path=source), *[SOME] * 4) as (proxy, url):
         process = start(*download(daemon, url, copy), "--format", format_name)
         wait_until_held(proxy)
+        part = directory / "copy.part"
+        eventually(lambda: part.stat().st_blocks * 512 >= IN_FILE, "12 MiB are in the file", timeout=TIMEOUT)
         process.send_signal(number)
         ended(process).failed_with(
             "interrupted; [0-9.]+ MiB of 64.0 MiB are on stable storage, the same command continues", 128 + number
@@ -266,7 +272,7 @@ def test_ended_download_without_a_state_leaves_nothing(
     directory.mkdir()
     copy = directory / "copy"
     no_state = ["--no-state"] if format_name != "vmdk" else []
-    with holding(daemon, new_image(path=source), *[9 * MiB] * 4) as (proxy, url):
+    with holding(daemon, new_image(path=source), *[SOME] * 4) as (proxy, url):
         process = start(*download(daemon, url, copy), "--format", format_name, *no_state)
         wait_until_held(proxy)
         process.send_signal(signal.SIGINT)
@@ -277,7 +283,7 @@ def test_ended_download_without_a_state_leaves_nothing(
 def test_killed_download_is_no_hindrance(daemon: Daemon, source: Path, new_image: MakeImage, tmp_path: Path) -> None:
     directory = tmp_path / "copies"
     directory.mkdir()
-    with holding(daemon, new_image(path=source), *[9 * MiB] * 2) as (proxy, url):
+    with holding(daemon, new_image(path=source), *[SOME] * 2) as (proxy, url):
         process = start(*download(daemon, url, directory / "copy"))
         for _ in range(2):
             wait_until_held(proxy)
