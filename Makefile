@@ -37,9 +37,9 @@ run: setup ## Run the daemon in the foreground with a sample image and show the 
 check: lint ## Check style and types, and run the first cases of chosen tests: a minute, before each commit
 	$(PYTEST) -q --first-cases $(CHECKED)
 
-test: setup ## Run all tests in six processes (ARGS="-k name": some of them; UI=1: those of the page for browsers, too)
+test: setup ## Run all tests in six processes (ARGS="-k name": some of them; UI=1: those of the page for browsers, too; AGAIN=1: those that fail once more)
 	$(if $(UI),@scripts/setup-ui)
-	$(if $(UI),IMAGEIO_TEST_UI=1) $(PYTEST) $(ARGS)
+	$(if $(UI),IMAGEIO_TEST_UI=1) $(PYTEST) $(if $(AGAIN),--reruns 1 --rerun-show-tracebacks) $(ARGS)
 
 test-ui: setup ## Run the tests of the page for browsers in a real Chromium, three minutes (ARGS="-k name": some of them)
 	@scripts/setup-ui
