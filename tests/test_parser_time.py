@@ -86,6 +86,7 @@ from imageio_daemon.urls import http as http_url
 from imageio_daemon.urls import nbd as nbd_url
 from imageio_daemon.urls import rbd as rbd_url
 from ioutil_ext import ffi, lib
+from tests.support import nbd_payloads
 from tests.support.decoder import Decoder
 from tests.support.fakeceph import diff
 from tests.support.nbd_replies import Replies, Request
@@ -783,15 +784,15 @@ def chunk(kind: int, payload: bytes) -> bytes:
 
 
 def _holes(size: int, order: Callable[[int], list[int]]) -> bytes:
-    count = size // len(chunk(constants.Chunk.OFFSET_HOLE, messages.pack_hole(0, 1)))
-    return b"".join(chunk(constants.Chunk.OFFSET_HOLE, messages.pack_hole(2 * i, 1)) for i in order(count))
+    count = size // len(chunk(constants.Chunk.OFFSET_HOLE, nbd_payloads.pack_hole(0, 1)))
+    return b"".join(chunk(constants.Chunk.OFFSET_HOLE, nbd_payloads.pack_hole(2 * i, 1)) for i in order(count))
 
 
 _CHUNKS: dict[str, Make] = {
     **COMMON,
     "holes": lambda size: _holes(size, lambda count: list(range(count))),
     "holes, the last one first": lambda size: _holes(size, lambda count: list(range(count))[::-1]),
-    "errors": cut(chunk(constants.Chunk.ERROR, messages.pack_error(22, ""))),
+    "errors": cut(chunk(constants.Chunk.ERROR, nbd_payloads.pack_error(22, ""))),
     "data": lambda size: b"".join(
         chunk(constants.Chunk.OFFSET_DATA, messages.OFFSET.pack(2 * i) + b"a") for i in range(size // 29)
     ),

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the transmission phase, pack beside unpack. Numbers are big-endian (proto.md, "Transmission")."""
 
-from collections.abc import Sequence
-from struct import Struct, pack, unpack_from
+from struct import Struct, unpack_from
 from typing import NamedTuple, Self
 
 from .constants import CHUNK, DONE, EXTENDED_CHUNK, EXTENDED_REQUEST, MAX_ERROR_TEXT, REQUEST, SIMPLE_REPLY, Chunk
@@ -109,23 +108,12 @@ class ChunkHeader(NamedTuple):
         return bool(self.flags & DONE)
 
 
-def pack_hole(offset: int, size: int) -> bytes:
-    """Return the payload of OFFSET_HOLE."""
-    return HOLE.pack(offset, size)
-
-
 def unpack_hole(payload: bytes) -> tuple[int, int]:
     """Return offset and size. Raises ValueError."""
     if len(payload) != HOLE.size:
         raise ValueError(f"hole of {len(payload)} bytes")
     offset, size = HOLE.unpack(payload)
     return offset, size
-
-
-def pack_error(error: int, text: str) -> bytes:
-    """Return the payload of ERROR. The text is cut to MAX_ERROR_TEXT bytes."""
-    encoded = clean_text(text)
-    return ERROR.pack(error, len(encoded)) + encoded
 
 
 def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
@@ -137,17 +125,6 @@ def unpack_error(kind: int, payload: bytes) -> tuple[int, str]:
     if not error or length > len(payload) - least:
         raise ValueError(f"error chunk: number {error}, text of {length} bytes")
     return error, payload[ERROR.size : ERROR.size + length].decode(errors="replace")
-
-
-def pack_extents(context_id: int, lengths: Sequence[int], statuses: Sequence[int], *, extended: bool) -> bytes:
-    """Return the payload of BLOCK_STATUS, or with extended headers of BLOCK_STATUS_EXT, without a loop over extents."""
-    if extended:
-        head, form = CONTEXT_COUNT.pack(context_id, len(lengths)), EXTENDED_EXTENT
-    else:
-        head, form = CONTEXT.pack(context_id), COMPACT_EXTENT
-    numbers = [0] * (2 * len(lengths))
-    numbers[::2], numbers[1::2] = lengths, statuses
-    return head + pack(f">{len(numbers)}{form.format[-1]}", *numbers)
 
 
 def unpack_extents(payload: bytes, *, extended: bool) -> tuple[int, list[tuple[int, int]]]:

@@ -175,13 +175,6 @@ def pack_server(name: str, description: str = "") -> bytes:
     return _pack_string(name) + description.encode()
 
 
-def unpack_server(payload: bytes) -> tuple[str, str]:
-    """Return name and description. Raises Malformed."""
-    reader = _Reader(payload)
-    name = reader.name()
-    return name, reader.rest().decode()
-
-
 def pack_context(context_id: int, name: str) -> bytes:
     """Return the payload of the reply META_CONTEXT."""
     return U32.pack(context_id) + name.encode()

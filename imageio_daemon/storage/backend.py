@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ioutil_ext import ffi
 
 from ..errors import Canceled
-from ..image.extents import ExtentList, ExtentStream
+from ..image.extents import ExtentStream
 from ..runtime import request_activity
 from ..runtime.request_activity import Wait
 from .durable import DurableRecord
@@ -270,13 +270,6 @@ class Backend(Protocol):
 
     def bitmaps(self) -> Sequence[str]:
         """Return the names of the bitmaps of Context.DIRTY, as contexts of NBD. Raises NotFound, BitmapInUse."""
-        ...
-
-    def extent_at(self, op: Operation, offset: int, length: int) -> Awaitable[ExtentList]:
-        """Return the extent of Context.ZERO at offset, and possibly those after it. Empty: offset is past the end.
-
-        For clients that ask for one extent after the other: the backend looks up no more than one extent needs.
-        """
         ...
 
     def keep(self, record: DurableRecord) -> None:

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of what is durable of one image; ioutil_ext/api/durable.h has its guarantee.
 
-C keeps the record of a file or device, operation by operation. A backend of another server's image tells the record of
-each change and flush; NO_RECORD records nothing.
+C keeps the record, operation by operation. NO_RECORD records nothing.
 """
 
-import errno
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ioutil_ext import ffi, lib
 
-from ..errors import Canceled, StorageError
-from .threads import in_thread
+from ..errors import StorageError
 
 #: Ranges that are fetched at a time.
 BATCH = 1024
@@ -74,44 +70,6 @@ class DurableRecord:
     def write(self) -> None:
         """Write what the journal does not have yet. Blocks."""
         lib.iou_durable_write(self.shared)
-
-    # Changes and flushes of images that Python has
-
-    async def changing(self, offset: int, length: int) -> None:
-        """Take a range out before its change begins. The caller excludes other changes of the range.
-
-        Raises StorageError: the range is still recorded, and must not be changed.
-        """
-        code = lib.iou_durable_try_change(self.shared, offset, length)
-        if code == -errno.EAGAIN:
-            code = await in_thread(lambda: lib.iou_durable_change(self.shared, offset, length))
-        if code:
-            raise StorageError(-code, f"take {offset}..{offset + length} out of what is durable", "journal")
-
-    def changed(self, offset: int, length: int, *, durable: bool = False) -> None:
-        """Note a write or zero that has ended well. durable: it is on stable storage (FUA)."""
-        lib.iou_durable_changed(self.shared, offset, length, durable)
-
-    @asynccontextmanager
-    async def flushing(self, offset: int, length: int) -> AsyncIterator[None]:
-        """Run the block, which flushes: what was changed before is durable when it ends well.
-
-        offset, length: the range that becomes durable; a length of 0 is all. Canceled says that storage was not asked.
-        After any other exception nothing becomes durable any more: the flush may have failed, and the next one would
-        not tell.
-        """
-        covered = lib.iou_durable_flush(self.shared, offset, length)
-        error = errno.EIO
-        try:
-            yield
-            error = 0
-        except Canceled:
-            error = errno.ECANCELED
-            raise
-        finally:
-            lib.iou_durable_flushed(self.shared, covered, error)
-        if covered:
-            await in_thread(self.write)
 
     # What it tells
 

@@ -169,24 +169,6 @@ async def test_extents_cover_the_range_in_order(backend: Backend, pool: BufferPo
     assert position == SIZE
 
 
-async def test_extent_at_an_offset_is_the_beginning_of_the_extents_from_there(
-    backend: Backend, pool: BufferPool
-) -> None:
-    await write(backend, pool, 300 * KiB, os.urandom(64 * KiB))
-    for offset in (0, 1, 299 * KiB, 300 * KiB + 5, SIZE - 1):
-        found = await backend.extent_at(Operation(), offset, SIZE - offset)
-        whole = await extents_of(backend, offset, SIZE - offset)
-        assert (found.bounds[0], found.end) == (offset, offset + sum(found.lengths))
-        assert found[0].zero == whole[0].zero
-        assert found[0].length <= whole[0].length
-
-
-async def test_there_is_no_extent_past_the_end(backend: Backend) -> None:
-    end = backend.info.size
-    assert not await backend.extent_at(Operation(), end, 10)
-    assert sum(e.length for e in await extents_of(backend, end - 10, 20)) == 10
-
-
 async def test_zero_extents_read_as_zeros(backend: Backend, pool: BufferPool) -> None:
     data = os.urandom(64 * KiB)
     await write(backend, pool, 300 * KiB, data)

@@ -24,7 +24,6 @@ from imageio_daemon.nbdproto.constants import (
     ExportFlag,
     Reply,
 )
-from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.nbdproto.options import BlockSizes
 from imageio_daemon.net.tls_contexts import client_tls
 from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
@@ -43,6 +42,7 @@ from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.support.backends import extents_of
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
+from tests.support.nbd_payloads import pack_extents
 from tests.support.nbdservers import make_qcow2, nbdkit, qemu_nbd
 from tests.support.polling import SOON, eventually, eventually_async
 
@@ -614,8 +614,8 @@ async def test_extents_of_a_large_image(server: FakeNbd, open_nbd: Open, extende
 
 async def test_one_extent_is_asked_for_as_such(server: FakeNbd, open_nbd: Open) -> None:
     backend = await open_nbd(server)
-    found = await backend.extent_at(Operation(), 100, 1000)
-    assert list(found) == [Extent(100, 1000, zero=True)]
+    found = await backend.first_extent(Operation(), 1000)
+    assert list(found) == [Extent(0, 1000, zero=True)]
     assert [asked.header.flags for asked in server.asked] == [CommandFlag.REQ_ONE]
 
 

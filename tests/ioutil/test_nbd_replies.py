@@ -19,11 +19,9 @@ from imageio_daemon.nbdproto.messages import (
     ChunkHeader,
     RequestHeader,
     SimpleReply,
-    pack_error,
-    pack_extents,
-    pack_hole,
 )
 from imageio_daemon.units import KiB
+from tests.support.nbd_payloads import pack_error, pack_extents, pack_hole
 from tests.support.nbd_replies import Replies, Request, Violation
 
 FORMS = ("simple", "structured", "extended")

@@ -21,8 +21,6 @@ from imageio_daemon.nbdproto.messages import (
     ChunkHeader,
     RequestHeader,
     SimpleReply,
-    pack_error,
-    pack_extents,
     unpack_error,
     unpack_extents,
     unpack_hole,
@@ -32,7 +30,6 @@ from imageio_daemon.nbdproto.options import (
     ContextRequest,
     ExportInfo,
     InfoRequest,
-    Malformed,
     OptionHeader,
     OptionReply,
     pack_context,
@@ -41,8 +38,8 @@ from imageio_daemon.nbdproto.options import (
     pack_text_info,
     unpack_context,
     unpack_greeting,
-    unpack_server,
 )
+from tests.support.nbd_payloads import pack_error, pack_extents, unpack_server
 from tests.support.nbdoracle.limits import MAX_COMPACT_EXTENT
 from tests.support.nbdoracle.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
 from tests.support.nbdoracle.requests import Request
@@ -251,8 +248,3 @@ def test_malformed_error_chunk_is_refused(kind: int, payload: bytes) -> None:
 def test_malformed_status_chunk_is_refused(extended: bool, payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"chunk|extent"):
         unpack_extents(payload, extended=extended)
-
-
-def test_malformed_list_entry_is_refused() -> None:
-    with pytest.raises(Malformed):
-        unpack_server(struct.pack(">I", 5) + b"disk")

@@ -164,7 +164,7 @@ class Record(RuleBasedStateMachine):
     def end_change(self, which: int, ends: str) -> None:
         chosen = self.changing.pop(which % len(self.changing))
         if ends in ("well", "with FUA"):
-            self.record.changed(*bounds(chosen), durable=ends == "with FUA")
+            lib.iou_durable_changed(self.record.shared, *bounds(chosen), ends == "with FUA")
         if ends == "with FUA" and not self.closed:
             self.durable |= chosen
         elif ends == "well" and not self.closed:

@@ -88,11 +88,6 @@ class MemoryBackend:
         if length > 0:
             yield ExtentList.of([Extent(offset, length)], offset)
 
-    async def extent_at(self, op: Operation, offset: int, length: int) -> ExtentList:
-        async for found in self.extents(op, offset, length, Context.ZERO):
-            return found
-        return ExtentList.of((), offset)
-
     def keep(self, record: DurableRecord) -> None:
         pass
 

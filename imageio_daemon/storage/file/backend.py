@@ -9,7 +9,7 @@ from typing import Any
 from ioutil_ext import ffi, lib
 
 from ...errors import Canceled, NotFound
-from ...image.extents import ExtentList, ExtentStream
+from ...image.extents import ExtentStream
 from .. import lasting
 from ..backend import BackendInfo, Context, Operation
 from ..threads import in_thread
@@ -91,10 +91,6 @@ class FileBackend(EngineImage):
     def bitmaps(self) -> Sequence[str]:
         """Raise NotFound."""
         raise NotFound("The image has no dirty bitmap")
-
-    def extent_at(self, op: Operation, offset: int, length: int) -> "asyncio.Future[ExtentList]":
-        """Tell whether there is a hole or data, and what follows: after a hole, that it ends is known by that."""
-        return self._extents(op, offset, length, 2)
 
     async def close(self) -> None:
         """Close the image; the descriptor is closed when this returns."""

@@ -145,10 +145,6 @@ class NbdBackend(EngineImage):
             offset = found.end
             yield found
 
-    def extent_at(self, op: Operation, offset: int, length: int) -> "asyncio.Future[ExtentList]":
-        """Ask for one extent."""
-        return self._extents(op, offset, length, 1, lib.IOU_LAYERS)
-
     def interrupt(self) -> None:
         """End operations that were cancelled and of which nothing was sent. The others wait for their replies."""
         super().interrupt()

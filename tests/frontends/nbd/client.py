@@ -27,8 +27,8 @@ from imageio_daemon.nbdproto.options import (
     InfoRequest,
     OptionHeader,
     OptionReply,
-    unpack_server,
 )
+from tests.support.nbd_payloads import unpack_server
 
 #: What a server that does not answer is given.
 TIMEOUT = 20.0

@@ -7,11 +7,11 @@ import pytest
 
 from imageio_daemon.lanes.shared import MIN_LANE_MEMORY
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, ErrorNumber
-from imageio_daemon.nbdproto.messages import pack_extents
 from tests.frontends.nbd.client import Client
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import SIZE, MiB, World
 from tests.support.fakenbd import Asked
+from tests.support.nbd_payloads import pack_extents
 from tests.support.nbdoracle.limits import MAX_EXTENTS
 
 READ, WRITE, FLUSH, TRIM = Command.READ, Command.WRITE, Command.FLUSH, Command.TRIM

@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, ErrorNumber
-from imageio_daemon.nbdproto.messages import pack_extents
 from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import SIZE, KiB, MiB, World
 from tests.support.fakenbd import Asked, FakeNbd
 from tests.support.images import pattern
+from tests.support.nbd_payloads import pack_extents
 
 READ, WRITE, FLUSH = Command.READ, Command.WRITE, Command.FLUSH
 TRIM, ZERO = Command.TRIM, Command.WRITE_ZEROES

@@ -26,11 +26,9 @@ from imageio_daemon.nbdproto.messages import (
     ChunkHeader,
     RequestHeader,
     SimpleReply,
-    pack_error,
-    pack_extents,
-    pack_hole,
 )
 from imageio_daemon.units import KiB
+from tests.support.nbd_payloads import pack_error, pack_extents, pack_hole
 
 from .scripted import FLAGS, SIZE
 

@@ -15,11 +15,12 @@ from imageio_daemon.nbdproto.constants import (
     Option,
     Reply,
 )
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader, unpack_server
+from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.events import Close, Transmit
 from imageio_daemon.nbdproto.server.negotiation import MAX_PIPELINED
 from imageio_daemon.nbdproto.server.transmission import Export
 from tests.nbdproto.server.conversation import DELIVERIES, PREFERRED, Conversation
+from tests.support.nbd_payloads import unpack_server
 
 KNOWN = sorted(Option)
 LISTING = "base:", "base:allocation"

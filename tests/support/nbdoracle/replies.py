@@ -14,10 +14,8 @@ from imageio_daemon.nbdproto.messages import (
     OFFSET,
     SIMPLE,
     STRUCTURED,
-    pack_error,
-    pack_extents,
-    pack_hole,
 )
+from tests.support.nbd_payloads import pack_error, pack_extents, pack_hole
 from tests.support.nbdoracle.limits import MAX_COMPACT_EXTENT
 
 from .requests import Request
