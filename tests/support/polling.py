@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 #: Longest wait for something that should happen at once, in seconds. Generous: machines that run tests are busy.
-SOON = 10.0
+SOON = 30.0
 #: Between two looks, in seconds: short at first, because most waits are for what is about to happen, and then twice as
 #: long each time, so that those who wait do not keep the processor from what they wait for.
 FIRST_INTERVAL = 0.001
