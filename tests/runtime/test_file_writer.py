@@ -11,6 +11,7 @@ import pytest
 
 from imageio_daemon.runtime import state
 from imageio_daemon.runtime.file_writer import THREADS, FileWriter
+from tests.support.polling import eventually
 
 #: Seconds that nothing here takes.
 SOON = 20.0
@@ -32,19 +33,22 @@ def keeper(directory: int) -> Iterator[FileWriter]:
 
 
 class Disk:
-    """A disk that works when told, in place of the system calls of the keeper."""
+    """A disk that works when told, in place of the system calls of the keeper. The file "first" is told on its own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._real = state.write_file
         self.working = threading.Event()
+        self.first = threading.Event()
         self.asked = threading.Event()
+        self.calls = 0
         self.written: list[str] = []
         self.error: OSError | None = None
         monkeypatch.setattr("imageio_daemon.runtime.file_writer.write_file", self._write)
 
     def _write(self, directory: int, name: str, data: bytes) -> None:
+        self.calls += 1
         self.asked.set()
-        assert self.working.wait(SOON)
+        assert (self.first if name == "first" else self.working).wait(SOON)
         if self.error is not None:
             raise self.error
         self.written.append(data.decode())
@@ -144,10 +148,13 @@ def test_wish_whose_waiter_has_gone_is_done_all_the_same(keeper: FileWriter, dis
 
 
 def test_removal_does_not_wait_for_all_that_is_to_be_written(keeper: FileWriter, disk: Disk) -> None:
+    keeper.write("first", b"")
     for number in range(THREADS - 1):
         keeper.write(f"slow-{number}", b"")
+    eventually(lambda: disk.calls == THREADS, "each thread writes a file")
     waiting = [keeper.write(f"more-{number}", b"") for number in range(9)]
     removed = keeper.remove("a")
+    disk.first.set()
     assert removed.result(SOON)
     disk.working.set()
     assert all(done.result(SOON) for done in waiting)

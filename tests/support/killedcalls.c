@@ -40,8 +40,8 @@ enum { BLOCK = 4096 };
 typedef struct call {
     char kind;
     const char *name;
-    char path[PATH_MAX];
-    char second[PATH_MAX]; /* the new name of what is renamed */
+    char *path;   /* until enter() has told of the call */
+    char *second; /* the new name of what is renamed */
     int64_t offset, length;
     int64_t changed, changed_length; /* of these, what will differ */
     const struct iovec *parts;       /* what a state file will hold */
@@ -98,6 +98,21 @@ static void join(int directory, const char *name, char path[PATH_MAX]) {
         path[0] = 0;
 }
 
+/*
+ * Paths are not on the stack: Python's signal handler writes to a socket, on the stack that faulthandler has made for
+ * signals, of 8 KiB and a frame.
+ */
+static void make_paths(call *c) {
+    c->path = calloc(2, PATH_MAX);
+    if (!c->path)
+        abort();
+    c->second = c->path + PATH_MAX;
+}
+
+static int is_stored(mode_t mode) {
+    return S_ISREG(mode) || S_ISBLK(mode) || S_ISDIR(mode);
+}
+
 /* Set what is called; NO_KIND: nobody wants to know. */
 static void classify(call *c, int fd, char image_kind, char state_kind) {
     struct stat info;
@@ -106,7 +121,9 @@ static void classify(call *c, int fd, char image_kind, char state_kind) {
         return;
     if (S_ISSOCK(info.st_mode)) {
         c->kind = image_kind == IMAGE_CHANGE ? ANSWER : NO_KIND;
-    } else if ((S_ISREG(info.st_mode) || S_ISBLK(info.st_mode) || S_ISDIR(info.st_mode)) && path_of(fd, c->path)) {
+    } else if (is_stored(info.st_mode)) {
+        make_paths(c);
+        path_of(fd, c->path);
         if (is_below_state(c->path))
             c->kind = state_kind;
         else if (is_image(c->path))
@@ -172,11 +189,11 @@ static _Noreturn void die(void) {
 
 /* Count a call and tell of it; return if it shall be the last one. */
 static int enter(call *c) {
-    if (c->kind == NO_KIND)
-        return 0;
-    int last = strchr(kinds, c->kind) && victim && atomic_fetch_add(&counted, 1) + 1 == victim;
-    if (c->kind != ANSWER)
+    int known = c->kind != NO_KIND;
+    int last = known && strchr(kinds, c->kind) && victim && atomic_fetch_add(&counted, 1) + 1 == victim;
+    if (known && c->kind != ANSWER)
         tell_begin(c);
+    free(c->path);
     if (last && when == 'b')
         die();
     return last;
@@ -309,12 +326,12 @@ static long submit(long (*real)(long, ...), long context, struct iocb **calls) {
     call c = {.name = "write", .offset = iocb->aio_offset, .length = (int64_t)iocb->aio_nbytes};
     if (iocb->aio_lio_opcode == IOCB_CMD_PWRITE)
         classify(&c, (int)iocb->aio_fildes, IMAGE_CHANGE, NO_KIND);
-    if (c.kind != NO_KIND) {
+    if (c.kind != NO_KIND)
         compare(&c, (int)iocb->aio_fildes, (const char *)(uintptr_t)iocb->aio_buf, iocb->aio_nbytes);
-        if (enter(&c))
-            write_and_die(&c, iocb);
+    if (enter(&c))
+        write_and_die(&c, iocb);
+    if (c.kind != NO_KIND)
         keep(iocb, c.number);
-    }
     long count = real(SYS_io_submit, context, 1L, calls);
     if (count != 1 && c.kind != NO_KIND) {
         struct io_event event = {.obj = (uintptr_t)iocb, .res = -1};
@@ -463,6 +480,7 @@ int ftruncate64(int fd, off64_t length) {
 static int enter_names(call *c, int from, const char *old, int to, const char *new) {
     if (trace == -1)
         return 0;
+    make_paths(c);
     join(from, old, c->path);
     if (new)
         join(to, new, c->second);
