@@ -226,11 +226,13 @@ def test_one_of_two_clients_that_fight_for_an_image_is_refused(
     daemon: Daemon, new_image: MakeImage, path: Path
 ) -> None:
     """One uploads it while the other one would write to it: who comes first goes on."""
-    url = daemon.url(new_image(size=MiB, rate=512 * KiB).ticket)
+    image = new_image(size=MiB, rate=64 * KiB)
+    url = daemon.url(image.ticket)
     options = ("--no-local", "--cafile", daemon.cafile)
     first = start("upload", *options, path, url)
     eventually(lambda: locks(path), "the first client has the image")
     run("download", *options, url, path).failed_with(rf"{path} is in use by \S+ \(pid {first.pid}\): end that first", 5)
+    assert daemon.control("PATCH", f"/tickets/{image.ticket}", b'{"rate": 0}').status == 200
     assert ended(first).status == 0
     assert path.read_bytes() == CONTENT
 
