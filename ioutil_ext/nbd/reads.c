@@ -116,13 +116,15 @@ static uint32_t add_rest(const struct iou_lane *lane, const struct request *requ
 /* Look at the extents once for all contexts, so that these tell of the same state of the image. */
 static struct answer look_at_extents(struct task *task, const struct request *request, iou_extent *extents,
                                      uint32_t most, uint32_t *count) {
+    uint64_t tells = nbd_of(task->lane)->tells;
     struct op op = {
         .kind = IOU_EXTENTS,
+        .flags = tells & ~(uint64_t)IOU_EXTENT_ZERO ? IOU_DIRTY : 0,
         .offset = request->offset,
         .length = request->length,
         .buffer = extents,
         .buffer_size = most * sizeof(iou_extent),
-        .tells = nbd_of(task->lane)->tells,
+        .tells = tells,
     };
     struct answer answer = answer_run(task, &op);
     *count = op.result.count;

@@ -59,11 +59,21 @@ def server(disk: Path) -> Iterator[NbdServer]:
         yield qemu
 
 
+def nbd_config() -> dict[str, Section]:
+    socket = Path("/tmp") / f"nbd-{uuid.uuid4().hex[:8]}"
+    return {"nbd": {"enable": True, "host": "localhost", "port": 0, "socket": socket}}
+
+
 @pytest.fixture(scope="module")
 def nbd_daemon(certificates: Certificates) -> Iterator[Daemon]:
-    socket = Path("/tmp") / f"nbd-{uuid.uuid4().hex[:8]}"
-    config: dict[str, Section] = {"nbd": {"enable": True, "host": "localhost", "port": 0, "socket": socket}}
-    with Daemon(certificates, config) as daemon:
+    with Daemon(certificates, nbd_config()) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def native_daemon(certificates: Certificates) -> Iterator[Daemon]:
+    """A daemon that opens images in the format qcow2 itself."""
+    with Daemon(certificates, nbd_config() | {"backend_file": {"qcow2": "native"}}) as daemon:
         yield daemon
 
 
@@ -97,11 +107,14 @@ def require_refused(served: Served, bitmap: str, words: str) -> None:
     assert words in run("qemu-img", "map", "--image-opts", f"{options},x-dirty-bitmap={bitmap}", fails=True)
 
 
-@pytest.fixture(params=["file", "server"])
-def served(request: pytest.FixtureRequest, nbd_daemon: Daemon, disk: Path, server: NbdServer) -> Served:
+@pytest.fixture(params=["file", "native file", "server"])
+def served(
+    request: pytest.FixtureRequest, nbd_daemon: Daemon, native_daemon: Daemon, disk: Path, server: NbdServer
+) -> Served:
     """The disk by a ticket for its file, which has bitmap a, or for a server, which has both."""
-    if request.param == "file":
-        return serve(nbd_daemon, disk, format="qcow2", bitmap="a")
+    if request.param != "server":
+        daemon = native_daemon if request.param == "native file" else nbd_daemon
+        return serve(daemon, disk, format="qcow2", bitmap="a")
     return serve(nbd_daemon, server.url)
 
 
