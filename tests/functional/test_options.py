@@ -10,13 +10,14 @@ from tests.support.http_client import Connection, connect_unix
 from tests.support.images import Image, MakeImage, MiB, make_image
 from tests.support.places import Trait, needs
 
-READ_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "extents"]
-WRITE_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "durable", "extents", "finalize", "flush", "zero"]
+READ_FEATURES = ["checksum", "checksum_blocks", "checksum_range", "extents", "nbd"]
+WRITE_FEATURES = sorted([*READ_FEATURES, "durable", "finalize", "flush", "zero"])
+ONLY_HERE = {"checksum_blocks", "nbd"}
 
 
 def told(image: Image, features: list[str]) -> list[str]:
-    """Return what is told of an image: lists of digests are not passed on from another server."""
-    return [name for name in features if name != "checksum_blocks" or Trait.HERE in image.place.traits]
+    """Return what is told of an image: lists of digests and NBD are not passed on from another server."""
+    return [name for name in features if name not in ONLY_HERE or Trait.HERE in image.place.traits]
 
 
 @pytest.mark.every_kind

@@ -31,8 +31,9 @@ def names(document: dict[str, object], key: str, way: Way) -> list[str]:
     return value
 
 
-#: The feature of other servers that is not passed on: lists of digests, which come while the image is read.
-NOT_PASSED = "checksum_blocks"
+#: The features of other servers that are not passed on: lists of digests, which come while the image is read, and what
+#: is no HTTP.
+NOT_PASSED = ("checksum_blocks", "nbd")
 
 
 def translated(
@@ -45,7 +46,7 @@ def translated(
     writable = ticket.may(Access.WRITE)
     features = names(document, "features", way)
     answer: dict[str, object] = {
-        "features": [each for each in features if each != NOT_PASSED and (writable or each in reads)],
+        "features": [each for each in features if each not in NOT_PASSED and (writable or each in reads)],
         "max_readers": _number(document, "max_readers", most, way),
         "max_writers": _number(document, "max_writers", most, way),
     }

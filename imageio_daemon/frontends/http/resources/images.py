@@ -40,7 +40,7 @@ READ_METHODS = ("OPTIONS", "GET")
 WRITE_METHODS = ("PUT", "PATCH")
 CORS_METHODS = READ_METHODS + WRITE_METHODS
 
-READ_FEATURES = ("checksum", "checksum_blocks", "checksum_range", "extents")
+READ_FEATURES = ("checksum", "checksum_blocks", "checksum_range", "extents", "nbd")
 WRITE_FEATURES = ("durable", "flush", "zero")
 
 #: The name in `OPTIONS /images/*`, which asks for the features of the server.
