@@ -133,6 +133,6 @@ def new_records(most: int) -> Any:
 def extent_list(records: Any, count: int, offset: int) -> ExtentList:
     """Return what C has told of the range from offset on, without a step of Python for each extent."""
     numbers = memoryview(ffi.buffer(records, count * RECORD_SIZE)).cast("Q")
-    bounds = array("Q", numbers[::3].tobytes())
-    bounds.append(numbers[-3] + numbers[-2] if count else offset)
-    return ExtentList(bounds, bytes(numbers[2::3].tolist()))  # C's flags are ours
+    bounds = array("Q", [offset])
+    bounds.frombytes(numbers[::2].tobytes())
+    return ExtentList(bounds, bytes(numbers[1::2].tolist()))  # C's flags are ours

@@ -140,9 +140,9 @@ typedef enum {
                             the next higher bits */
 } iou_extent_flag;
 
+/* An extent begins where the one before it ends, the first one at the operation's offset. */
 typedef struct {
-    uint64_t start;
-    uint64_t length;
+    uint64_t end;
     uint64_t flags; /* iou_extent_flag */
 } iou_extent;
 

@@ -26,10 +26,10 @@ enum { CHUNK_NONE = 0, CHUNK_DATA = 1, CHUNK_HOLE = 2, CHUNK_STATUS = 5, CHUNK_S
 
 /* Limits, in bytes unless the comment says otherwise. */
 enum {
-    MAX_PAYLOAD = 33554432,     /* of READ and WRITE */
-    MAX_DRAINED = 67108864,     /* the connection ends if a refused payload is longer; a shorter one is read */
-    MAX_STATUS_EXTENTS = 65536, /* extents in one reply */
-    MAX_ERROR_TEXT = 256        /* of the text in an error reply */
+    MAX_PAYLOAD = 33554432,      /* of READ and WRITE */
+    MAX_DRAINED = 67108864,      /* the connection ends if a refused payload is longer; a shorter one is read */
+    MAX_STATUS_EXTENTS = 131072, /* extents in one reply; qemu-nbd has as many, so all that it has looked for is told */
+    MAX_ERROR_TEXT = 256         /* of the text in an error reply */
 };
 
 /* The reasons in error replies. The reply does not say which fault the server has; the log does. */

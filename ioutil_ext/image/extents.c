@@ -61,9 +61,9 @@ int extents_run(struct op *op) {
         if (error)
             break;
         if (op->result.count && extents[op->result.count - 1].flags == hole) /* the image has changed meanwhile */
-            extents[op->result.count - 1].length += stop - start;
+            extents[op->result.count - 1].end = stop;
         else
-            extents[op->result.count++] = (iou_extent){.start = start, .length = stop - start, .flags = hole};
+            extents[op->result.count++] = (iou_extent){.end = stop, .flags = hole};
         op_advance(op, stop - start);
     }
     return error;

@@ -86,19 +86,19 @@ void read_run(struct task *task, const struct request *request) {
 
 /* ---- BLOCK_STATUS ----------------------------------------------------------------------------------------------- */
 
+static uint64_t extents_end(const struct request *request, const iou_extent *extents, uint32_t count) {
+    return count ? extents[count - 1].end : request->offset;
+}
+
 /* Append an extent, or extend the last one if it is of the same kind. There is room for one. */
 static uint32_t add_extent(const struct request *request, iou_extent *extents, uint32_t count, uint64_t length,
                            uint64_t flags) {
-    iou_extent *last = count ? &extents[count - 1] : NULL;
-    if (length && last && last->flags == flags) {
-        last->length += length;
+    uint64_t end = extents_end(request, extents, count) + length;
+    if (length && count && extents[count - 1].flags == flags) {
+        extents[count - 1].end = end;
         return count;
     }
-    extents[count] = (iou_extent){
-        .start = last ? last->start + last->length : request->offset,
-        .length = length,
-        .flags = flags,
-    };
+    extents[count] = (iou_extent){.end = end, .flags = flags};
     return length ? count + 1 : count;
 }
 
@@ -106,7 +106,7 @@ static uint32_t add_extent(const struct request *request, iou_extent *extents, u
    that its server has not reported are data, and every bitmap marks them. */
 static uint32_t add_rest(const struct iou_lane *lane, const struct request *request, iou_extent *extents, uint32_t most,
                          uint32_t count) {
-    uint64_t start = count ? extents[count - 1].start + extents[count - 1].length : request->offset;
+    uint64_t start = extents_end(request, extents, count);
     uint64_t left = request->offset + request->length - start, size = lane->handle->image->size;
     uint64_t untold = lane->handle->ops->remote && start < size ? min_u64(left, size - start) : 0;
     count = add_extent(request, extents, count, untold, nbd_of(lane)->tells & ~(uint64_t)IOU_EXTENT_ZERO);
@@ -141,14 +141,16 @@ static void answer_status(struct iou_lane *lane, const struct request *request, 
         reply_status(lane, request, extents, count, payload);
 }
 
+_Static_assert(MAX_STATUS_EXTENTS * sizeof(iou_extent) == LANE_PIECE,
+               "the extents of a reply fill one piece of memory");
+
 /* With several contexts half of the memory is for their chunks. */
 static void run_long_status(struct task *task, const struct request *request) {
     struct iou_lane *lane = task->lane;
     bool single = nbd_of(lane)->contexts_count == 1;
     uint32_t most = single ? MAX_STATUS_EXTENTS : MAX_STATUS_EXTENTS / 2, count = 0;
-    size_t size = MAX_STATUS_EXTENTS * sizeof(iou_extent);
     struct memory *memory;
-    if (!get_memory(lane, request, size, &memory))
+    if (!get_memory(lane, request, LANE_PIECE, &memory))
         return;
     struct answer answer;
     bool turn = false;
@@ -156,10 +158,10 @@ static void run_long_status(struct task *task, const struct request *request) {
     do
         answer = error ? answer_no_memory(lane, error)
                        : look_at_extents(task, request, (iou_extent *)(void *)memory->data, most, &count);
-    while (!take_turn(lane, &memory, size, &turn, &error));
+    while (!take_turn(lane, &memory, LANE_PIECE, &turn, &error));
     char *records = memory ? memory->data : NULL;
     answer_status(lane, request, answer, (iou_extent *)(void *)records, count,
-                  single || !records ? records : records + size / 2);
+                  single || !records ? records : records + LANE_PIECE / 2);
     if (turn)
         socket_give_turn(lane);
     if (memory)

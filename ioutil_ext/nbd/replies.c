@@ -182,28 +182,27 @@ static size_t put_extent(char *place, bool extended, uint64_t length, uint64_t s
     return 4 + wire_put32(place + 4, (uint32_t)status);
 }
 
-/* Return the length of the run of records from the first on that tell the same in a context. *next: the one after. */
+/* Return the end of the run of records from the first on that tell the same in a context. *next: the one after. */
 static uint64_t run_of(const iou_extent *extents, uint32_t count, uint64_t tells, uint32_t *next) {
     bool has_it = extents[*next].flags & tells;
-    uint64_t length = 0;
     while (*next < count && (bool)(extents[*next].flags & tells) == has_it)
-        length += extents[(*next)++].length;
-    return length;
+        (*next)++;
+    return extents[*next - 1].end;
 }
 
-/* Write what a context tells; returns the size. *told: how many extents. An extent is shorter than its record, and may
-   be written over it or before it. */
-static size_t put_status(char *payload, bool extended, const iou_extent *extents, uint32_t count, uint64_t tells,
-                         uint32_t *told) {
-    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT, run;
+/* Write what a context tells of the records that begin at start; returns the size. *told: how many extents. An extent
+   is not longer than its record, and may be written over it or before it. */
+static size_t put_status(char *payload, bool extended, const iou_extent *extents, uint32_t count, uint64_t start,
+                         uint64_t tells, uint32_t *told) {
+    uint64_t most = extended ? UINT64_MAX : MAX_COMPACT_EXTENT, end;
     uint64_t is = tells == IOU_EXTENT_ZERO ? STATUS_HOLE : STATUS_DIRTY;
     size_t size = 0;
-    for (uint32_t next = 0; next < count;) {
+    for (uint32_t next = 0; next < count; start = end) {
         uint64_t status = extents[next].flags & tells ? is : 0;
-        run = run_of(extents, count, tells, &next);
-        size += put_extent(payload + size, extended, min_u64(run, most), status);
+        end = run_of(extents, count, tells, &next);
+        size += put_extent(payload + size, extended, min_u64(end - start, most), status);
         (*told)++;
-        if (run > most)
+        if (end - start > most)
             break; /* an extent that is longer than its field can say must be the last one */
     }
     return size;
@@ -216,7 +215,7 @@ void reply_status(struct iou_lane *lane, const struct request *request, const io
     for (uint32_t i = 0; i < nbd->contexts_count; i++) {
         char head[MAX_HEADER + 8];
         uint32_t told = 0;
-        size_t length = put_status(payload, extended, extents, count, nbd->contexts[i].tells, &told);
+        size_t length = put_status(payload, extended, extents, count, request->offset, nbd->contexts[i].tells, &told);
         size_t size = wire_chunk(head, &nbd->dialect, request, extended ? CHUNK_STATUS_EXT : CHUNK_STATUS,
                                  i + 1 == nbd->contexts_count, (extended ? 8 : 4) + length);
         size += wire_put32(head + size, nbd->contexts[i].id);

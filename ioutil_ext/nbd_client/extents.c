@@ -63,10 +63,9 @@ static int64_t ask(struct round *round, uint64_t start, uint64_t end, iou_extent
 /* Add records to those that there are already; the first of them may tell the same as the last one before. */
 static void add(struct op *op, iou_extent *extents, uint64_t count) {
     iou_extent *last = op->result.count ? &extents[op->result.count - 1] : NULL, *more = &extents[op->result.count];
-    for (uint64_t i = 0; i < count; i++)
-        op_advance(op, more[i].length);
+    op_advance(op, more[count - 1].end - op_position(op));
     if (last && last->flags == more->flags) {
-        last->length += more->length;
+        last->end = more->end;
         for (uint64_t i = 1; i < count; i++)
             more[i - 1] = more[i];
         count--;
@@ -93,7 +92,7 @@ int nbd_extents(struct op *op) {
         if (told)
             count = ask(&round, start, end, extents + op->result.count, left);
         else
-            extents[op->result.count] = (iou_extent){.start = start, .length = end - start};
+            extents[op->result.count] = (iou_extent){.end = end};
         if (count < 0)
             return (int)count;
         add(op, extents, (uint64_t)count);

@@ -72,12 +72,6 @@ void request_refused(struct nbd_request *request, uint32_t error);
 
 /* ---- block status ----------------------------------------------------------------------------------------------- */
 
-/* A run of extents that tell the same. */
-struct run {
-    uint64_t end;
-    uint64_t flags; /* iou_extent_flag */
-};
-
 /* What one context tells. */
 struct told {
     uint32_t id;
@@ -86,7 +80,7 @@ struct told {
     uint64_t tells;   /* of the context */
     uint64_t means;   /* the flag of a record that has what it tells */
     uint64_t end;     /* where the last extent ends */
-    struct run *runs; /* NULL: it is not wanted */
+    iou_extent *runs; /* of extents that tell the same; NULL: it is not wanted */
 };
 
 /* What is told of a range, from its start, in several contexts, at most `most` runs in each. */
@@ -96,10 +90,14 @@ struct status {
     struct told told[];
 };
 
+/* Most bytes for what is told in an answer, of all contexts together. */
+#define STATUS_MEMORY (4u << 20)
+
 #define ALL_BITMAPS (~(uint64_t)(IOU_EXTENT_ZERO | IOU_EXTENT_HOLE))
 
 /* Make memory for an answer, of which the contexts are wanted that have a flag of `tells`. apart: a record has a flag
-   for each bitmap; otherwise IOU_EXTENT_DIRTY is what any of them marks. NULL: there is no memory. */
+   for each bitmap; otherwise IOU_EXTENT_DIRTY is what any of them marks. At most `most` runs of each are kept, and at
+   most STATUS_MEMORY bytes. NULL: there is no memory. */
 struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apart, uint64_t start, uint32_t most);
 
 /* Find a context that was negotiated and not answered yet. NULL: there is none. */

@@ -19,11 +19,13 @@ struct status *status_new(const struct agreed *agreed, uint64_t tells, bool apar
     uint32_t wanted = 0, count = agreed->contexts_count;
     for (uint32_t i = 0; i < count; i++)
         wanted += (agreed->contexts[i].tells & tells) != 0;
+    if (wanted)
+        most = (uint32_t)min_u64(most, STATUS_MEMORY / sizeof(iou_extent) / wanted);
     size_t heads = sizeof(struct status) + count * sizeof(struct told);
-    struct status *status = calloc(1, heads + (size_t)wanted * most * sizeof(struct run));
+    struct status *status = malloc(heads + (size_t)wanted * most * sizeof(iou_extent));
     if (!status)
         return NULL;
-    struct run *runs = (struct run *)(void *)((char *)status + heads);
+    iou_extent *runs = (iou_extent *)(void *)((char *)status + heads);
     *status = (struct status){.start = start, .most = most, .count = count};
     for (uint32_t i = 0; i < count; i++) {
         const iou_nbd_context *context = &agreed->contexts[i];
@@ -60,7 +62,7 @@ static bool has_it(uint64_t tells, uint64_t flags) {
 }
 
 bool status_add(struct status *status, struct told *told, uint64_t length, uint64_t flags) {
-    struct run *last = told->count ? &told->runs[told->count - 1] : NULL;
+    iou_extent *last = told->count ? &told->runs[told->count - 1] : NULL;
     uint64_t before = told->end, means = has_it(told->tells, flags) ? told->means : 0;
     if (length == 0 || length > INT64_MAX - before)
         return false;
@@ -68,7 +70,7 @@ bool status_add(struct status *status, struct told *told, uint64_t length, uint6
     if (last && last->end == before && last->flags == means) /* otherwise runs before it were not kept */
         last->end = told->end;
     else if (told->runs && told->count < status->most && (!last || last->end == before))
-        told->runs[told->count++] = (struct run){told->end, means};
+        told->runs[told->count++] = (iou_extent){.end = told->end, .flags = means};
     return true;
 }
 
@@ -89,7 +91,7 @@ static uint64_t common_end(const struct status *status, uint64_t end) {
 static uint64_t flags_at(const struct status *status, uint32_t *at, uint64_t place, uint64_t *stop) {
     uint64_t flags = 0;
     for (uint32_t i = 0; i < status->count; i++) {
-        const struct run *runs = status->told[i].runs;
+        const iou_extent *runs = status->told[i].runs;
         if (!runs)
             continue;
         while (runs[at[i]].end <= place)
@@ -110,11 +112,11 @@ int64_t status_merge(const struct status *status, uint64_t start, uint64_t end, 
         stop = end;
         uint64_t flags = flags_at(status, at, place, &stop);
         if (count && extents[count - 1].flags == flags)
-            extents[count - 1].length += stop - place;
+            extents[count - 1].end = stop;
         else if (count == max)
             break;
         else
-            extents[count++] = (iou_extent){.start = place, .length = stop - place, .flags = flags};
+            extents[count++] = (iou_extent){.end = stop, .flags = flags};
     }
     return (int64_t)count;
 }

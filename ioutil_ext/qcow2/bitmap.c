@@ -133,16 +133,14 @@ int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verd
 
 /* ---- bits ------------------------------------------------------------------------------------------------------- */
 
-/* The number of the first bit from `bit` on, below `end`, that is not as `set` says; else `end`. */
+/* The number of the first bit from `bit` on, below `end`, that is not as `set` says; else `end`, the end of a word. */
 static uint64_t run_end(const uint8_t *data, uint64_t bit, uint64_t end, bool set) {
-    uint8_t whole = set ? 0xff : 0;
-    while (bit < end) {
-        if (bit % 8 == 0 && data[bit / 8] == whole)
-            bit += 8;
-        else if ((data[bit / 8] >> bit % 8 & 1) == set)
-            bit++;
-        else
-            return bit;
+    uint64_t same = set ? UINT64_MAX : 0, word;
+    for (; bit < end; bit = round_down(bit, 64) + 64) {
+        memcpy(&word, data + bit / 64 * sizeof(word), sizeof(word));
+        uint64_t others = (le64toh(word) ^ same) >> bit % 64;
+        if (others)
+            return bit + (uint64_t)__builtin_ctzll(others);
     }
     return end;
 }

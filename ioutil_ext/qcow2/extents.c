@@ -22,13 +22,12 @@ static int look_changed(struct chain *chain, struct op *op, uint64_t pos, uint64
     return error;
 }
 
-/* Find what is at pos: what iou_extent tells of it, and its end. */
-static int look(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, uint64_t *flags) {
+/* Find what is in the files at pos: what iou_extent tells of it, and its end. */
+static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop,
+                         uint64_t *flags) {
     struct run run;
-    bool of_file = false, dirty;
-    int error = look_changed(chain, op, pos, &end, &dirty);
-    if (!error)
-        error = chain_find(chain, op, 0, pos, end - pos, &run);
+    bool of_file = false;
+    int error = chain_find(chain, op, 0, pos, end - pos, &run);
     if (error)
         return error;
     *stop = pos + run.mapping.length;
@@ -39,9 +38,21 @@ static int look(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, 
         *stop = pos + (*stop - host);
     }
     *flags = mapping->kind == KIND_UNALLOCATED ? NOWHERE : mapping->kind == KIND_ZERO || of_file ? HOLE : NO_HOLE;
-    if (op->flags & IOU_DIRTY) /* what has changed is told without layers: fewer records */
-        *flags = (*flags & IOU_EXTENT_ZERO) | (dirty ? IOU_EXTENT_DIRTY : 0);
     chain_leave(chain, &run);
+    return error;
+}
+
+/* Find what is at pos: what iou_extent tells of it, and its end. What has changed is told without layers: fewer
+   records; and without a look at the files, if nothing else is asked for. */
+static int look(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, uint64_t *flags) {
+    bool dirty;
+    int error = look_changed(chain, op, pos, &end, &dirty);
+    *stop = end;
+    *flags = 0;
+    if (!error && !(op->tells && !(op->tells & IOU_EXTENT_ZERO)))
+        error = look_at_files(chain, op, pos, end, stop, flags);
+    if (op->flags & IOU_DIRTY)
+        *flags = (*flags & IOU_EXTENT_ZERO) | (dirty ? IOU_EXTENT_DIRTY : 0);
     return error;
 }
 
@@ -57,11 +68,11 @@ int extents_of_chain(struct op *op) {
         if (error)
             return error;
         if (count && extents[count - 1].flags == flags)
-            extents[count - 1].length += stop - start;
+            extents[count - 1].end = stop;
         else if (count == most)
             break;
         else
-            extents[count++] = (iou_extent){.start = start, .length = stop - start, .flags = flags};
+            extents[count++] = (iou_extent){.end = stop, .flags = flags};
     }
     op->result.count = (uint32_t)count;
     op_advance(op, min_u64(start, end) - op->offset);

@@ -126,6 +126,6 @@ int layer_extent(struct op *op, iou_handle *file, uint64_t offset, uint64_t end,
         return error;
     }
     *hole = inner.result.count == 0 || extent.flags & IOU_EXTENT_ZERO;
-    *stop = inner.result.count ? offset + extent.length : end;
+    *stop = inner.result.count ? extent.end : end;
     return 0;
 }

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,7 +158,9 @@ class Image:
     def extents(self, offset: int, length: int, most: int = 1000) -> list[Extent]:
         records = ffi.new("iou_extent[]", most)
         result = self.run(lib.IOU_EXTENTS, offset, length, buffer=records, buffer_size=ffi.sizeof(records))
-        return [Extent(r.start, r.length, bool(r.flags)) for r in records[0 : result.count]]
+        told = records[0 : result.count]
+        bounds = pairwise([offset, *(record.end for record in told)])
+        return [Extent(start, end - start, bool(r.flags)) for (start, end), r in zip(bounds, told, strict=True)]
 
     def run(
         self,

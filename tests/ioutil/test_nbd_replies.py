@@ -429,6 +429,17 @@ def test_a_status_has_a_payload_for_each_context(client: Client, step: int) -> N
     assert client.replies.extents(request, 0, 4096) == [(0, 1024, ZERO | HOLE | DIRTY), (1024, 3072, HOLE | DIRTY)]
 
 
+def test_contexts_share_the_memory_for_what_is_told(client: Client) -> None:
+    request = Request(Command.BLOCK_STATUS, 0, 1 << 30)
+    client.replies.begin(request, most=1 << 20)
+    kept, told = (4 << 20) // 16 // CONTEXTS, [(512, number % 2) for number in range(90_000)]
+    for context in range(1, CONTEXTS + 1):
+        client.feed(client.status(request, context, *told, done=context == CONTEXTS))
+    assert kept < len(told)
+    found = client.replies.extents(request, 0, 1 << 30, most=1 << 20)
+    assert (len(found), found[-1][0] + found[-1][1]) == (kept, 512 * kept)
+
+
 def test_a_status_of_another_context_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
     with pytest.raises(Violation, match="not asked for"):

@@ -109,8 +109,9 @@ class Disk(Image):
         records = ffi.new("iou_extent[]", 1000)
         while at < size:
             result = self.run(lib.IOU_EXTENTS, at, size - at, flags, buffer=records, buffer_size=ffi.sizeof(records))
-            found += [(r.start, r.length, r.flags) for r in records[0 : result.count]]
-            at = found[-1][0] + found[-1][1]
+            for record in records[0 : result.count]:
+                found.append((at, record.end - at, record.flags))
+                at = record.end
         return joined(found)
 
 

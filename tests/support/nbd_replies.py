@@ -5,6 +5,7 @@ import ctypes
 import functools
 import subprocess
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from imageio_daemon.nbdproto.constants import Command
@@ -24,7 +25,7 @@ class Violation(Exception):
 
 
 class _Extent(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64), ("flags", ctypes.c_uint64))
+    _fields_ = (("end", ctypes.c_uint64), ("flags", ctypes.c_uint64))
 
 
 @functools.cache
@@ -111,4 +112,5 @@ class Replies:
         count = _library().client_extents(self._client, request.number, start, end, extents, most)
         if count < 0:
             raise ValueError("nothing was told")
-        return [(extent.start, extent.length, extent.flags) for extent in extents[:count]]
+        bounds = [start, *(extent.end for extent in extents[:count])]
+        return [(at, stop - at, extent.flags) for (at, stop), extent in zip(pairwise(bounds), extents, strict=False)]

@@ -184,16 +184,16 @@ async def test_memory_is_not_used_again_before_it_was_sent(world: World) -> None
 
 
 async def test_extents_above_the_limit_are_told_in_the_next_reply(world: World, chunked: Client) -> None:
-    count = MAX_EXTENTS + 100  # of 32 bytes each, every second one a hole
+    count = MAX_EXTENTS + 100  # of 16 bytes each, every second one a hole
 
     async def answer(asked: Asked) -> bytes:
-        lengths = [32] * (asked.header.length // 32)
-        start = asked.header.offset // 32
+        lengths = [16] * (asked.header.length // 16)
+        start = asked.header.offset // 16
         flags = [3 * ((start + i) % 2) for i in range(len(lengths))]
         return world.remote.chunk(asked, Chunk.BLOCK_STATUS, pack_extents(10, lengths, flags, extended=False))
 
     world.remote.answer = answer
-    told = (await chunked.request(STATUS, 0, count * 32)).extents
-    assert told == [(32, 3 * (i % 2)) for i in range(MAX_EXTENTS)]
-    rest = (await chunked.request(STATUS, MAX_EXTENTS * 32, 100 * 32)).extents
+    told = (await chunked.request(STATUS, 0, count * 16)).extents
+    assert told == [(16, 3 * (i % 2)) for i in range(MAX_EXTENTS)]
+    rest = (await chunked.request(STATUS, MAX_EXTENTS * 16, 100 * 16)).extents
     assert len(told) + len(rest) == count

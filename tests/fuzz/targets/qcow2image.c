@@ -75,8 +75,8 @@ static void check_extents(iou_handle *handle, uint64_t size, uint32_t flags) {
     if (iou_execute(handle, IOU_EXTENTS, flags, 0, size, extents, sizeof(extents), NULL, &completion))
         return;
     CHECK(completion.count <= 8);
-    for (uint32_t i = 0; i < completion.count; at += extents[i++].length)
-        CHECK(extents[i].start == at && extents[i].length && (!i || extents[i].flags != extents[i - 1].flags));
+    for (uint32_t i = 0; i < completion.count; at = extents[i++].end)
+        CHECK(extents[i].end > at && (!i || extents[i].flags != extents[i - 1].flags));
     CHECK(at <= size && completion.done == at);
 }
 

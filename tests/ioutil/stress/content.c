@@ -155,8 +155,8 @@ static void check_extents(const struct slot *slot, uint32_t count) {
     uint64_t offset = slot->offset;
     const iou_extent *extents = (const iou_extent *)(const void *)slot->buffer;
     for (uint32_t i = 0; i < count; i++) {
-        CHECK(extents[i].start == offset && extents[i].length > 0);
-        offset += extents[i].length;
+        CHECK(extents[i].end > offset);
+        offset = extents[i].end;
     }
     CHECK(offset <= slot->offset + slot->length);
     /* A random pattern of a block and more is not a hole. */
