@@ -20,7 +20,7 @@ PYTEST = $(PYTHON) -m pytest --numprocesses 6 --dist worksteal
 # Each daemon under test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo run check test test-ui coverage differential soak soak-qcow2 campaign-client test-links lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-seeds bench-durable bench-verify bench-scrape bench-handshakes bench-beside packages clean
+.PHONY: help setup demo run check test test-ui coverage differential soak soak-qcow2 campaign-client test-links lab test-oldest lint format sanitize fuzz bench bench-client bench-compressed bench-nbd bench-seeds bench-engines bench-durable bench-verify bench-scrape bench-handshakes bench-beside packages clean
 
 help: ## Show this list (default)
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -117,6 +117,10 @@ bench-nbd: setup ## Measure NBD beside qemu-nbd and nbdkit, 12 minutes (QUICK=1:
 bench-seeds: setup ## Measure zeros and qcow2 beside qemu-nbd, nbdkit and ovirt-imageio, five experiments, 30 minutes (QUICK=1: 3 minutes; ONLY=2: one)
 	@benchmarks/setup
 	@$(PYTHON) -m benchmarks.seeds $(if $(QUICK),--quick) $(if $(ONLY),--only "^$(ONLY)") $(ARGS)
+
+bench-engines: setup ## Measure ranges beside a server that connects anew, NBD through the HTTPS port, maps of bitmaps, 5 minutes (ONLY=map: some)
+	@benchmarks/setup
+	@$(PYTHON) -m benchmarks.engines $(if $(ONLY),--only "$(ONLY)") $(ARGS)
 
 bench-durable: setup ## Measure what the record of durable ranges costs (ONLY=regex: some cases), 10 minutes
 	@benchmarks/setup

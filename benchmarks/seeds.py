@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> None:
         parts.append(table(("machine", ""), list(machine.describe(bench.disk).items())))
         for experiment in EXPERIMENTS:
             if re.search(options.only, experiment.title):
-                lines = [_line(row, rounds) for row in experiment.rows(bench)]
+                lines = [measured(row, rounds) for row in experiment.rows(bench)]
                 parts.append(f"**{experiment.title}.** Its author has told: {experiment.reported}.")
                 parts.append(table(("work", "rates", "unit", "ratio", "to reach", ""), lines))
     parts.append("Not measured: " + "; ".join(f"{name} {why}" for name, why in absent.items()) + ".")
@@ -72,7 +72,7 @@ def _bench(stack: ExitStack, options: argparse.Namespace) -> Bench:
     return Bench(disk, memory, certificates.cafile, daemon, theirs, 0.125 if options.quick else 1.0)
 
 
-def _line(row: Row, rounds: int) -> tuple[str, ...]:
+def measured(row: Row, rounds: int) -> tuple[str, ...]:
     """Measure a row. A way that has failed has the rate 0."""
     figures: defaultdict[str, list[Figure]] = defaultdict(list)
     for number in range(rounds):

@@ -10,8 +10,8 @@ Each connection to --listen has one request, a line of JSON, and gets one line b
     {"action": "register", "transfer_id": ID, "config": {"backend": "file", "file": PATH}}
     {"action": "unregister", "transfer_id": ID}, and {"action": "status"}
 
-Clients find the image at https://HOST:54322/images/ID. The adapter keeps nothing: the daemon's tickets are its state,
-so both may be restarted. It is a beginning, to be changed for an engine that registers in another way.
+Clients find the image at https://HOST:54322/images/ID. The daemon's tickets are the adapter's only state: both may be
+restarted. It is a beginning, to be changed for an engine that registers in another way.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import socketserver
 import struct
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -149,7 +150,7 @@ def is_read_only(path: str, export: str) -> bool:
     return bool(flags & 2)  # NBD_FLAG_READ_ONLY
 
 
-ACTIONS = {"register": register, "unregister": unregister, "status": lambda _daemon, _request: None}
+ACTIONS: dict[str, Callable[..., None]] = {"register": register, "unregister": unregister, "status": lambda *_: None}
 
 
 def answer(daemon: Daemon, line: bytes) -> dict[str, object]:

@@ -20,6 +20,8 @@ from imageio_daemon.client.relay import PIECE, relay
 from tests.client.programs import run, start
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, pattern
+from tests.support.nbdservers import make_qcow2, qemu_nbd
+from tests.support.places import Place
 from tests.support.polling import eventually
 
 MiB = 1024 * 1024
@@ -90,6 +92,19 @@ def test_qemu_img_reads_and_maps_it(daemon: Daemon, image: Image, tmp_path: Path
         ]
         program("qemu-img", "convert", "-O", "qcow2", uri, tmp_path / "copy.qcow2")
         program("qemu-img", "compare", image.path, tmp_path / "copy.qcow2")
+
+
+def test_bitmap_is_told_through_it(daemon: Daemon, tmp_path: Path) -> None:
+    disk, path = make_qcow2(tmp_path / "disk.qcow2", SIZE), tmp_path / "s"
+    program("qemu-img", "bitmap", "--add", "-f", "qcow2", disk, "changed")
+    program("qemu-io", "-f", "qcow2", *(part for at in range(0, 24, 2) for part in ("-c", f"write {at}M 64k")), disk)
+    with qemu_nbd(disk, "qcow2", "--read-only", "--bitmap=changed") as server:
+        ticket = daemon.add_ticket("", SIZE, url=server.url, ops=["read"], dirty=True)
+        with serving(daemon, Image(Place(disk), ticket), path, "--no-local"):
+            for context in ("base:allocation", "qemu:dirty-bitmap:changed"):
+                told = program("nbdinfo", f"--map={context}", f"nbd+unix:///?socket={path}")
+                assert told == program("nbdinfo", f"--map={context}", server.uri)
+        daemon.remove(ticket)
 
 
 def test_nbdfuse_shows_it_as_a_file(daemon: Daemon, image: Image, tmp_path: Path) -> None:

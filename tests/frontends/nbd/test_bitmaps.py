@@ -6,6 +6,7 @@ import json
 import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.support.nbdservers import NbdServer, make_qcow2, qemu_nbd
 
 KiB = 1024
 MiB = 1024 * KiB
+GiB = 1024 * MiB
 SIZE = 64 * MiB
 A, B = "qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"
 PYTHON = "/usr/bin/python3"  # whose module nbd comes with nbdsh, whatever python3 is first in PATH
@@ -262,18 +264,38 @@ def test_server_and_files_without_a_bitmap_are_refused(nbd_daemon: Daemon, disk:
 # In all forms
 
 
-@pytest.fixture
-async def world(lane_world: MakeWorld, server: NbdServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    """A world whose image is that of the server with bitmaps."""
+@asynccontextmanager
+async def world_of(
+    lane_world: MakeWorld, server: NbdServer, size: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    """Make a world whose image is that of a server with bitmaps."""
     async with lane_world(size=SIZE) as world:
         address, options = NbdAddress(socket=str(server.socket)), Options(True, None, 10, 10)
 
         async def open_backend(_: Ticket) -> Backend:
             return await NbdBackend.open(world.engine, address, options, connections=2, writable=False)
 
-        world.disk = world.add("changed", size=SIZE, ops=(Access.READ,), dirty=True)
+        world.disk = world.add("changed", size=size, ops=(Access.READ,), dirty=True)
         monkeypatch.setattr(world.disk._image, "_open_backend", open_backend)
         yield world
+
+
+@pytest.fixture
+async def world(lane_world: MakeWorld, server: NbdServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    async with world_of(lane_world, server, SIZE, monkeypatch) as world:
+        yield world
+
+
+@pytest.fixture
+async def large_world(lane_world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    """A disk whose length does not fit into 32 bits."""
+    disk = make_qcow2(tmp_path / "large.qcow2", 6 * GiB)
+    for name, at in (("a", "1M"), ("b", "5G")):
+        run("qemu-img", "bitmap", "--add", "-f", "qcow2", disk, name)
+        qemu_io(disk, f"write -q {at} 64k")
+    with qemu_nbd(disk, "qcow2", "--read-only", "--bitmap=a", "--bitmap=b") as server:
+        async with world_of(lane_world, server, 6 * GiB, monkeypatch) as world:
+            yield world
 
 
 async def entered(world: World, form: dict[str, bool], *bitmaps: str) -> Client:
@@ -323,6 +345,23 @@ async def test_every_part_is_told_as_the_whole(world: World, form: dict[str, boo
         for place in {offset, offset + length // 2, offset + length - 1}:
             told = [at(extents, place, offset) for extents in part.values()]
             assert told == [at(extents, place) for extents in whole.values()]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("bitmaps", [(), (A,), (A, B)], ids=len)
+async def test_ranges_that_end_about_4_gib_are_told_as_far_as_they_go(
+    large_world: World, form: dict[str, bool], bitmaps: tuple[str, ...]
+) -> None:
+    client = await entered(large_world, form, *bitmaps)
+    lengths = [2**32 - 1, 2**32 - 512, 2**32 - 64 * KiB]
+    for offset in (0, 1, 511, 2**32 - 512, 6 * GiB - 2**32 + 1):
+        for length in (min(length, 6 * GiB - offset) for length in lengths):
+            result = await client.request(Command.BLOCK_STATUS, offset, length)
+            assert (result.error, list(result.statuses)) == (0, list(range(1, 2 + len(bitmaps))))
+            for extents in result.statuses.values():
+                assert 0 < sum(length for length, _ in extents) <= length
+            if A in bitmaps and offset <= MiB:
+                assert at(result.statuses[2], MiB + 512, offset) == 1
 
 
 async def test_a_range_outside_and_an_empty_one_have_no_status(world: World) -> None:
