@@ -145,32 +145,36 @@ static uint64_t run_end(const uint8_t *data, uint64_t bit, uint64_t end, bool se
     return end;
 }
 
-/* The bits of a slice of the file. *next: the bit after the run. */
-static int find_in_slice(struct qcow2 *q, struct op *op, uint64_t host, uint64_t bit, uint64_t *next, bool *dirty) {
+/* The runs of bits in a slice of the file. */
+static int find_in_slice(struct qcow2 *q, struct op *op, uint64_t host, uint64_t bit, struct changes *changes) {
     uint32_t slice_bits = q->slice_bits + 3;
-    uint64_t first = round_down(bit, UINT64_C(1) << slice_bits);
+    uint64_t size = UINT64_C(1) << slice_bits, first = round_down(bit, size);
     struct slice *slice;
     host += (first / 8) & (q->cluster - 1);
     int error = cache_get(q, op, KEY_BITMAP | bit >> slice_bits, host, &slice);
     if (error)
         return error;
     uint64_t at = bit - first;
-    *dirty = slice->data[at / 8] >> at % 8 & 1;
-    *next = first + run_end(slice->data, at, UINT64_C(1) << slice_bits, *dirty);
+    bool dirty = changes->dirty = slice->data[at / 8] >> at % 8 & 1;
+    for (changes->count = 0; at < size && changes->count < CHANGES; dirty = !dirty) {
+        at = run_end(slice->data, at, size, dirty);
+        changes->ends[changes->count++] = first + at;
+    }
     cache_put(slice);
     return 0;
 }
 
-int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *dirty) {
+int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, struct changes *changes) {
     uint32_t bits = q->bitmap.bits, entry_bits = q->cluster_bits + 3;
     uint64_t bit = pos >> bits, entry = be64toh(q->bitmap.table[bit >> entry_bits]), host = entry & ENTRY_OFFSET;
-    uint64_t next = ((bit >> entry_bits) + 1) << entry_bits;
     int error = 0;
     if (entry & BITMAP_RESERVED || (host && (entry & BITMAP_ALL_ONES || !is_inside(q, host, 1))))
         return map_corrupt(q, op);
-    *dirty = entry & BITMAP_ALL_ONES;
+    *changes = (struct changes){.dirty = entry & BITMAP_ALL_ONES, .count = 1};
+    changes->ends[0] = ((bit >> entry_bits) + 1) << entry_bits;
     if (host)
-        error = find_in_slice(q, op, host, bit, &next, dirty);
-    *stop = next < (end >> bits) + 1 ? min_u64(next << bits, end) : end;
+        error = find_in_slice(q, op, host, bit, changes);
+    for (uint32_t i = 0; i < changes->count; i++)
+        changes->ends[i] = changes->ends[i] < (end >> bits) + 1 ? min_u64(changes->ends[i] << bits, end) : end;
     return error;
 }

@@ -13,10 +13,20 @@
  */
 int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verdict *verdict);
 
+/* Runs that are found at a time. */
+#define CHANGES 64u
+
+/* Runs that follow each other, each of what the one before is not: changed, or as it was. */
+struct changes {
+    bool dirty;           /* whether the next one has changed */
+    uint32_t next, count; /* of ends */
+    uint64_t ends[CHANGES];
+};
+
 /*
- * Find whether what is at pos has changed, and the end of what is alike, at most `end`. The image's lock is held; may
- * let go of it. -EIO: the table cannot be right.
+ * Find the run that pos is in, and some that follow, at most to `end`. The image's lock is held; may let go of it.
+ * -EIO: the table cannot be right.
  */
-int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *dirty);
+int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, struct changes *changes);
 
 #endif

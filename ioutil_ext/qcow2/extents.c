@@ -10,15 +10,23 @@
 /* What iou_extent tells of a hole. */
 enum { NO_HOLE = 0, HOLE = IOU_EXTENT_ZERO, NOWHERE = IOU_EXTENT_ZERO | IOU_EXTENT_HOLE };
 
-/* Find whether what is at pos has changed, as the bitmap of the top says, and its end. */
-static int look_changed(struct chain *chain, struct op *op, uint64_t pos, uint64_t *end, bool *dirty) {
+/* Find whether what is at pos has changed, as the bitmap of the top says, and its end. pos never goes back. */
+static int look_changed(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t *end,
+                        bool *dirty) {
     struct qcow2 *q = chain->levels[0].format;
+    int error = 0;
     *dirty = false;
     if (!(op->flags & IOU_DIRTY) || !q->bitmap.table)
         return 0;
-    pthread_mutex_lock(&q->lock);
-    int error = bitmap_find(q, op, pos, *end, end, dirty);
-    pthread_mutex_unlock(&q->lock);
+    for (; changes->next < changes->count && changes->ends[changes->next] <= pos; changes->next++)
+        changes->dirty = !changes->dirty;
+    if (changes->next == changes->count) {
+        pthread_mutex_lock(&q->lock);
+        error = bitmap_find(q, op, pos, *end, changes);
+        pthread_mutex_unlock(&q->lock);
+    }
+    *dirty = changes->dirty;
+    *end = error ? *end : changes->ends[changes->next];
     return error;
 }
 
@@ -44,9 +52,10 @@ static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint6
 
 /* Find what is at pos: what iou_extent tells of it, and its end. What has changed is told without layers: fewer
    records; and without a look at the files, if nothing else is asked for. */
-static int look(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, uint64_t *flags) {
+static int look(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end, uint64_t *stop,
+                uint64_t *flags) {
     bool dirty;
-    int error = look_changed(chain, op, pos, &end, &dirty);
+    int error = look_changed(chain, op, changes, pos, &end, &dirty);
     *stop = end;
     *flags = 0;
     if (!error && !(op->tells && !(op->tells & IOU_EXTENT_ZERO)))
@@ -58,13 +67,14 @@ static int look(struct chain *chain, struct op *op, uint64_t pos, uint64_t end, 
 
 int extents_of_chain(struct op *op) {
     struct chain *chain = chain_of(op->handle);
+    struct changes changes = {.count = 0};
     iou_extent *extents = op->buffer;
     uint64_t most = op->buffer_size / sizeof(*extents), count = 0, stop;
     uint64_t start = op->offset, end = min_u64(op->offset + op->length, chain->image.size);
     for (uint64_t flags; start < end; start = stop) {
         if (op_canceled(op))
             return op_fail(op, IOU_SYS_NONE, ECANCELED);
-        int error = look(chain, op, start, end, &stop, &flags);
+        int error = look(chain, op, &changes, start, end, &stop, &flags);
         if (error)
             return error;
         if (count && extents[count - 1].flags == flags)
