@@ -294,3 +294,30 @@ def test_unusual_fields_of_a_change_are_no_error(
         answer = client.request(method, url, fields | more, body)
         assert (answer.status, answer.closes) == (200, False)
     assert path.read_bytes() == bytes(4096) + b"x" * 4096 + bytes(MiB - 8192)
+
+
+# What servers of engines allow, and docs/engines.md says that this one does not
+
+
+@pytest.mark.parametrize(
+    ("method", "place", "fields", "body", "status"),
+    [
+        ("GET", "unknown", {}, None, 403),
+        ("POST", "/flush", {}, b"", 405),
+        ("PATCH", "", {"Content-Type": "application/octet-stream", "Range": "bytes=0-4"}, b"bytes", 400),
+        ("PATCH", "", {"Content-Type": "application/json"}, b'{"op": "zero", "offset": 1048000, "size": 4096}', 416),
+        ("GET", "/extents?context=dirty", {}, None, 404),
+    ],
+    ids=str,
+)
+def test_what_is_refused(
+    daemon: Daemon, client: Connection, tmp_path: Path, method: str, place: str, fields: dict[str, str],
+    body: bytes | None, status: int,
+) -> None:  # fmt: skip
+    path = tmp_path / "disk"
+    path.write_bytes(bytes(MiB))
+    url = f"/images/{daemon.add_ticket(path, MiB)}"
+    assert (
+        client.request(method, f"/images/{place}" if place == "unknown" else url + place, fields, body).status == status
+    )
+    assert path.read_bytes() == bytes(MiB)
