@@ -12,6 +12,8 @@ MiB = 1 << 20
 SIZE = 4096 * MiB
 DATA = int(os.environ.get("DATA", "256")) * MiB
 PIECE = 4 * MiB
+#: Seconds for a transfer or a comparison on a machine that has other work, too.
+PATIENCE = 300 + DATA / (4 * MiB)
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ def make_source(directory: Path) -> Source:
 def compared(one: Path, other: Path, length: int | None = None) -> str:
     """Return a word for files with the same bytes. length: of those that count. Raises AssertionError for others."""
     command = ["qemu-img", "compare", "-f", "raw", "-F", "raw"] if length is None else ["cmp", "-n", str(length)]
-    done = subprocess.run([*command, str(one), str(other)], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [*command, str(one), str(other)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return "identical"

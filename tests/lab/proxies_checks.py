@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.lab.front_proxies import Proxy, running
-from tests.lab.images import DATA, PIECE, SIZE, MiB, Source, compared, make_source
+from tests.lab.images import DATA, PATIENCE, PIECE, SIZE, MiB, Source, compared, make_source
 from tests.lab.table import Table
 from tests.support.daemon import STATE, Certificates, Daemon, Section
 from tests.support.ports import unused_port
@@ -50,10 +50,12 @@ LIMITS = {
     ("h2o", "slow extents"): "502",
     ("h2o", "slow zero"): "502",
 }
-#: What Squid 5.7 does now and then, with both settings: it ends the connection of a client that sends a body. Its log
-#: has "store entry aborted" then, and nothing was wrong on the daemon's side. Clients that repeat requests do not mind.
-CUT = re.compile(r"Remote end closed|Broken pipe|Connection reset|\b502\b")
+#: How Squid 5.7 ends the connection of a client whose body is longer than its buffer and comes faster than the daemon
+#: takes it: with its default now and then, with the settings of the page if the body is longer than those say. Clients
+#: that repeat requests do not mind.
+CUT = re.compile(r"Remote end closed|Broken pipe|Connection reset|Empty reply|\b502\b")
 REPEATED_BY_NOBODY = ("ovirt up", "curl up")
+SQUID_HOLDS = 128 * MiB
 NAMES = [f"{name}-{kind}" for name in ("nginx", "haproxy", "varnish", "squid", "h2o") for kind in ("default", "tuned")]
 
 
@@ -103,7 +105,7 @@ class Limited(Exception):
         super().__init__(next((line for line in lines if re.search(r"\b(403|408|413|50[0234])\b", line)), lines[-1]))
 
 
-def run(*command: object, timeout: float = 300) -> str:
+def run(*command: object, timeout: float = PATIENCE) -> str:
     """Run a program. Raises Limited if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, timeout=timeout, check=False)
@@ -122,7 +124,9 @@ def client(command: str, *arguments: object) -> list[str]:
 def check(bench: Bench, proxy: Proxy, what: str, attempt: Callable[[], str]) -> None:
     """Make an attempt: it goes well, or ends with the limit that the proxy has by default."""
     limit = None if proxy.tuned else LIMITS.get((proxy.program, what))
-    if proxy.program == "squid" and what in REPEATED_BY_NOBODY:
+    longest = DATA if what == "curl up" else 128 * MiB  # of the bodies
+    held = SQUID_HOLDS if proxy.tuned else 0
+    if proxy.program == "squid" and what in REPEATED_BY_NOBODY and longest > held:
         limit = f"identical|{CUT.pattern}"
     began = time.monotonic()
     try:
@@ -376,7 +380,7 @@ def test_daemon_is_restarted(bench: Bench, proxy: Proxy) -> None:
             time.sleep(0.1)
         bench.daemon.stop()
         bench.daemon.restart()  # it keeps its tickets
-        out, err = upload.communicate(timeout=300)
+        out, err = upload.communicate(timeout=PATIENCE)
         if upload.returncode:
             raise Limited(err)
         return f"{compared(bench.source.path, path)}, {json.loads(out.splitlines()[-1])['retries']} requests again"
@@ -398,7 +402,7 @@ def test_progress_is_honest(bench: Bench, proxy: Proxy) -> None:
             told = json.loads(line)
             if told["event"] == "progress" and told.get("phase") == "transferring":
                 ahead = max(ahead, told["data"] - bench.daemon.status(ticket)["written"])
-        _, err = upload.communicate(timeout=300)
+        _, err = upload.communicate(timeout=PATIENCE)
         if upload.returncode:
             raise Limited(err)
         seconds = ahead / RATE
@@ -425,7 +429,7 @@ def test_page_uploads(bench: Bench, proxy: Proxy, chromium: Any) -> None:
     def attempt() -> str:
         chromium.open(f"{proxy.url}/ui/#{ticket}")
         chromium.upload(bench.source.path)
-        ended = time.monotonic() + 90
+        ended = time.monotonic() + PATIENCE
         while chromium.title in ("Ready to upload", "Uploading", "Comparing") and time.monotonic() < ended:
             time.sleep(0.2)
         if chromium.title != "The disk is safe":
