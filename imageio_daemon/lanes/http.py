@@ -68,8 +68,8 @@ class HttpTerms(Terms):
 
     target: the path. done: an answer without data, with DATE. partial: the head of an answer with a range of the image,
     with FIRST, LAST, LENGTH and DATE, once each. whole: the head of an answer with all of the image, with LENGTH and
-    DATE. generation: the one that `whole` is for; 0: any. origin: the lines that replace ORIGIN in each template if the
-    request has an Origin field. instruction: all that the lane does; None: it serves plain requests.
+    DATE. generation: the one that `partial` and `whole` are for; 0: any. origin: the lines that replace ORIGIN in each
+    template if the request has an Origin field. instruction: all that the lane does; None: it serves plain requests.
     """
 
     target: bytes

@@ -257,7 +257,7 @@ typedef struct {
     uint64_t whole_length;
     const void *origin; /* fields that replace IOU_HTTP_ORIGIN in an answer to a request with Origin */
     uint64_t origin_length;
-    uint64_t generation;         /* of the image, that `whole` is for; see iou_handle_generation(); 0: any */
+    uint64_t generation; /* of the image, that `whole` and `partial` are for; see iou_handle_generation(); 0: any */
     iou_instruction instruction; /* the lane does this and ends; the owner has read the head, and counts the request */
 } iou_http_options;
 

@@ -73,7 +73,7 @@ struct http {
     struct http_template done, partial, whole, origin;
     struct http_template instructed; /* the answer to an instruction */
     enum { NO_INSTRUCTION, INSTRUCTED, CARRIED_OUT } instruction;
-    uint64_t generation; /* of the image that whole is for; 0: any */
+    uint64_t generation; /* of the image that whole and partial are for; 0: any */
     char date[30];       /* of `second` */
     time_t second;
 

@@ -6,15 +6,14 @@
 
 /*
  * Resolve the range of a GET, which is cut at the end of the ticket (RFC 9110 14.1.2). False: it begins there or later,
- * or the template for the whole image is for another generation, or the image is smaller than the ticket: its known
- * size may be outdated.
+ * or the templates are for another generation, or the image is smaller than the ticket: its known size may be outdated.
  */
 static bool resolve(const struct iou_lane *lane, const struct http_plain *plain, struct http_request *request) {
     uint64_t end = plain->part == HTTP_SPAN && plain->last < lane->size ? plain->last + 1 : lane->size;
     uint64_t generation = http_of(lane)->generation;
     if (plain->first >= lane->size || lane->handle->image->size < lane->size)
         return false;
-    if (plain->part == HTTP_ALL && generation && generation != iou_handle_generation(lane->handle))
+    if (generation && generation != iou_handle_generation(lane->handle))
         return false;
     request->status = plain->part == HTTP_ALL ? 200 : 206;
     request->answer = plain->part == HTTP_ALL ? &http_of(lane)->whole : &http_of(lane)->partial;

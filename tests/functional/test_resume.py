@@ -53,6 +53,14 @@ def test_the_tag_is_a_strong_one(client: Connection, image: Image) -> None:
 
 
 @needs(Trait.TAGGED)
+def test_a_range_has_the_tag_of_the_whole(client: Connection, image: Image) -> None:
+    """RFC 9110 15.3.7: what an answer to the same request without Range would tell."""
+    for method in ("GET", "HEAD"):
+        answer = client.request(method, image.url, REST)
+        assert (answer.status, answer.headers["ETag"]) == (206, tag(client, image))
+
+
+@needs(Trait.TAGGED)
 def test_the_rest_of_the_same_image_is_sent(client: Connection, image: Image) -> None:
     etag = tag(client, image)
     answer = rest(client, image, etag)
@@ -99,6 +107,13 @@ def test_a_connection_that_goes_on_has_the_tag_of_now(
     tags += [tag(client, image) for _ in range(2)]
     assert tags[0] == tags[1] != tags[2] == tags[3]
     assert connect().request("HEAD", image.url).headers["ETag"] == tags[3]
+
+
+@needs(Trait.OWN)
+def test_a_range_has_the_tag_of_now(client: Connection, connect: Connect, image: Image, writable: Image) -> None:
+    before = client.get(image.url, REST).headers["ETag"]
+    assert connect().put(writable.url, b"x").status == 200
+    assert before != client.get(image.url, REST).headers["ETag"] == tag(client, image)
 
 
 @needs(Trait.TAGGED)

@@ -27,8 +27,6 @@ class Conditions:
 
     def __init__(self, fields: Mapping[str, str], transfer: Transfer, size: int) -> None:
         self._tag: str | None = None
-        #: Whether the request has a condition. Its answer then has the tag.
-        self.asked = False
         #: Whether the Range of the request counts. If not, the answer is the whole image.
         self.range_counts = True
         if transfer.ticket.may(Access.WRITE):
@@ -37,7 +35,6 @@ class Conditions:
         if backend is not None:
             self._tag = entity_tag(backend.info.identity, size, backend.generation)
         match, unchanged = fields.get("if-match"), fields.get("if-range")
-        self.asked = match is not None or unchanged is not None
         if match is not None and match != "*" and self._tag not in _members(match):
             raise Changed("The image is not what it was, or nobody knows")
         if unchanged is not None:

@@ -34,7 +34,8 @@ def terms_of(ticket: Ticket, backend: Backend, *, writable: bool) -> HttpTerms:
 @lru_cache(KNOWN_TERMS)
 def _make_terms(ticket: Ticket, identity: object, generation: int, writable: bool) -> HttpTerms:
     tag = entity_tag(identity, ticket.size, generation)
-    whole = whole_headers(ticket) | ({} if tag is None else {"ETag": tag})
+    tagged = {} if tag is None else {"ETag": tag}
+    part = range_headers(ticket, FIRST, LAST, ticket.size)
     return HttpTerms(
         size=ticket.size,
         timeout=ticket.inactivity_timeout,
@@ -44,8 +45,8 @@ def _make_terms(ticket: Ticket, identity: object, generation: int, writable: boo
         count_writes=ticket.counts(Access.WRITE),
         target=f"{IMAGES}{ticket.ticket_id}".encode(),
         done=head_template(200, {}, "0", DATE, more=ORIGIN),
-        partial=head_template(206, range_headers(ticket, FIRST, LAST, ticket.size), LENGTH, DATE, more=ORIGIN),
-        whole=head_template(200, whole, LENGTH, DATE, more=ORIGIN),
+        partial=head_template(206, part | tagged, LENGTH, DATE, more=ORIGIN),
+        whole=head_template(200, whole_headers(ticket) | tagged, LENGTH, DATE, more=ORIGIN),
         generation=generation,
         origin=_ORIGIN_ANSWERED,
     )

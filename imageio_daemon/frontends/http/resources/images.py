@@ -136,8 +136,7 @@ class Images:
         else:
             offset, length = wanted.resolve(size)
             headers = range_headers(transfer.ticket, offset, offset + length - 1, size)
-        if wanted is None or conditions.asked:
-            headers |= conditions.headers
+        headers |= conditions.headers
         status = 200 if wanted is None else 206
         if request.method == "HEAD":
             response = web.StreamResponse(status=status, headers=headers)
