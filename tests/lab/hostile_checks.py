@@ -211,9 +211,3 @@ def test_slow_clients_keep_no_upload_away(doors: Doors, how: str) -> None:
     doors.table.set(f"slowhttptest, slow {how}", "https", word)
     assert during >= before / 2, word
     serves(doors)
-
-
-def test_what_was_not_run(doors: Doors) -> None:
-    """Name it in the table."""
-    for program in ("toxiproxy", "redbot"):
-        doors.table.set(program, "https", "SKIP: Debian has no package")

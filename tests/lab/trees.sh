@@ -46,6 +46,8 @@ package_of() {
         unshare | setpriv | nsenter) echo util-linux ;;
         xz) echo xz-utils ;;
         ip) echo iproute2 ;;
+        go) echo golang-go ;;
+        cargo) echo cargo-web ;; # Debian 12's newest
         *) echo "$1" ;;
     esac
 }
@@ -158,7 +160,7 @@ make_others_venv() {
     others_venv=$lab/others-venv
     [ -x "$others_venv/bin/python" ] || .venv/bin/python -m venv --clear "$others_venv"
     local wanted
-    for wanted in ovirt-imageio==2.5.1 sslyze==6.3.1 tlslite-ng==0.8.2; do
+    for wanted in ovirt-imageio==2.5.1 sslyze==6.3.1 tlslite-ng==0.8.2 redbot==2.7.1; do
         grep -qsxF "$wanted" "$others_venv/has" && continue
         if "$others_venv/bin/pip" -q --disable-pip-version-check install "$wanted" >"$others_venv.log" 2>&1; then
             echo "$wanted" >>"$others_venv/has"
@@ -172,8 +174,63 @@ make_others_venv() {
         echo "SKIP: selenium cannot be installed, so no browser is tried" >&2
 }
 
-# check_among_others NAME PYTEST-ARGUMENT...: run tests/lab/NAME_checks.py in that tree. What a run makes there is in memory, or
-# in directories that the next run makes anew. Its tables are printed at the end. DATA: MiB of data in images.
+# built NAME COMMAND...: a program of another language's index, below .cache/lab/NAME, which is made once for each command.
+# What cannot be had is told, and its checks are skipped by name.
+built() {
+    local place=$lab/$1
+    [ "$(cat "$place/made" 2>/dev/null)" = "${*:2}" ] && return
+    rm -rf "$place"
+    mkdir -p "$place"
+    if (cd "$place" && "${@:2}") >"$place.log" 2>&1; then
+        echo "${*:2}" >"$place/made"
+    else
+        echo "SKIP: $1 cannot be had: $(tail -n 1 "$place.log")" >&2
+    fi
+}
+
+# A program that uses Rust's crate nbd.
+make_nbd_crate() {
+    needs cargo
+    built nbd_crate cargo install --quiet --root . --path "$PWD/tests/lab/nbd_crate" --target-dir target
+}
+
+# Toxiproxy, a server in Go that spoils connections.
+make_toxiproxy() {
+    needs go
+    built toxiproxy env GOBIN="$lab/toxiproxy" GOPATH="$lab/toxiproxy/go" GOFLAGS=-modcacherw \
+        go install github.com/Shopify/toxiproxy/v2/cmd/server@v2.5.0
+}
+
+# The client that Xen Orchestra has for NBD. Of two of its dependencies, which it names and does not use, the index here has
+# older versions only.
+make_npm_client() {
+    needs npm
+    # shellcheck disable=SC2016  # for the shell in there
+    built npm sh -ec 'echo "$1" >package.json; npm install --ignore-scripts --no-audit --no-fund' sh \
+        '{"private": true, "dependencies": {"@vates/nbd-client": "3.6.0"},
+          "overrides": {"@xen-orchestra/async-map": "0.1.4", "xen-api": "4.7.6"}}'
+}
+
+# The iotests of this host's qemu, from its source package. The export that they use is "", which here is a ticket, "disk".
+make_qemu_iotests() {
+    # shellcheck disable=SC1091
+    built qemu_iotests fetch_qemu_iotests "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$mirror"
+}
+
+fetch_qemu_iotests() {
+    mkdir -p lists/partial
+    echo "deb-src $2 $1 main" >sources.list
+    local options=(-q -o "Dir::Etc::sourcelist=$PWD/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::Lists=$PWD/lists"
+        -o APT::Sandbox::User=root)
+    apt-get "${options[@]}" update && apt-get "${options[@]}" source --download-only qemu &&
+        tar -xJf qemu_*.orig.tar.xz --strip-components=1 --wildcards '*/tests/qemu-iotests' '*/python' &&
+        sed -i 's#nbd+unix:///?socket#nbd+unix:///disk?socket#' tests/qemu-iotests/common.rc &&
+        sed -i 's#nbd+unix:///\\??socket#nbd+unix:///disk?socket#' tests/qemu-iotests/common.filter &&
+        rm -rf lists ./*.tar.xz
+}
+
+# check_among_others NAME PYTEST-ARGUMENT...: run tests/lab/NAME*_checks.py in that tree. What a run makes there is in memory,
+# or in directories that the next run makes anew. Its tables are printed at the end. DATA: MiB of data in images.
 check_among_others() {
     local tree=$others_tree name=$1 status=0
     (within "$tree" .venv/bin/python -c "from ioutil_ext import lib") || cannot "needs .venv to be of this Debian's Python"
@@ -184,7 +241,7 @@ check_among_others() {
         sh -c 'ip link set lo up; mount -t tmpfs shm /dev/shm; exec "$@"' sh \
         .venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
         --basetemp="/scratch-$name/tests" -v -rA --color=no \
-        --junit-xml="/results-$name/$name.xml" "${@:2}" "tests/lab/${name}_checks.py" </dev/null &
+        --junit-xml="/results-$name/$name.xml" "${@:2}" tests/lab/"$name"*_checks.py </dev/null &
     running=$!
     trap 'kill -9 "$running" 2>/dev/null' EXIT # and with it all that it has started
     wait "$running" || status=$?
