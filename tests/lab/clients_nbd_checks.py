@@ -19,7 +19,25 @@ TABLE = table("nbd", "NBD client")
 
 #: Those of qemu's iotests that go with raw images on NBD, and whose server is the one under test. 143, 145 and 181 want
 #: a qemu with the accelerator qtest, which Debian leaves out; 005 files of 5 TB.
-IOTESTS = ["001", "002", "003", "004", "008", "009", "010", "011", "021", "032", "033", "077", "104", "197", "215"]
+IOTESTS = [
+    "001",
+    "002",
+    "003",
+    "004",
+    "008",
+    "009",
+    "010",
+    "011",
+    "021",
+    "032",
+    "033",
+    "077",
+    "104",
+    "123",
+    "197",
+    "215",
+    "259",
+]
 
 
 def have(name: str, path: Path) -> None:

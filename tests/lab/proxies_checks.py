@@ -115,7 +115,8 @@ def run(*command: object, timeout: float = PATIENCE) -> str:
 
 
 def client(command: str, *arguments: object) -> list[str]:
-    words = [command, "--insecure", "--no-local", "--json", "--retry-for", "20", *arguments]
+    # By default Varnish fetches all of the image for each range, and has nothing to tell until it comes to the range.
+    words = [command, "--insecure", "--no-local", "--json", "--retry-for", str(PATIENCE), *arguments]
     if command == "upload":
         words.insert(1, "--no-room-check")
     return [sys.executable, "-m", "imageio_daemon.client.cli", *map(str, words)]
