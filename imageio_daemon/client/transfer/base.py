@@ -32,7 +32,7 @@ def unchanged(
     images: list[RemoteImage],
     digest: Digest | None,
 ) -> RangeSet | None:
-    """Return where the target reads as the source, because it is the base there; None: nobody knows.
+    """Return where the target reads as the source on stable storage, because it is the base there; None: nobody knows.
 
     checksum: of the base. digest: gets the digests of these blocks. Raises as RemoteImage does.
     """
@@ -42,7 +42,10 @@ def unchanged(
     if clean is None:
         log.warning("the server of the source does not know what has changed: comparing all")
         return None
-    return Base(checksum, clean, source, session, run).find(images, digest)
+    found = Base(checksum, clean, source, session, run).find(images, digest)
+    if found is not None:  # it is the content, wherever the server has it
+        workers.run([images[0].flush], session.stop)
+    return found
 
 
 class Base:

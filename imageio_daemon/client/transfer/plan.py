@@ -74,6 +74,11 @@ def units_left(extents: Iterable[Extent], done: RangeSet) -> Iterator[Unit]:
     )
 
 
+def parts_left(unit: Unit, done: RangeSet) -> Iterator[Unit]:
+    """Yield units of what is not done of a unit."""
+    return units_left((Extent(start, length, zero) for start, length, zero in unit.segments), done)
+
+
 def joined(first: Unit, second: Unit) -> Unit:
     """Return one unit of two, the second of which begins where the first one ends."""
     segments = list(first.segments)

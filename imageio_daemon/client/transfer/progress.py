@@ -18,7 +18,7 @@ class Phase(enum.StrEnum):
     """What a transfer does.
 
     It reads a source to find its size or a member, compares what an earlier upload has sent, transfers, or verifies at
-    the end.
+    the end. An upload that is an update transfers while it compares.
     """
 
     READING = "reading"

@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ...image.ranges import RangeSet
 from ...units import KiB, MiB
@@ -16,7 +17,7 @@ from .comparison import Comparison
 from .digest import Digest, DigestPart
 from .plan import Unit
 from .progress import Counter
-from .wire_compression import Compressor
+from .wire_compression import Choice, Compressor
 from .zeros import runs
 
 #: Bytes of the first request for data, or of the first ones that go together. The next ones are twice as long after one
@@ -30,47 +31,56 @@ LONG = 2.0
 ALIGNMENT = 4096
 
 
-class Sender:
-    """The sender of one thread. buffer: used by no other thread, its length is that of the longest request.
+@dataclass(frozen=True)
+class Sending:
+    """What all threads of an upload send, and how.
 
-    done: what need not be sent. skip_zeros: the target reads as zeros already. comparison: of what is done, for sources
-    that are read once: it is compared when they are. compressor: None: data is sent as it is. part: returns ranges
-    of the source that the kernel sends; None, and with a compressor: they have to be read.
+    done: what need not be sent. skip_zeros: the target reads as zeros already. digest: of what is sent and done.
+    comparison: of what is done, for sources that are read once: it is compared when they are. choice: whether data is
+    compressed; None: it never is. part: returns ranges of the source that the kernel sends; None, and with a choice:
+    they have to be read.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        image: RemoteImage,
-        buffer: memoryview,
-        counter: Counter,
-        checkpoints: Checkpoints,
-        restarts: Restarts,
-        *,
-        done: RangeSet,
-        skip_zeros: bool,
-        comparison: Comparison | None,
-        compressor: Compressor | None,
-        part: Callable[[int, int], FilePart] | None,
-    ) -> None:
-        self._source = source
+    source: Source
+    counter: Counter
+    checkpoints: Checkpoints
+    restarts: Restarts
+    done: RangeSet
+    skip_zeros: bool
+    digest: Digest | None
+    comparison: Comparison | None
+    choice: Choice | None
+    part: Callable[[int, int], FilePart] | None
+
+    def worker(self, image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
+        """Return what sends units in a thread with this connection and buffer."""
+        return Sender(self, image, buffer).send
+
+
+class Sender:
+    """The sender of one thread. buffer: used by no other thread, its length is that of the longest request."""
+
+    def __init__(self, sending: Sending, image: RemoteImage, buffer: memoryview) -> None:
+        self._source = sending.source
         self._image = image
         self._buffer = buffer
-        self._counter = counter
-        self._checkpoints = checkpoints
-        self._restarts = restarts
-        self._done = done
-        self._skip_zeros = skip_zeros
-        self._comparison = comparison
-        self._compressor = compressor
-        self._part = part if compressor is None else None
+        self._counter = sending.counter
+        self._checkpoints = sending.checkpoints
+        self._restarts = sending.restarts
+        self._done = sending.done
+        self._skip_zeros = sending.skip_zeros
+        self._digest = sending.digest
+        self._comparison = sending.comparison
+        self._compressor = None if sending.choice is None else Compressor(sending.choice)
+        self._part = sending.part if sending.choice is None else None
         self._request = min(FIRST_REQUEST, len(buffer))
         self._data: list[Piece | FilePiece] = []  # not sent yet, in the buffer or in the file
         self._filled = 0  # bytes of the buffer in use, or of the file in their place
         self._zeros = (0, 0)  # start and end of the zeros that are not sent yet
 
-    def send(self, unit: Unit, digest: DigestPart | None) -> None:
+    def send(self, unit: Unit) -> None:
         """Make the target read as the source in this unit. Raises ClientError."""
+        digest = self._digest.part(unit.start) if self._digest else None
         for segment in unit.segments:
             for start, end, is_done in self._done.parts(segment.start, segment.start + segment.length):
                 if is_done:

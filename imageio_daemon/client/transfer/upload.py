@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from ...image.ranges import RangeSet
-from ..errors import ChecksumMismatch, FlushFailed, LocalError, Refused, StateMismatch, StorageFailed, Temporary
+from ..errors import ChecksumMismatch, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
 from ..file_part import FilePart
 from ..local.source import FileSource, Source
-from ..server.failures import unflushed
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
@@ -27,9 +26,10 @@ from .progress import Counter, Phase, Progress, Report
 from .record import Record, States, aligned, new_ranges
 from .remote_source import RemoteSource
 from .room import check_room
-from .sender import Sender
-from .verification import prove, wait
-from .wire_compression import ENCODING, Choice, Compression, Compressor
+from .sender import Sending
+from .update import send_what_differs
+from .verification import is_finalized, prove
+from .wire_compression import choice_for
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,11 @@ class Upload:
         workers.run([image.connect for image in images], stop)
         self._continue(images)
         workers.run([partial(self._probe, first)], stop)
-        self._send(images, self._done, self._counter, self._digest)
+        if self._is_compared and not self._done.size():
+            equality = Equality(self._source, self._session, self._counter, self._run, self._digest)
+            send_what_differs(images, equality, self._sending(new_ranges(), self._counter, self._digest))
+        else:
+            self._send(images, self._done, self._counter, self._digest)
         self._send_what_was_lost(images)
         (verified,) = workers.run([partial(self._finish, first)], stop, self._tick)
         self._tick()
@@ -126,8 +130,7 @@ class Upload:
         if self._source.is_stream or self._finalized or not self._goes_on:
             return
         if self._options.update:
-            self._done = self._equal(images)
-            self._checkpoints = self._new_checkpoints()
+            self._begin_update(images)
             return
         # Nobody can see whether a block device was changed.
         compare_all = self._options.compare_all or self._source.identity is None
@@ -138,42 +141,17 @@ class Upload:
             self._digest = Digest()
         self._checkpoints = self._new_checkpoints()
 
-    def _equal(self, images: list[RemoteImage]) -> RangeSet:
-        """Return where the target reads as the source already. Raises Refused, FlushFailed."""
+    def _begin_update(self, images: list[RemoteImage]) -> None:
+        """Find what a bitmap proves to be equal already. Raises Refused, FlushFailed."""
         require_ranges(self._session)
         self._is_compared = True
         base, source = self._options.base, self._source
-        equal = None
         if base is not None and isinstance(source, RemoteSource):
-            equal = unchanged(base, source, self._session, self._run, images, self._digest)
-        if equal is None:
-            equality = Equality(self._source, self._session, self._counter, self._run, self._digest)
-            equal = equality.find(images, new_ranges([(0, self._source.size)]))
-        # What is equal is the content, wherever the server has it.
-        workers.run([images[0].flush], self._session.stop)
-        return equal
+            self._done = unchanged(base, source, self._session, self._run, images, self._digest) or new_ranges()
+            self._checkpoints = self._new_checkpoints()
 
     def _send(self, images: list[RemoteImage], done: RangeSet, counter: Counter, digest: Digest | None) -> None:
         """Send all but what is done."""
-        compares = self._source.is_stream and not self._finalized
-        comparison = Comparison(self._source, self._done, by_checksum=True) if compares else None
-        choice = self._compression()
-
-        def worker(image: RemoteImage, buffer: memoryview) -> Callable[[Unit], None]:
-            sender = Sender(
-                self._source,
-                image,
-                buffer,
-                counter,
-                self._checkpoints,
-                self._session.restarts,
-                done=done,
-                skip_zeros=self._session.abilities.reads_zero,
-                comparison=comparison,
-                compressor=None if choice is None else Compressor(choice),
-                part=None if digest else self._part(),
-            )
-            return lambda unit: sender.send(unit, digest.part(unit.start) if digest else None)
 
         def planned(unit: Unit | None) -> None:
             counter.plan(unit and data_left(unit, done))
@@ -186,19 +164,27 @@ class Upload:
         queue = Queue(
             units(extents) if passes else units_left(extents, done), self._source.portion, self._session.stop, planned
         )
-        self._run(images, queue, worker)
+        self._run(images, queue, self._sending(done, counter, digest).worker)
+
+    def _sending(self, done: RangeSet, counter: Counter, digest: Digest | None) -> Sending:
+        compares = self._source.is_stream and not self._finalized
+        return Sending(
+            self._source,
+            counter,
+            self._checkpoints,
+            self._session.restarts,
+            done=done,
+            skip_zeros=self._session.abilities.reads_zero,
+            digest=digest,
+            comparison=Comparison(self._source, self._done, by_checksum=True) if compares else None,
+            choice=choice_for(self._session, self._options.wire_compression),
+            part=None if digest else self._part(),
+        )
 
     def _part(self) -> Callable[[int, int], FilePart] | None:
         """Return what makes ranges for the kernel to send; None: TLS needs the data, or it is not in the page cache."""
         source = self._source
         return source.part if isinstance(source, FileSource) and source.is_cached and self._session.is_local else None
-
-    def _compression(self) -> Choice | None:
-        """Return what decides whether data is compressed; None: it never is."""
-        session, mode = self._session, self._options.wire_compression
-        if mode is Compression.NEVER or session.is_local or ENCODING not in session.abilities.encodings:
-            return None
-        return Choice(mode)
 
     def _run(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None:
         run_all(images, queue, worker, self._session.stop, self._tick)
@@ -226,7 +212,7 @@ class Upload:
 
     def _prepare(self) -> RemoteImage:
         image = self._session.open()
-        self._finalized = self._is_finalized(image)
+        self._finalized = is_finalized(image, self._session, self._counter, verify=self._digest is not None)
         if self._finalized:
             self._done.add(0, self._source.size)
         else:
@@ -235,27 +221,6 @@ class Upload:
                 check_room(self._source, available)
             self._load(image)
         return image
-
-    def _is_finalized(self, image: RemoteImage) -> bool:
-        """Tell whether an earlier upload was complete, and only its answer was lost.
-
-        Raises Refused if the ticket may not write, now or ever; StorageFailed if nothing would be on stable storage.
-        """
-        if "finalize" in self._session.abilities.features and "zero" not in self._session.abilities.features:
-            wait(image, image.finalize_state(), self._counter, self._session.stop)
-            self._session.ask_again(image)
-        features = self._session.abilities.features
-        if failure := unflushed(features):
-            raise failure
-        if "zero" in features:
-            return False
-        if "finalize" not in features:
-            raise Refused("the ticket does not allow writing: ask for one that does", 403)
-        if not self._digest:
-            raise Refused(
-                "the image is finalized, and its ticket does not allow writing any more: ask for a new one", 403
-            )
-        return True
 
     def _load(self, image: RemoteImage) -> None:
         """Learn what the server has recorded, and where this side keeps what is done. Raises as RemoteImage does."""
@@ -282,13 +247,13 @@ class Upload:
         return RemoteCheckpoints(self._session, self._record, self._done, interval, once=once)
 
     def _probe(self, image: RemoteImage) -> None:
-        """Zero the last byte, so that a too small target fails at once and not at the end.
+        """Zero the last byte, so that a too small target fails at once and not at the end. An update has its size.
 
         Raises ChecksumMismatch if what is to be verified is not the whole target, and the server has no checksum of
         a part.
         """
         last = self._source.size - 1
-        if last >= 0 and not self._finalized and not self._done.overlaps(last, last + 1):
+        if last >= 0 and not (self._finalized or self._is_compared or self._done.overlaps(last, last + 1)):
             for _ in image.zero(last, 1):
                 pass
         size = image.size() if self._digest else self._source.size

@@ -3,7 +3,8 @@
 
 from typing import Any
 
-from ..errors import ChecksumMismatch, ServerFailed
+from ..errors import ChecksumMismatch, Refused, ServerFailed
+from ..server.failures import unflushed
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from ..stopping import Stop
@@ -16,6 +17,27 @@ POLL = 1.0
 MAX_BLOCKS = 15_000
 #: Most ranges that a message names.
 MAX_NAMED = 4
+
+
+def is_finalized(image: RemoteImage, session: ClientSession, counter: Counter, *, verify: bool) -> bool:
+    """Tell whether an earlier upload was complete, and only its answer was lost.
+
+    verify: it can be compared. Raises Refused if the ticket may not write, now or ever; StorageFailed if nothing would
+    be on stable storage; the errors of RemoteImage.
+    """
+    if "finalize" in session.abilities.features and "zero" not in session.abilities.features:
+        wait(image, image.finalize_state(), counter, session.stop)
+        session.ask_again(image)
+    features = session.abilities.features
+    if failure := unflushed(features):
+        raise failure
+    if "zero" in features:
+        return False
+    if "finalize" not in features:
+        raise Refused("the ticket does not allow writing: ask for one that does", 403)
+    if not verify:
+        raise Refused("the image is finalized, and its ticket does not allow writing any more: ask for a new one", 403)
+    return True
 
 
 def prove(

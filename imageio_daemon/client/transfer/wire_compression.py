@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ...units import GiB, MiB
 from .. import local
 from ..server.data import Encoded, Piece
+from ..server.session import ClientSession
 
 #: The name of the coding (RFC 9659).
 ENCODING = "zstd"
@@ -147,6 +148,13 @@ class Choice:
     def _skip_some(self, length: int, seconds: float) -> None:
         # In AUTO mode the first piece goes as it is, so its rate is known.
         self._skip = min(math.ceil(seconds * self._plain.rate / (IN_VAIN * length)), MOST_SKIPPED)
+
+
+def choice_for(session: ClientSession, mode: Compression) -> Choice | None:
+    """Return what decides whether data for a server is compressed; None: it never is."""
+    if mode is Compression.NEVER or session.is_local or ENCODING not in session.abilities.encodings:
+        return None
+    return Choice(mode)
 
 
 class Compressor:

@@ -6,11 +6,14 @@ import os
 import random
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imageio_daemon.client import (
+    ChecksumMismatch,
     LocalError,
     Refused,
     Settings,
@@ -22,6 +25,9 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.local.target import ExistingImage
+from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.transfer import equality
+from imageio_daemon.client.transfer.hashing import hash_unit
 from tests.client.programs import run
 from tests.client.proxy import Proxy
 from tests.client.transfer.test_continued_download import without
@@ -104,6 +110,39 @@ def test_only_blocks_that_differ_are_sent(
 def test_equal_images_have_nothing_to_send(daemon: Daemon, target: Image, tls: Settings, tmp_path: Path) -> None:
     done = upload(base(tmp_path / "equal"), daemon.url(target.ticket), settings=tls, update=True)
     assert (done.progress.resumed, done.progress.data, done.progress.zero) == (SIZE, 0, 0)
+
+
+def test_blocks_are_sent_while_others_are_compared(
+    daemon: Daemon, source: Path, new_image: MakeImage, tls: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(equality, "LEAST", BLOCK)
+    monkeypatch.setattr(f"{equality.__name__}.hash_unit", told(done, "compare", hash_unit))
+    monkeypatch.setattr(RemoteImage, "write", told(done, "write", RemoteImage.write))
+    target = new_image(b"\xff" * SIZE)
+    upload(source, daemon.url(target.ticket), settings=replace(tls, connections=1), update=True)
+    assert done[:2] == ["compare", "write"]
+    assert "compare" in done[2:]
+
+
+def told(done: list[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, whose calls are told."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        done.append(name)
+        return function(*arguments, **options)
+
+    return call
+
+
+def test_too_small_target_is_told_before_it_is_changed(
+    daemon: Daemon, source: Path, target: Image, tls: Settings
+) -> None:
+    os.truncate(target.path, SIZE - MiB)
+    before = target.path.read_bytes()
+    with pytest.raises(ChecksumMismatch, match="can't verify: the target has"):
+        upload(source, daemon.url(daemon.add_ticket(target.path, SIZE - MiB)), settings=tls, update=True)
+    assert target.path.read_bytes() == before
 
 
 def test_qcow2_is_sent_where_it_differs(daemon: Daemon, source: Path, target: Image, tls: Settings) -> None:
