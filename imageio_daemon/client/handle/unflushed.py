@@ -4,7 +4,7 @@
 import threading
 
 from ...image.ranges import RangeSet
-from ..server.image import MAX_EXTENTS
+from ..server.lists import MAX_EXTENTS
 
 #: What was written, by Restarts.count before it was sent.
 Written = dict[int, RangeSet]

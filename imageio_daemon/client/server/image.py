@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from ...image.block_list import Block, Head
 from ...image.extents import Extent, ExtentList
-from ...image.extents_json import ExtentReader
 from ...units import MAX_OFFSET
 from ..errors import FlushFailed, NoDecoder, Refused, ServerFailed, StorageFailed, Temporary
 from ..stopping import Stop
-from . import block_digests
+from . import lists
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
 from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
@@ -35,8 +34,6 @@ GONE = (
 )
 #: The field that a body of PATCH has.
 JSON = {"Content-Type": "application/json"}
-#: Most extents of an image: 36 MiB of memory.
-MAX_EXTENTS = 4 * 10**6
 #: Length of the first request to zero, in bytes. Storage that has to write zeros takes long for longer ones.
 FIRST_ZERO = 1024**3
 #: After a request to zero that took fewer seconds, the longest range is doubled.
@@ -166,12 +163,12 @@ class RemoteImage:
         parameters: dict[str, object] = {"algorithm": algorithm, "block_size": block_size}
         parameters |= {"offset": part[0], "length": part[1]} if part is not None else {}
         answer = self._json(f"{self._path}/checksum?{urllib.parse.urlencode(parameters)}")
-        return block_digests.checked(answer, part, self._peer)
+        return lists.checked(answer, part, self._peer)
 
     def blocks(self, algorithm: str, block_size: int, part: tuple[int, int]) -> list[Block]:
         """Return the server's digests of the blocks of a part, as of checksum(); for servers with `checksum_blocks`."""
         wanted = Head(algorithm, block_size, part[0])
-        return self._repeated(lambda: block_digests.receive(self.connection, self._path, wanted, part[1]))
+        return self._repeated(lambda: lists.blocks(self.connection, self._path, wanted, part[1]))
 
     def finalize(self, checksum: dict[str, object]) -> dict[str, Any]:
         """Let the server flush, compare the image with a checksum, and make the ticket read-only; return its report.
@@ -232,17 +229,7 @@ class RemoteImage:
         self.connection.change(Request(self.connection.head("PATCH", self._path, JSON, body), body))
 
     def _extents(self, context: str) -> Iterator[Extent]:
-        size, count = self.size(), 0
-        malformed = ServerFailed(f"{self._peer} sent extents that are not those of {size} bytes")
-        reader = ExtentReader(0, size, context, malformed)
-        path = f"{self._path}/extents" + ("" if context == "zero" else f"?context={context}")
-        for data in self.connection.stream(path, timeout=WORK_TIMEOUT):
-            for extent in reader.feed(data):
-                count += 1
-                if count > MAX_EXTENTS:
-                    raise ServerFailed(f"{self._peer} sent more than {MAX_EXTENTS} extents")
-                yield extent
-        reader.end()
+        return lists.extents(self.connection, self._path, self.size(), context)
 
     def _options(self) -> Answer:
         return self.connection.request("OPTIONS", self._path, timeout=WORK_TIMEOUT)

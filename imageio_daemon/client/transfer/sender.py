@@ -13,8 +13,8 @@ from ..server.data import AHEAD, FilePiece, Piece
 from ..server.image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
-from .comparison import Comparison
 from .digest import Digest, DigestPart
+from .earlier import Comparison
 from .plan import Unit
 from .progress import Counter
 from .wire_compression import Choice, Compressor

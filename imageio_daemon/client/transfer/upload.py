@@ -15,10 +15,9 @@ from ..server.session import ClientSession
 from . import workers
 from .base import unchanged
 from .checkpoints import RemoteCheckpoints
-from .comparison import Comparison
 from .connections import Worker, run_all
 from .digest import Digest
-from .earlier import Earlier
+from .earlier import Comparison, Earlier
 from .equality import Equality, require_ranges
 from .options import DEFAULTS, Options, Uploaded
 from .plan import Queue, Unit, data_left, units, units_left

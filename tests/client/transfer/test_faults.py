@@ -31,7 +31,7 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.abilities import Abilities
-from imageio_daemon.client.transfer import comparison
+from imageio_daemon.client.transfer import earlier
 from imageio_daemon.client.transfer.progress import Phase
 from imageio_daemon.image.extents import Extent
 from tests.client.proxy import Proxy
@@ -221,7 +221,7 @@ def test_other_target_that_no_sample_tells_apart_is_refused_at_the_end(
     offered: set[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(comparison, "SAMPLES", 1)
+    monkeypatch.setattr(earlier, "SAMPLES", 1)
     monkeypatch.setattr("random.random", lambda: 0.0)
     content = bytearray(interrupted[1].content())
     content[5 * MiB + 77] ^= 1

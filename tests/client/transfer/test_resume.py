@@ -23,8 +23,8 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.image import RemoteImage
-from imageio_daemon.client.transfer import comparison, sender
-from imageio_daemon.client.transfer.comparison import Comparison
+from imageio_daemon.client.transfer import earlier, sender
+from imageio_daemon.client.transfer.earlier import Comparison
 from imageio_daemon.client.transfer.plan import Unit
 from imageio_daemon.client.transfer.progress import Phase
 from imageio_daemon.client.transfer.record import new_ranges
@@ -227,8 +227,8 @@ def test_all_is_compared_if_asked_for(
     interrupted: tuple[str, Image], full: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, target = interrupted
-    monkeypatch.setattr(comparison, "SAMPLES", 1)
-    monkeypatch.setattr(comparison, "SAMPLE", 4 * KiB)
+    monkeypatch.setattr(earlier, "SAMPLES", 1)
+    monkeypatch.setattr(earlier, "SAMPLE", 4 * KiB)
     monkeypatch.setattr("random.random", lambda: 0.0)
     with target.path.open("r+b") as f:
         f.seek(6 * MiB + 77)

@@ -1,16 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The answers of servers with checksums, and with the digests of blocks (docs/images-api.md, "Compare")."""
+"""What servers list of an image, and its checksums: extents, digests of blocks (docs/images-api.md)."""
 
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 from ...image.block_list import Block, Head, ListReader
+from ...image.extents import Extent
+from ...image.extents_json import ExtentReader
 from ..errors import ServerFailed
 from .connection import WORK_TIMEOUT, ClientConnection
 
+#: Most extents of an image: 36 MiB of memory.
+MAX_EXTENTS = 4 * 10**6
 
-def receive(connection: ClientConnection, path: str, wanted: Head, length: int) -> list[Block]:
-    """Ask for the digests, and return them. length: of the part, in bytes. Raises as ClientConnection.stream()."""
+
+def extents(connection: ClientConnection, path: str, size: int, context: str) -> Iterator[Extent]:
+    """Ask for the extents of a whole image of so many bytes, and yield them. Raises as ClientConnection.stream()."""
+    peer, count = connection.endpoint.peer, 0
+    reader = ExtentReader(0, size, context, ServerFailed(f"{peer} sent extents that are not those of {size} bytes"))
+    query = "" if context == "zero" else f"?context={context}"
+    for data in connection.stream(f"{path}/extents{query}", timeout=WORK_TIMEOUT):
+        for extent in reader.feed(data):
+            count += 1
+            if count > MAX_EXTENTS:
+                raise ServerFailed(f"{peer} sent more than {MAX_EXTENTS} extents")
+            yield extent
+    reader.end()
+
+
+def blocks(connection: ClientConnection, path: str, wanted: Head, length: int) -> list[Block]:
+    """Ask for the digests of the blocks of a part of so many bytes. Raises as ClientConnection.stream()."""
     peer = connection.endpoint.peer
     query = {"blocks": wanted.block_size, "algorithm": wanted.algorithm, "offset": wanted.offset, "length": length}
     reader = ListReader(ServerFailed(f"{peer} sent a malformed list of digests"), length)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from imageio_daemon.client.errors import ServerFailed
-from imageio_daemon.client.server.block_digests import checked, receive
+from imageio_daemon.client.server.lists import blocks, checked
 from imageio_daemon.image.block_list import Block, Head, ListWriter
 from imageio_daemon.image.blockhash import Total, new_hash
 from tests.support.images import MiB
@@ -30,19 +30,19 @@ def listed(head: Head, length: int) -> bytes:
 
 
 def test_list_is_received() -> None:
-    assert receive(answering(listed(WANTED, MiB)), "/images/x", WANTED, MiB) == [Block(4096, MiB, None)]
+    assert blocks(answering(listed(WANTED, MiB)), "/images/x", WANTED, MiB) == [Block(4096, MiB, None)]
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", listed(WANTED, MiB)[:-2]])
 def test_malformed_list_is_told(text: bytes) -> None:
     with pytest.raises(ServerFailed, match="host:1 sent a malformed list of digests"):
-        receive(answering(text), "/images/x", WANTED, MiB)
+        blocks(answering(text), "/images/x", WANTED, MiB)
 
 
 @pytest.mark.parametrize("text", [listed(Head("sha256", MiB, 0), MiB), listed(WANTED, MiB - 1)])
 def test_list_of_another_part_is_told(text: bytes) -> None:
     with pytest.raises(ServerFailed, match="host:1 sent the digests of another part"):
-        receive(answering(text), "/images/x", WANTED, MiB)
+        blocks(answering(text), "/images/x", WANTED, MiB)
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"checksum": 1}])
