@@ -62,7 +62,7 @@ from imageio_daemon.frontends.http.incoming import Incoming
 from imageio_daemon.frontends.http.proxy.answers import parse_answered_range
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
-from imageio_daemon.image import journal
+from imageio_daemon.image import journal, magics
 from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
@@ -488,11 +488,11 @@ def is_protocol(data: bytes) -> None:
 
 # Headers of images
 
-_QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 3, 0, 0, 21, 0, 0).ljust(72, b"\0") + struct.pack(
+_QCOW2 = struct.pack(">4sIQIIQI", magics.QCOW2, 3, 0, 0, 21, 0, 0).ljust(72, b"\0") + struct.pack(
     ">QQQII", 0, 0, 0, 4, 104
 )
-_NAMED_QCOW2 = struct.pack(">4sIQIIQI", qcow2.MAGIC, 2, 80, 1023, 21, 0, 0).ljust(80, b"\0")
-_VMDK = struct.pack("<4s8xQ8xQQ", vmdk.MAGIC, 1, 1, vmdk.MAX_DESCRIPTOR).ljust(512, b"\0")
+_NAMED_QCOW2 = struct.pack(">4sIQIIQI", magics.QCOW2, 2, 80, 1023, 21, 0, 0).ljust(80, b"\0")
+_VMDK = struct.pack("<4s8xQ8xQQ", magics.VMDK, 1, 1, vmdk.MAX_DESCRIPTOR).ljust(512, b"\0")
 _TABLE = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
 _METADATA = struct.pack("<8s2xH20x", b"metadata", vhdx.MAX_ENTRIES) + bytes(32 * vhdx.MAX_ENTRIES)
 _REGION = struct.pack("<16sQII", vhdx._METADATA_REGION, 512 * 1024, 0, 0)
@@ -500,14 +500,14 @@ _REGION = struct.pack("<16sQII", vhdx._METADATA_REGION, 512 * 1024, 0, 0)
 
 def vhdx_image(_: int) -> bytes:
     regions = struct.pack("<4s4xI4x", b"regi", vhdx.MAX_ENTRIES) + bytes(32 * (vhdx.MAX_ENTRIES - 1)) + _REGION
-    return vhdx.MAGIC.ljust(192 * 1024, b"\0") + regions.ljust(320 * 1024, b"\0") + _METADATA
+    return magics.VHDX.ljust(192 * 1024, b"\0") + regions.ljust(320 * 1024, b"\0") + _METADATA
 
 
 for _format, _beginning in (
     ("qcow2", _QCOW2),
     ("qcow2", _NAMED_QCOW2),
     ("vmdk", _VMDK),
-    ("vhdx", vhdx.MAGIC.ljust(192 * 1024, b"\0") + _TABLE),
+    ("vhdx", magics.VHDX.ljust(192 * 1024, b"\0") + _TABLE),
     ("vpc", b"conectix"),
     ("vdi", bytes(64)),
 ):

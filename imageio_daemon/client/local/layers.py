@@ -14,7 +14,8 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from ...image.formats import PARSERS, qcow2
+from ...image import magics
+from ...image.formats import PARSERS
 from ...image.formats.header import Header
 from ...image.image_opts import image_opts
 from ...units import MiB
@@ -50,7 +51,7 @@ def are_all(files: Iterable[Path], offset: int) -> bool:
     """
     for file in files:
         with _opened(file) as fd:
-            if os.pread(fd, len(qcow2.MAGIC), offset) == qcow2.MAGIC and not _names_files(fd, offset):
+            if os.pread(fd, len(magics.QCOW2), offset) == magics.QCOW2 and not _names_files(fd, offset):
                 return False
         offset = 0
     return True

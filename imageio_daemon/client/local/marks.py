@@ -10,6 +10,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ...image import magics
 from ..errors import Usage
 
 #: Bytes at the beginning and at the end of an image in which another format than raw shows itself.
@@ -38,7 +39,7 @@ def _at(offset: int, *magics: bytes) -> Callable[[bytes], bool]:
 
 
 def _is_version(version: int) -> Callable[[bytes], bool]:
-    return lambda head: head.startswith(b"QFI\xfb" + version.to_bytes(4, "big"))
+    return lambda head: head.startswith(magics.QCOW2 + version.to_bytes(4, "big"))
 
 
 def _is_tar(head: bytes) -> bool:
@@ -69,19 +70,19 @@ _UNPACK = "unpack it with {} first"
 
 HEADS = (
     Mark("qcow", "--format qcow", _is_version(1)),
-    Mark("qcow2", "--format qcow2", _at(0, b"QFI\xfb")),
-    Mark("vmdk", "--format vmdk", _at(0, b"KDMV", b"COWD")),
+    Mark("qcow2", "--format qcow2", _at(0, magics.QCOW2)),
+    Mark("vmdk", "--format vmdk", _at(0, magics.VMDK, b"COWD")),
     Mark("vmdk", "--format vmdk", _DESCRIPTOR.match),
-    Mark("vhdx", "--format vhdx", _at(0, b"vhdxfile")),
-    Mark("vpc", "--format vpc", _at(0, b"conectix")),
-    Mark("vdi", "--format vdi", _at(64, b"\x7f\x10\xda\xbe")),
+    Mark("vhdx", "--format vhdx", _at(0, magics.VHDX)),
+    Mark("vpc", "--format vpc", _at(0, magics.VPC)),
+    Mark("vdi", "--format vdi", _at(magics.VDI_OFFSET, magics.VDI)),
     Mark("qed", "--format qed", _at(0, b"QED\0")),
     Mark("parallels", "--format parallels", _at(0, b"WithoutFreeSpace", b"WithouFreSpacExt")),
     Mark("bochs", "--format bochs", _at(0, b"Bochs Virtual HD Image")),
     Mark("cloop", "--format cloop", _at(0, b"#!/bin/sh\n#V2.0 Format\n")),
     Mark("gzip", "--decompress gz", _at(0, b"\x1f\x8b\x08")),
     Mark("xz", "--decompress xz", _at(0, b"\xfd7zXZ\0")),
-    Mark("zstd", "--decompress zstd", _at(0, b"\x28\xb5\x2f\xfd")),
+    Mark("zstd", "--decompress zstd", _at(0, magics.ZSTD)),
     # Skippable frames, of which pzstd writes one before each other frame (RFC 8878, 3.1.2).
     Mark("zstd", "--decompress zstd", _at(0, *(bytes((number, 0x2A, 0x4D, 0x18)) for number in range(0x50, 0x60)))),
     Mark("bzip2", "--decompress bz2", _at(4, b"1AY&SY")),
@@ -120,7 +121,7 @@ HEADS = (
 )
 TAILS = (
     # A fixed one is raw up to its footer, which had 511 bytes before 2004 ("Hard Disk Footer Format" of its spec).
-    Mark("vpc", "--format vpc", lambda tail: b"conectix" in (tail[-512:-504], tail[-511:-503])),
+    Mark("vpc", "--format vpc", lambda tail: magics.VPC in (tail[-512:-504], tail[-511:-503])),
     Mark("dmg", "--format dmg", lambda tail: tail[-512:-508] == b"koly"),
 )
 

@@ -7,12 +7,12 @@ not fit together.
 
 import os
 
+from ...image.magics import ZSTD
 from ...units import KiB, MiB
 from .compressed import zstd
 
 #: Bytes of the longest header of a zstd frame (RFC 8878, 3.1.1.1), without skippable frames.
 ZSTD_HEADER = 18
-_ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _ZSTD_SKIPPABLE = 0x184D2A50 >> 4
 _ZSTD_RLE = 1
 #: Header and footer of an xz stream, in bytes (The .xz File Format, 2.1.1 and 2.1.2).
@@ -36,7 +36,7 @@ def told_size(fd: int, kind: str) -> int | None:
 
 def zstd_head(head: bytes) -> int | None:
     """Return the decompressed size that the header of a zstd frame tells; None for a skippable frame, too."""
-    if not head.startswith(_ZSTD_MAGIC):
+    if not head.startswith(ZSTD):
         return None  # libzstd tells 0 for a skippable one
     try:
         return zstd.get_frame_info(head).decompressed_size

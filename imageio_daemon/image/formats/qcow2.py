@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator
 from struct import Struct
 
+from ..magics import QCOW2
 from .header import Backing, Header, Read, read_exactly, require_magic, unpack
 
-MAGIC = b"QFI\xfb"
 #: version, backing_file_offset, backing_file_size, cluster_bits, size, crypt_method
 _HEAD = Struct(">4xIQIIQI")
 #: incompatible_features, compatible_features, autoclear_features, refcount_order, header_length
@@ -32,7 +32,7 @@ MAX_HEADER = 64 * 1024
 
 def parse(read: Read) -> Header:
     """Return what the header names. Raises ValueError."""
-    require_magic(read, 0, MAGIC, "qcow2")
+    require_magic(read, 0, QCOW2, "qcow2")
     version, name_offset, name_size, cluster_bits, _, encryption = unpack(_HEAD, read, 0)
     features, length = 0, _HEAD_V3_OFFSET
     if version == 3:
@@ -63,7 +63,7 @@ def parse(read: Read) -> Header:
 
 def disk_size(read: Read) -> int:
     """Return the size of the disk, in bytes. Raises ValueError if there is no qcow2 header."""
-    require_magic(read, 0, MAGIC, "qcow2")
+    require_magic(read, 0, QCOW2, "qcow2")
     _, _, _, _, size, _ = unpack(_HEAD, read, 0)
     return int(size)
 

@@ -3,10 +3,9 @@
 
 from struct import Struct
 
+from ..magics import VDI, VDI_OFFSET
 from .header import Header, Read, require_magic, unpack
 
-SIGNATURE = bytes.fromhex("7f10dabe")
-SIGNATURE_OFFSET = 64
 #: image_type, uuid_link, uuid_parent
 _HEAD = Struct("<76xI344x16s16s")
 _DYNAMIC, _FIXED = 1, 2
@@ -14,7 +13,7 @@ _DYNAMIC, _FIXED = 1, 2
 
 def parse(read: Read) -> Header:
     """Check that the image stands alone. Raises ValueError."""
-    require_magic(read, SIGNATURE_OFFSET, SIGNATURE, "vdi")
+    require_magic(read, VDI_OFFSET, VDI, "vdi")
     kind, link, parent = unpack(_HEAD, read, 0)
     if kind not in (_DYNAMIC, _FIXED) or any(link) or any(parent):
         raise ValueError("the image needs a parent")

@@ -4,9 +4,9 @@
 from struct import Struct
 from uuid import UUID
 
+from ..magics import VHDX
 from .header import Header, Read, read_exactly, require_magic, unpack
 
-MAGIC = b"vhdxfile"
 #: There are two copies; either may be the valid one after a crash. One without its signature is followed by nobody, the
 #: others have to be in order.
 REGION_TABLES = (192 * 1024, 256 * 1024)
@@ -26,7 +26,7 @@ MAX_ENTRIES = 2047
 
 def parse(read: Read) -> Header:
     """Check that the image stands alone. Raises ValueError."""
-    require_magic(read, 0, MAGIC, "vhdx")
+    require_magic(read, 0, VHDX, "vhdx")
     tables = [table for table in REGION_TABLES if read(table, len(_SIGNATURE)) == _SIGNATURE]
     if not tables:
         raise ValueError("a table of the header is invalid")

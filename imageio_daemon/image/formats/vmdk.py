@@ -6,9 +6,9 @@ The other kinds are lists of files, each of which may be such a list again.
 
 from struct import Struct
 
+from ..magics import VMDK
 from .header import Header, Read, require_magic, unpack
 
-MAGIC = b"KDMV"
 SECTOR = 512
 #: capacity, desc_offset, desc_size; in sectors
 _HEAD = Struct("<12xQ8xQQ")
@@ -27,7 +27,7 @@ def parse(read: Read) -> Header:
 
     The whole descriptor is looked at: a parent whose name qemu does not see would be read as zeros.
     """
-    require_magic(read, 0, MAGIC, "single-file vmdk")
+    require_magic(read, 0, VMDK, "single-file vmdk")
     capacity, offset, size = unpack(_HEAD, read, 0)
     if not capacity:
         raise ValueError("the data is in other files")

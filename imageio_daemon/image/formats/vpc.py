@@ -3,9 +3,9 @@
 
 from struct import Struct
 
+from ..magics import VPC
 from .header import Header, Read, unpack
 
-MAGIC = b"conectix"
 _TYPE = Struct(">60xI")
 _DYNAMIC = 3
 
@@ -16,7 +16,7 @@ def parse(read: Read) -> Header:
     A fixed one has its header at the end of the file, where nothing can name another file; its first bytes are the
     guest's.
     """
-    if read(0, len(MAGIC)) == MAGIC:
+    if read(0, len(VPC)) == VPC:
         (kind,) = unpack(_TYPE, read, 0)
         if kind != _DYNAMIC:
             raise ValueError(f"the image has type {kind}, only dynamic and fixed ones stand alone")
