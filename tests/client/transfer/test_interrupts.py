@@ -226,8 +226,8 @@ def test_killed_uploads_are_continued(daemon: Daemon, source: Path, target: Imag
 
 
 def download(daemon: Daemon, url: str, copy: Path) -> list[str | Path]:
-    """Return the arguments of a download through a proxy."""
-    return ["download", "--no-local", "--cafile", daemon.cafile, url, copy]
+    """Return the arguments of a download by two connections through a proxy: no more have less than SOME each."""
+    return ["download", "--no-local", "--connections", "2", "--cafile", daemon.cafile, url, copy]
 
 
 @pytest.mark.parametrize("number", ENDING)
