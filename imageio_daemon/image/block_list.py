@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..units import MAX_OFFSET
-from .blockhash import BLOCK_ALIGNMENT, MAX_BLOCK, MIN_BLOCK, Total, new_hash, update_zeros
+from .blockhash import BLOCK_ALIGNMENT, MAX_BLOCK, MIN_BLOCK, Total, zero_digest
 
 #: Longest line, in bytes. The longest digests have 128 digits.
 MAX_LINE = 1024
@@ -119,7 +119,6 @@ class ListReader:
                 raise ValueError("block_size")
             self._position = self.head.offset
             self._total = Total(self.head.algorithm)
-            self._zero_digests: dict[int, bytes] = {}
             return None
         if "checksum" in told:
             self.length, self.checksum = _number(told["length"]), str(told["checksum"])
@@ -138,20 +137,13 @@ class ListReader:
         self._is_last = length % head.block_size != 0
         if is_zero:
             for size, count in ((head.block_size, length // head.block_size), (length % head.block_size, 1)):
-                total.add_all(self._zero_digest(head.algorithm, size), count if size else 0)
+                total.add_all(zero_digest(head.algorithm, size), count if size else 0)
             return Block(start, length, None)
         digest = bytes.fromhex(str(told["digest"]))
-        if len(digest) != len(self._zero_digest(head.algorithm, head.block_size)):
+        if len(digest) != len(zero_digest(head.algorithm, head.block_size)):
             raise ValueError("digest")
         total.add(digest)
         return Block(start, length, digest.hex())
-
-    def _zero_digest(self, algorithm: str, length: int) -> bytes:
-        if length not in self._zero_digests:
-            state = new_hash(algorithm)
-            update_zeros(state, length)
-            self._zero_digests[length] = state.digest()
-        return self._zero_digests[length]
 
 
 def _object(line: bytes) -> dict[str, object]:

@@ -4,6 +4,7 @@
 Blocks can be hashed in any order and in parallel, and a block of zeros, however it is stored, is hashed once.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, cast
@@ -23,6 +24,8 @@ MAX_BLOCK = 16 * MiB
 
 #: Zeros to hash; more than one update at a time needs no more memory.
 _ZEROS = bytes(1 * MiB)
+#: Digests of zeros that are kept: of the block sizes in use, and of the shorter last blocks of images.
+ZEROS_KEPT = 64
 #: Digests of zero blocks that are hashed in one call: 1 MiB at 32 bytes each.
 ZERO_BATCH = 32 * 1024
 
@@ -100,6 +103,18 @@ def update_zeros(state: Hash, length: int) -> None:
         count = min(length, len(_ZEROS))
         state.update(memoryview(_ZEROS)[:count])
         length -= count
+
+
+@functools.lru_cache(ZEROS_KEPT)
+def zero_digest(algorithm: str, length: int) -> bytes:
+    """Return the digest of zeros. Raises ValueError as new_hash().
+
+    It is kept: an update asks for many ranges of an image, and each has zeros, or a list that may tell some. 4 MiB take
+    6 ms, and a third of the processor time of an update of 10 GiB with 1 GiB of data went there.
+    """
+    state = new_hash(algorithm)
+    update_zeros(state, length)
+    return state.digest()
 
 
 class Segment(NamedTuple):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from ..errors import OutOfRange
-from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, new_hash, update_zeros
+from ..image.blockhash import ZERO_BATCH, BlockPlan, DataBlock, Total, ZeroBlocks, zero_digest
 from ..image.digests import lanes_of
 from ..storage.backend import Backend, Context, Operation
 from ..storage.buffers import Buffer
@@ -185,7 +185,9 @@ class _Checksum:
 
     async def _zero_digest(self, length: int) -> bytes:
         if length not in self._zero_digests:
-            state = new_hash(self._algorithm)
-            await self._hashing.run(partial(update_zeros, state, length), length)
-            self._zero_digests[length] = state.digest()
+
+            def find() -> None:
+                self._zero_digests[length] = zero_digest(self._algorithm, length)
+
+            await self._hashing.run(find, length)
         return self._zero_digests[length]

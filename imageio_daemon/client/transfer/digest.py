@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compute the digest of an image from blocks in any order; see image/blockhash.py."""
 
-import functools
 import threading
 from collections.abc import Iterator
 
-from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, ZERO_BATCH, Hash, new_hash, update_zeros
+from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, ZERO_BATCH, Hash, new_hash, update_zeros, zero_digest
 
 
 class Digest:
@@ -16,7 +15,6 @@ class Digest:
         self.block_size = block_size
         self._lock = threading.Lock()
         self._digests: dict[int, tuple[bytes, int]] = {}
-        self._zero_digest = functools.cache(self._hash_zeros)
 
     def part(self, start: int) -> "DigestPart":
         """Return the digest of consecutive bytes from start, a multiple of the block size."""
@@ -40,7 +38,7 @@ class Digest:
 
     def zero_digest(self, length: int) -> bytes:
         """Return the digest of a block of zeros."""
-        return self._zero_digest(length)
+        return zero_digest(self.algorithm, length)
 
     def items(self) -> Iterator[tuple[int, bytes, int]]:
         """Yield the digests in order: the number of a block, its digest, and how many have it from there on."""
@@ -67,11 +65,6 @@ class Digest:
         if sum(count for _, count in self._digests.values()) > most:
             return None
         return [digest.hex() for _, (digest, count) in sorted(self._digests.items()) for _ in range(count)]
-
-    def _hash_zeros(self, length: int) -> bytes:
-        state = new_hash(self.algorithm)
-        update_zeros(state, length)
-        return state.digest()
 
 
 class DigestPart:
