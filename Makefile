@@ -61,7 +61,7 @@ soak-qcow2: setup ## qcow2: 12 million operations against a model and qemu, 44,0
 campaign-client: setup ## Interrupted uploads and downloads and updates of random images, half an hour (ARGS="-k downloads": some of them)
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/soak/test_resume.py tests/soak/test_downloads.py tests/client/transfer/test_update.py -k "interrupted or killed or random" -q -rP $(ARGS)
 
-test-links: setup ## Transfers over slow, long and lossy links, and how fast they are: two minutes of a machine that does nothing else
+test-links: setup ## Transfers over slow, long and lossy links, and how fast they are: four minutes of a machine that does nothing else
 	IMAGEIO_TEST_LONG=1 $(PYTHON) -m pytest tests/client/test_links.py -s $(ARGS)
 
 lab: setup ## Check on other systems and storage, as root, half an hour or more (ONLY=systemd: one of them; tests/lab/README.md)

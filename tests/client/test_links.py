@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from tests.client.networks import SERVER_ADDRESS, SlowNetwork, missing
 from tests.client.programs import PROGRAM, TIMEOUT, ended, environment, start
 from tests.support.daemon import STATE, Certificates, Daemon
 from tests.support.images import MiB, pattern
+from tests.support.polling import eventually
 
 REASON = missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -83,6 +85,25 @@ class Hosts:
         assert [program.wait(10 * TIMEOUT) for program in programs] == [0] * CONNECTIONS
         return time.monotonic() - started
 
+    def rsync(self, source: Path, target: Path, *options: str) -> float:
+        """Update a file of the server with rsync's daemon, which does not encrypt; return the seconds."""
+        configuration = self.directory / "rsyncd.conf"
+        configuration.write_text(
+            f"use chroot = no\nuid = root\ngid = root\n[images]\npath = {target.parent}\nread only = no\n"
+        )
+        serve = ["rsync", "--daemon", "--no-detach", f"--config={configuration}", f"--address={SERVER_ADDRESS}"]
+        look = [*self.network.on_server, "ss", "--listening", "--tcp", "--no-header", "sport = :873"]
+        server = subprocess.Popen([*self.network.on_server, *serve])
+        try:
+            eventually(lambda: subprocess.run(look, check=True, capture_output=True).stdout, "rsync listens")
+            copy = ["rsync", "--fsync", *options, str(source), f"rsync://{SERVER_ADDRESS}/images/{target.name}"]
+            started = time.monotonic()
+            subprocess.run([*self.network.on_client, *copy], check=True)
+            return time.monotonic() - started
+        finally:
+            server.kill()
+            server.wait()
+
 
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest, certificates: Certificates, tmp_path: Path) -> Iterator[Hosts]:
@@ -144,3 +165,28 @@ def test_lossy_line_is_used_as_by_curl(hosts: Hosts) -> None:
     ours = hosts.client("upload", disk, hosts.url(hosts.target(size)))[-1]["elapsed"]
     print(f"curl {theirs:.1f} s, imageio-client {ours:.1f} s: {theirs / ours:.2f} of its rate")
     assert theirs / ours >= 0.5
+
+
+@long
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
+@link(rate="1gbit")
+def test_update_takes_less_than_rsync(hosts: Hosts) -> None:
+    """10 GiB with 1 GiB of data in 16 places, of which 100 MiB have changed: rsync reads the holes, too."""
+    older, newer, other = (hosts.directory / name for name in ("older", "newer", "other"))
+    with older.open("wb") as f:
+        f.truncate(10240 * MiB)
+        for place in range(16):
+            f.seek(place * 640 * MiB)
+            f.write(pattern(64 * MiB, place))
+    for copy in (newer, other):
+        subprocess.run(["cp", "--sparse=always", older, copy], check=True)
+    with newer.open("r+b") as f:
+        for place in range(25):
+            f.seek(place % 16 * 640 * MiB + place // 16 * 32 * MiB)
+            f.write(pattern(4 * MiB, 100 + place))
+    theirs = hosts.rsync(newer, other, "--inplace", "--no-whole-file", "--ignore-times")
+    full = hosts.client("upload", newer, hosts.url(hosts.target(10240 * MiB)))[-1]["elapsed"]
+    ours = hosts.client("upload", "--update", newer, hosts.url(older))[-1]["elapsed"]
+    print(f"update {ours:.2f} s, all {full:.2f} s ({full / ours:.1f}), rsync {theirs:.2f} s ({theirs / ours:.1f})")
+    subprocess.run(["cmp", newer, older], check=True)
+    assert theirs / ours >= 3

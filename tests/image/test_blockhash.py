@@ -15,6 +15,7 @@ from imageio_daemon.image.blockhash import (
     algorithms,
     new_hash,
     update_zeros,
+    zero_digest,
 )
 from imageio_daemon.image.extents import Extent
 from imageio_daemon.units import MiB
@@ -107,6 +108,19 @@ def test_any_number_of_zeros_is_hashed(length: int) -> None:
     state = new_hash("sha1")
     update_zeros(state, length)
     assert state.digest() == hashlib.sha1(bytes(length)).digest()
+
+
+@pytest.mark.parametrize("length", [0, 1, 4 * MiB, 4 * MiB + 1])
+@pytest.mark.parametrize("name", ["blake2b", "sha256"])
+def test_digest_of_zeros_is_that_of_their_bytes(name: str, length: int) -> None:
+    state = new_hash(name)
+    state.update(bytes(length))
+    assert zero_digest(name, length) == zero_digest(name, length) == state.digest()
+
+
+def test_zeros_of_an_unknown_algorithm_are_not_hashed() -> None:
+    with pytest.raises(ValueError, match="unsupported hash type nothing"):
+        zero_digest("nothing", 1)
 
 
 @pytest.mark.parametrize("name", ["blake2b", "blake2s"])
