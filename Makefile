@@ -4,7 +4,7 @@
 PYTHON = .venv/bin/python
 C_SOURCES = $(wildcard ioutil_ext/*/*.[ch] tests/ioutil/*.c tests/ioutil/stress/*.[ch] tests/fuzz/targets/*.[ch] benchmarks/*.[ch] tests/lab/*.c tests/support/*.c)
 
-LAB = $(addprefix lab-,$(or $(ONLY),storage bare debian13 newer_peers systemd packages rpm container schemathesis ansible operator ceph ceph_service krbd proxies hostile clients))
+LAB = $(addprefix lab-,$(or $(ONLY),storage bare debian13 newer_peers systemd packages rpm container schemathesis ansible operator ceph ceph_service krbd proxies hostile clients backup))
 
 # What `make check` runs: requests, files below them, and what needs no daemon.
 CHECKED = $(addprefix tests/,test_cli.py test_reloading.py checks client/local config conformance docs frontends/http image lanes nbdproto net operations service \

@@ -131,27 +131,42 @@ others_packages="python3 python3-cffi-backend python3-pytest iproute2 procps ope
     testssl.sh sslscan slowhttptest
     rclone aria2 lftp wget2 axel fio fuse3 libnbd-bin nbdkit nbd-server nodejs"
 
-# A tree of this host's Debian with them. apt-get installs them: many need what only a virtual package provides. Nothing is
-# started there.
+# A tree of this host's Debian with them.
 make_others_tree() {
-    needs debootstrap unshare ip systemd-nspawn
     others_tree=$lab/others
-    # shellcheck disable=SC1091
-    debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" others ca-certificates
-    {
-        flock 9
-        [ "$(cat "$others_tree/others" 2>/dev/null)" = "$others_packages" ] || add_others
-    } 9>"$others_tree.lock"
+    # shellcheck disable=SC2086  # one word for each package
+    make_apt_tree others $others_packages
 }
 
-add_others() {
-    printf '#!/bin/sh\nexit 101\n' >"$others_tree/usr/sbin/policy-rc.d"
-    chmod +x "$others_tree/usr/sbin/policy-rc.d"
-    # shellcheck disable=SC2086  # one word for each package
-    inside others sh -ec 'apt-get -q update; DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"' sh \
-        $others_packages >"$others_tree.log" 2>&1 || { tail "$others_tree.log" >&2; return 1; }
-    rm -rf "$others_tree"/var/cache/apt/archives/*.deb
-    echo "$others_packages" >"$others_tree/others"
+# libvirt, a kernel for its machines, and another program that backs them up.
+backup_packages="python3 python3-cffi-backend python3-libvirt python3-libnbd iproute2 procps openssl qemu-utils qemu-system-x86
+    libvirt-daemon-system libvirt-clients libnbd-bin busybox-static cpio kmod virtnbdbackup linux-image-cloud-amd64"
+
+make_backup_tree() {
+    backup_tree=$lab/backup
+    # shellcheck disable=SC2086
+    make_apt_tree backup $backup_packages
+}
+
+# make_apt_tree NAME PACKAGE...: a tree of this host's Debian with these packages. apt-get installs them: many need what
+# only a virtual package provides. Nothing is started there.
+make_apt_tree() {
+    needs debootstrap unshare ip systemd-nspawn
+    # shellcheck disable=SC1091
+    debian_tree "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$1" ca-certificates
+    {
+        flock 9
+        [ "$(cat "$lab/$1/$1" 2>/dev/null)" = "${*:2}" ] || add_packages "$@"
+    } 9>"$lab/$1.lock"
+}
+
+add_packages() {
+    printf '#!/bin/sh\nexit 101\n' >"$lab/$1/usr/sbin/policy-rc.d"
+    chmod +x "$lab/$1/usr/sbin/policy-rc.d"
+    inside "$1" sh -ec 'apt-get -q update; DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends "$@"' sh \
+        "${@:2}" >"$lab/$1.log" 2>&1 || { tail "$lab/$1.log" >&2; return 1; }
+    rm -rf "$lab/$1"/var/cache/apt/archives/*.deb
+    echo "${*:2}" >"$lab/$1/$1"
 }
 
 # Programs of the package index for the tree: they run there, since it is this host's Debian. What cannot be had is told,
@@ -229,19 +244,23 @@ fetch_qemu_iotests() {
         rm -rf lists ./*.tar.xz
 }
 
-# check_among_others NAME PYTEST-ARGUMENT...: run tests/lab/NAME*_checks.py in that tree. What a run makes there is in memory,
-# or in directories that the next run makes anew. Its tables are printed at the end. DATA: MiB of data in images.
-check_among_others() {
-    local tree=$others_tree name=$1 status=0
+# check_among_others NAME PYTEST-ARGUMENT...: check_in the tree of others.
+check_among_others() { check_in "$others_tree" "$@"; }
+
+# check_in TREE NAME PYTEST-ARGUMENT...: run tests/lab/NAME*_checks.py in a tree of this host's Debian. What a run makes there
+# is in memory, or in directories that the next run makes anew. Its tables are printed at the end. DATA: MiB of data in images.
+# The shell is the first process there, and reaps what daemons leave.
+check_in() {
+    local tree=$1 name=$2 status=0
     (within "$tree" .venv/bin/python -c "from ioutil_ext import lib") || cannot "needs .venv to be of this Debian's Python"
     rm -rf --one-file-system "$tree/scratch-$name" "$tree/results-$name"
     mkdir "$tree/scratch-$name" "$tree/results-$name"
     # shellcheck disable=SC2016  # for the shell in there
     within "$tree" env "RESULTS=/results-$name" "DATA=${DATA:-256}" \
-        sh -c 'ip link set lo up; mount -t tmpfs shm /dev/shm; exec "$@"' sh \
+        sh -c 'ip link set lo up; mount -t tmpfs shm /dev/shm; "$@"; exit $?' sh \
         .venv/bin/python -m pytest -c /dev/null --rootdir . --noconftest -p no:cacheprovider \
         --basetemp="/scratch-$name/tests" -v -rA --color=no \
-        --junit-xml="/results-$name/$name.xml" "${@:2}" tests/lab/"$name"*_checks.py </dev/null &
+        --junit-xml="/results-$name/$name.xml" "${@:3}" tests/lab/"$name"*_checks.py </dev/null &
     running=$!
     trap 'kill -9 "$running" 2>/dev/null' EXIT # and with it all that it has started
     wait "$running" || status=$?
