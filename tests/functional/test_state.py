@@ -44,7 +44,7 @@ def test_daemon_serves_without_a_directory_that_cannot_be_used(make_daemon: Make
     assert os.listdir(state) == ["version"]
 
 
-# What docs/backup.md says of copies
+# What docs/host-backup.md says of copies
 
 
 def status_of(daemon: Daemon, ticket: str) -> int:
