@@ -87,11 +87,12 @@ def _is_short_of_scratch(job: Job) -> bool:
 
 def _until_done(end: Callable[[Job, bytes], None], job: Job, told: bytes) -> int:
     """End the job, again if libvirt fails, and return the exit status."""
-    give_up = time.monotonic() + PATIENCE
+    give_up = 0.0
     while True:
         try:
             end(job, told)
         except (libvirt.libvirtError, OSError) as e:
+            give_up = give_up or time.monotonic() + PATIENCE  # from the first failure: libvirt may have hung until then
             if time.monotonic() > give_up:
                 _say(f"the backup job can't be ended: {e}")
                 return 1
