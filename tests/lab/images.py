@@ -13,7 +13,7 @@ SIZE = 4096 * MiB
 DATA = int(os.environ.get("DATA", "256")) * MiB
 PIECE = 4 * MiB
 #: Seconds for a transfer or a comparison on a machine that has other work, too.
-PATIENCE = 300 + DATA / (4 * MiB)
+PATIENCE = 300 + DATA // (4 * MiB)
 
 
 @dataclass(frozen=True)
