@@ -75,7 +75,7 @@ class Toxiproxy:
 
     def running(self) -> bool:
         try:
-            self.ask("GET", "/version")
+            self.ask("GET", "/proxies")
         except OSError:
             return False
         return True

@@ -239,7 +239,9 @@ fetch_qemu_iotests() {
         -o APT::Sandbox::User=root)
     apt-get "${options[@]}" update && apt-get "${options[@]}" source --download-only qemu &&
         tar -xJf qemu_*.orig.tar.xz --strip-components=1 --wildcards '*/tests/qemu-iotests' '*/python' &&
-        sed -i 's#nbd+unix:///?socket#nbd+unix:///disk?socket#' tests/qemu-iotests/common.rc &&
+        sed -i -e 's#nbd+unix:///?socket#nbd+unix:///disk?socket#' \
+            -e 's#sleep 1 .*needs to be listening.*#until [ -e "$QEMU_TEST_DIR/qemu-nbd.pid" ]; do sleep 0.1; done#' \
+            tests/qemu-iotests/common.rc &&
         sed -i 's#nbd+unix:///\\??socket#nbd+unix:///disk?socket#' tests/qemu-iotests/common.filter &&
         rm -rf lists ./*.tar.xz
 }
