@@ -110,9 +110,11 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
     return nbd;
 }
 
+/* What contexts tell is told in chunks. */
 static bool has_contexts(const iou_nbd_options *options) {
     bool wanted = options->lane.flags & IOU_LANE_STATUS;
-    return options->contexts_count <= IOU_LANE_CONTEXTS && (options->contexts_count || !wanted);
+    bool chunks = options->lane.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
+    return options->contexts_count <= IOU_LANE_CONTEXTS && ((options->contexts_count && chunks) || !wanted);
 }
 
 static struct lane_work *work_of(struct task *task) {

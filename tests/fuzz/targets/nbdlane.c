@@ -122,6 +122,12 @@ static void check_end(struct peer *peer, const struct plan *plan) {
 
 /* ---- inputs ----------------------------------------------------------------------------------------------------- */
 
+/* Contexts are negotiated after structured replies or extended headers. */
+static uint32_t flags_of(unsigned options) {
+    bool chunks = options & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
+    return (options & 63 & ~(chunks ? 0u : IOU_LANE_STATUS)) | IOU_LANE_COUNT_WRITES;
+}
+
 /* Options, more of them, how much the lane is given at its beginning, how the stream is cut, and the stream. */
 static void run(const char *data, size_t size) {
     static struct plan plan;
@@ -133,7 +139,7 @@ static void run(const char *data, size_t size) {
         .exchange =
             {
                 .dialect = {.size = options & BIG ? LARGE : SMALL,
-                            .flags = (options & 63) | IOU_LANE_COUNT_WRITES,
+                            .flags = flags_of(options),
                             .header_size = options & IOU_LANE_EXTENDED ? 32 : 28},
                 .contexts = {{7, IOU_EXTENT_ZERO}, {8, IOU_EXTENT_DIRTY}, {9, 2 * IOU_EXTENT_DIRTY}},
                 .contexts_count = more & BITMAPS ? 3 : 1,
