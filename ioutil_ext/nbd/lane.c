@@ -112,9 +112,9 @@ static struct nbd *new_nbd(const iou_nbd_options *options) {
 
 /* What contexts tell is told in chunks. */
 static bool has_contexts(const iou_nbd_options *options) {
-    bool wanted = options->lane.flags & IOU_LANE_STATUS;
-    bool chunks = options->lane.flags & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
-    return options->contexts_count <= IOU_LANE_CONTEXTS && ((options->contexts_count && chunks) || !wanted);
+    const struct dialect dialect = {.flags = options->lane.flags};
+    bool wanted = dialect.flags & IOU_LANE_STATUS, told = options->contexts_count && wire_has_chunks(&dialect);
+    return options->contexts_count <= IOU_LANE_CONTEXTS && (told || !wanted);
 }
 
 static struct lane_work *work_of(struct task *task) {

@@ -124,8 +124,8 @@ static void check_end(struct peer *peer, const struct plan *plan) {
 
 /* Contexts are negotiated after structured replies or extended headers. */
 static uint32_t flags_of(unsigned options) {
-    bool chunks = options & (IOU_LANE_STRUCTURED | IOU_LANE_EXTENDED);
-    return (options & 63 & ~(chunks ? 0u : IOU_LANE_STATUS)) | IOU_LANE_COUNT_WRITES;
+    const struct dialect dialect = {.flags = (options & 63) | IOU_LANE_COUNT_WRITES};
+    return wire_has_chunks(&dialect) ? dialect.flags : dialect.flags & ~(uint32_t)IOU_LANE_STATUS;
 }
 
 /* Options, more of them, how much the lane is given at its beginning, how the stream is cut, and the stream. */
