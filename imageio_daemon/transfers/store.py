@@ -11,15 +11,15 @@ from ..runtime.state import StateDirectory
 from ..runtime.sums import Sums
 from ..storage.totals import Totals
 from .active import AtWork, Drain
-from .canceled import CanceledTransfers
 from .durable_records import DurableRecords
-from .kept_ticket import KeptTicket
-from .kept_tickets import KeptTickets, until_forgotten
-from .permission import Clock
+from .kept.kept_ticket import KeptTicket
+from .kept.kept_tickets import KeptTickets, until_forgotten
+from .parts.canceled import CanceledTransfers
+from .parts.permission import Clock
+from .parts.transfer_image import Identify, OpenBackend
 from .rate_limits import RateLimits
 from .ticket import Access, Changes, Ticket
 from .transfer import Transfer
-from .transfer_image import Identify, OpenBackend
 
 log = logging.getLogger(__name__)
 

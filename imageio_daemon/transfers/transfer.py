@@ -14,18 +14,18 @@ from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..storage.totals import Totals
-from .canceled import CanceledTransfers
-from .connections import Connections
 from .durable_records import DurableRecords
-from .end import TransferEnd
-from .permission import Clock, Permission
-from .rate import Pauses
+from .parts.canceled import CanceledTransfers
+from .parts.connections import Connections
+from .parts.end import TransferEnd
+from .parts.permission import Clock, Permission
+from .parts.rate import Pauses
+from .parts.seal import Seal
+from .parts.status import TransferStatus
+from .parts.traffic import Traffic
+from .parts.transfer_image import Identify, OpenBackend, TransferImage
 from .rate_limits import RateLimits
-from .seal import Seal
-from .status import TransferStatus
 from .ticket import Access, Ticket
-from .traffic import Traffic
-from .transfer_image import Identify, OpenBackend, TransferImage
 
 #: The key in kept_state of what a finalized image was verified with.
 FINALIZED = "finalized"

@@ -11,8 +11,8 @@ from collections.abc import Awaitable
 from enum import Enum
 from typing import Protocol
 
-from ..errors import InUse, TooManyTickets
-from .ticket import Ticket
+from ...errors import InUse, TooManyTickets
+from ..ticket import Ticket
 
 #: The limit of tickets and cancelled transfers together is this factor times the limit of tickets. Without it, tickets
 #: that are replaced again and again while storage hangs would take all memory.

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The end of one transfer, from its cancellation until its image is free.
 
-An image is free when no cancelled transfer uses it; see transfers/canceled.py.
+An image is free when no cancelled transfer uses it; see transfers/parts/canceled.py.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
 
-from ..runtime import logs
+from ...runtime import logs
+from ..ticket import Ticket
 from .canceled import CanceledTransfers
 from .permission import Permission
 from .rate import Pauses
-from .ticket import Ticket
 from .traffic import Traffic
 from .transfer_image import Identify, TransferImage
 

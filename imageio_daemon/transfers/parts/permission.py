@@ -3,10 +3,10 @@
 
 from collections.abc import Callable
 
-from ..errors import DENIED, Canceled, Forbidden
-from ..storage.lease import Lease
+from ...errors import DENIED, Canceled, Forbidden
+from ...storage.lease import Lease
+from ..ticket import Access, Ticket
 from .seal import Seal
-from .ticket import Access, Ticket
 
 #: Returns the time in seconds, as time.monotonic() does.
 Clock = Callable[[], float]

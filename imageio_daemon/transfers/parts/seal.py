@@ -3,7 +3,7 @@
 
 import asyncio
 
-from ..errors import DENIED, Forbidden, InUse
+from ...errors import DENIED, Forbidden, InUse
 from .traffic import Traffic
 
 

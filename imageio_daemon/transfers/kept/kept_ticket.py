@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import InvalidRequest
-from .ticket import Ticket
+from ...errors import InvalidRequest
+from ..ticket import Ticket
 
 #: The largest file, in bytes: a ticket of the longest texts in JSON's escapes has 50 KiB.
 MAX_TICKET_FILE = 256 * 1024
