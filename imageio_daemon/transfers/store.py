@@ -14,7 +14,7 @@ from .active import AtWork, Drain
 from .durable_records import DurableRecords
 from .kept.kept_ticket import KeptTicket
 from .kept.kept_tickets import KeptTickets, until_forgotten
-from .parts.canceled import CanceledTransfers
+from .parts.end import CanceledTransfers
 from .parts.permission import Clock
 from .parts.transfer_image import Identify, OpenBackend
 from .rate_limits import RateLimits

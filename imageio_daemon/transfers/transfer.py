@@ -15,12 +15,10 @@ from ..storage.durable import DurableRecord
 from ..storage.running import Kind
 from ..storage.totals import Totals
 from .durable_records import DurableRecords
-from .parts.canceled import CanceledTransfers
 from .parts.connections import Connections
-from .parts.end import TransferEnd
-from .parts.permission import Clock, Permission
+from .parts.end import CanceledTransfers, TransferEnd
+from .parts.permission import Clock, Permission, Seal
 from .parts.rate import Pauses
-from .parts.seal import Seal
 from .parts.status import TransferStatus
 from .parts.traffic import Traffic
 from .parts.transfer_image import Identify, OpenBackend, TransferImage

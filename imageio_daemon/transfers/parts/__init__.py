@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a transfer is made of. Only transfer.py and the store use these modules."""
+"""What a transfer is made of: its permission, connections, traffic, image, status and end."""

@@ -1,22 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of one transfer, from its cancellation until its image is free.
+"""The end of transfers, each from its cancellation until its image is free, and all that have not ended yet.
 
-An image is free when no cancelled transfer uses it; see transfers/parts/canceled.py.
+An image is free when no cancelled transfer uses it, under any url. Opening waits until the image is free, so the last
+write of a removed ticket comes before the first write of the next ticket. The end of a transfer also waits for it:
+after the removal of a ticket its image may be moved or deleted.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from enum import Enum
 
+from ...errors import InUse, TooManyTickets
 from ...runtime import logs
 from ..ticket import Ticket
-from .canceled import CanceledTransfers
 from .permission import Permission
 from .rate import Pauses
 from .traffic import Traffic
 from .transfer_image import Identify, TransferImage
 
 log = logging.getLogger(__name__)
+
+#: The limit of tickets and cancelled transfers together is this factor times the limit of tickets. Without it, tickets
+#: that are replaced again and again while storage hangs would take all memory.
+CANCELED_FACTOR = 2
 
 
 class TransferEnd:
@@ -33,7 +40,7 @@ class TransferEnd:
         traffic: Traffic,
         pauses: Pauses,
         image: TransferImage,
-        canceled: CanceledTransfers,
+        canceled: "CanceledTransfers",
         identify: Identify,
     ) -> None:
         self.ticket = ticket
@@ -116,3 +123,116 @@ class TransferEnd:
     def _tell(self, callbacks: list[Callable[["TransferEnd"], None]]) -> None:
         while callbacks:  # and keep none: they refer to the transfer
             callbacks.pop(0)(self)
+
+
+class _By(Enum):
+    URL = "url"
+    IDENTITY = "identity"
+
+
+#: The key of an image: its url or its identity.
+_Key = tuple[_By, object]
+
+
+class _Users:
+    """The cancelled transfers that have not left one image. All that wait for the image wait for one event."""
+
+    def __init__(self) -> None:
+        self.transfers: set[TransferEnd] = set()
+        self.gone = asyncio.Event()
+
+
+class CanceledTransfers:
+    """Hold cancelled transfers until they have ended."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[str, set[TransferEnd]] = {}
+        self._keys: dict[TransferEnd, set[_Key]] = {}  # of its image; empty after it has left that
+        self._users: dict[_Key, _Users] = {}
+        self._identified = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def require_room(self, tickets: int, most_tickets: int) -> None:
+        """Raise TooManyTickets if tickets and cancelled transfers are too many for a limit of most_tickets."""
+        most = CANCELED_FACTOR * most_tickets
+        if tickets + len(self) >= most:
+            raise TooManyTickets(f"The limit of {most} tickets is reached, with those that are gone and have not ended")
+
+    def add(self, transfer: TransferEnd) -> None:
+        """Add a transfer that has not ended.
+
+        Call this before and after its cancellation, because the identity may become known in between.
+        """
+        if transfer.has_ended:
+            return
+        keys = self._keys.setdefault(transfer, set())
+        self._tickets.setdefault(transfer.ticket.ticket_id, set()).add(transfer)
+        if transfer.has_left:
+            return
+        for key in _keys_of(transfer) - keys:
+            keys.add(key)
+            self._users.setdefault(key, _Users()).transfers.add(transfer)
+            self._identified += key[0] is _By.IDENTITY
+
+    def leave(self, transfer: TransferEnd) -> None:
+        """Note that a transfer has left its image; the last one wakes the waiters. No effect if it was not added."""
+        keys = self._keys.get(transfer, set())
+        while keys:
+            key = keys.pop()
+            users = self._users[key]
+            users.transfers.remove(transfer)
+            self._identified -= key[0] is _By.IDENTITY
+            if not users.transfers:
+                del self._users[key]
+                users.gone.set()
+
+    def remove(self, transfer: TransferEnd) -> None:
+        """Remove a transfer that has ended. No effect if it was not added."""
+        if self._keys.pop(transfer, None) is None:
+            return
+        ticket_id = transfer.ticket.ticket_id
+        self._tickets[ticket_id].remove(transfer)
+        if not self._tickets[ticket_id]:
+            del self._tickets[ticket_id]
+
+    def all(self) -> list[TransferEnd]:
+        """Return all transfers of the registry."""
+        return list(self._keys)
+
+    def of_ticket(self, ticket_id: str) -> list[TransferEnd]:
+        """Return the cancelled transfers of one ticket id: its ticket was replaced or removed."""
+        return list(self._tickets.get(ticket_id, ()))
+
+    @property
+    def any_identified(self) -> bool:
+        """Tell whether any transfer has not left an image whose identity is known."""
+        return self._identified > 0
+
+    def uses(self, url: str, identity: object, *, but: object) -> bool:
+        """Tell whether a transfer other than `but` may still use the image of this url or identity (None: unknown)."""
+        return any(users.transfers - {but} for users in self._of_image(url, identity))
+
+    async def until_ended(self, ticket_id: str, timeout: float) -> None:
+        """Wait until all cancelled transfers of a ticket id have ended. Raises InUse after timeout seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                while left := self.of_ticket(ticket_id):
+                    await left[0].until_ended()
+        except TimeoutError:
+            raise InUse("The ticket is still used: what runs on its image has not ended") from None
+
+    async def until_free(self, url: str, identity: object) -> None:
+        """Wait until no transfer of the registry uses the image of this url or identity. May be cancelled."""
+        while found := self._of_image(url, identity):
+            await found[0].gone.wait()
+
+    def _of_image(self, url: str, identity: object) -> list[_Users]:
+        keys: list[_Key] = [(_By.URL, url), (_By.IDENTITY, identity)]
+        return [users for key in keys if (users := self._users.get(key)) is not None]
+
+
+def _keys_of(transfer: TransferEnd) -> set[_Key]:
+    url: _Key = (_By.URL, transfer.ticket.url)
+    return {url} if transfer.identity is None else {url, (_By.IDENTITY, transfer.identity)}
