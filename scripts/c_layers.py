@@ -17,7 +17,7 @@ EXTENSION = Path(__file__).resolve().parents[1] / "ioutil_ext"
 ROOMS = (
     ("api",),
     ("base",),
-    ("hash", "tls", "durable", "zstd"),
+    ("hash", "tls", "durable", "zstd", "quota"),
     ("image",),
     ("zero", "nbd_client"),
     ("qcow2",),

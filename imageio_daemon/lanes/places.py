@@ -4,6 +4,8 @@
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 
+from ioutil_ext import lib
+
 
 class Waiting:
     """A connection that waits for a place. granted: called once, when the connection has the place."""
@@ -16,10 +18,9 @@ class Waiting:
 class Places:
     """Give out places, never more than `most`.
 
-    An owner is the transfer that a connection is for. An owner without a place may take any. With another place, an
-    owner may have at most twice as many as are left then, so some are always left for others. The memory of lanes has
-    the same rule. Owners that wait take turns. recall: called with 1 when one more connection waits and with 0 when
-    the queue is empty again.
+    An owner is the transfer that a connection is for. An owner without a place may take any, and others by the rule of
+    iou_may_have(), so some are always left for others. Owners that wait take turns. recall: called with 1 when one more
+    connection waits and with 0 when the queue is empty again.
     """
 
     def __init__(self, most: int, recall: Callable[[int], object]) -> None:
@@ -79,9 +80,8 @@ class Places:
         self._serve()
 
     def _may_have(self, owner: Hashable) -> bool:
-        left = self._most - self._taken - 1
-        taken = self._taken_by[owner]
-        return left >= 0 and (not taken or taken + 1 <= 2 * left)
+        left, taken = self._most - self._taken, self._taken_by[owner]
+        return bool(lib.iou_may_have(taken, 1, left) if taken else left)
 
     def _take(self, owner: Hashable) -> None:
         self._taken += 1

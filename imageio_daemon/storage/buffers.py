@@ -107,10 +107,8 @@ class BufferPool:
     A request waits in a queue for its first buffer: the client has to wait, and memory does not grow. It takes more
     buffers, for reading ahead, only if they are free. So two requests never wait for each other.
 
-    An owner is the transfer that a buffer is for. An owner without a buffer may take any. With another buffer, an owner
-    may have at most twice as many bytes as are left then, so some are always left for others. One owner has at most
-    two thirds of all, and n owners together at most 2n parts of 2n + 1. Owners that wait take turns. The owner None has
-    no quota. C has the same rule for the memory of lanes (ioutil_ext/lane/memory.c), lanes/places.py for connections.
+    An owner is the transfer that a buffer is for. An owner without a buffer may take any, and others by the rule of
+    iou_may_have(), so some bytes are always left for others. Owners that wait take turns. The owner None has no quota.
     """
 
     def __init__(self, limit: int) -> None:
@@ -175,7 +173,7 @@ class BufferPool:
     def _may_have(self, owner: Hashable, size: int) -> bool:
         """Tell whether an owner's quota allows for another buffer."""
         in_use = self._in_use_by[owner]
-        return owner is None or not in_use or in_use + size <= 2 * (self.limit - self.in_use - size)
+        return owner is None or not in_use or bool(lib.iou_may_have(in_use, size, self.limit - self.in_use))
 
     def _take_at_once(self, size: int, owner: Hashable) -> Buffer | None:
         """Take a buffer, unless a claim that waits comes first."""

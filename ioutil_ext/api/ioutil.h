@@ -295,6 +295,14 @@ int iou_lock(int fd, uint32_t writes);
 /* Look at the file of a descriptor. Blocks on the file system. */
 void iou_file_birth(int fd, iou_birth *birth);
 
+/*
+ * Whether a user of what many need, who has `used` of it, may have `more` while so much is left: if he then has at most
+ * twice as much as is left. So some is always left for another one. A single user has at most two thirds of all, and n
+ * users share 2 n parts of 2 n + 1. (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+ * Switches", 1998.) It is the rule for memory, connections, tasks and decoders; for most, a first piece is always free.
+ */
+int iou_may_have(uint64_t used, uint64_t more, uint64_t left);
+
 /* Whether all length bytes are zero. Any alignment; runs at memory speed. */
 int iou_is_zero(const void *buffer, uint64_t length);
 

@@ -18,7 +18,7 @@
 #include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
-#include "lane/rate.h"
+#include "lane/waits.h"
 
 /*
  * Data is moved in pieces that end at multiples of HTTP_PIECE, with HTTP_AHEAD pieces of a request under way at a time:

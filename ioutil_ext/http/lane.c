@@ -16,7 +16,7 @@
 /* A connection without a request for so long is given back, so that it does not need a thread. */
 #define IDLE_MS 1000
 
-_Static_assert(IOU_NBD_PIECE == LANE_PIECE, "a piece of an image that a server has is in one piece of memory");
+_Static_assert(IOU_NBD_PIECE == MEMORY_PIECE, "a piece of an image that a server has is in one piece of memory");
 
 /* ---- the work of the leader ------------------------------------------------------------------------------------- */
 
@@ -47,7 +47,7 @@ static void choose_pieces(struct iou_lane *lane) {
         http->piece = pieces->piece;
         http->ahead = pieces->ahead;
     }
-    for (uint64_t most = max_u64(rate_piece(lane), HTTP_FIRST_PIECE); http->piece > most;)
+    for (uint64_t most = max_u64(lane_rate_piece(lane), HTTP_FIRST_PIECE); http->piece > most;)
         http->piece = max_u64(http->piece / 2, HTTP_FIRST_PIECE);
 }
 

@@ -30,7 +30,7 @@ static uint64_t most_of_piece(const struct http *http) {
         most = min_u64(4 * most, http->piece);
     if (http->request.kind == IOU_READ && http->pauses)
         most = HTTP_SLOW_PIECE;
-    else if (body->left <= most && room_for(body->next, body->left) <= LANE_PIECE)
+    else if (body->left <= most && room_for(body->next, body->left) <= MEMORY_PIECE)
         return body->left;
     return most - body->next % most;
 }
@@ -52,7 +52,7 @@ static void take_piece(struct http *http, struct piece *piece) {
 
 /* Get memory for data at offset. False: there is none, and the request has failed. */
 static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, struct memory **memory) {
-    int error = memory_get(lane, room_for(offset, length), MEMORY_WAIT, memory);
+    int error = lane_get_memory(lane, room_for(offset, length), MEMORY_WAIT, memory);
     if (error)
         http_fail_outside(http_of(lane), -error);
     return !error;
@@ -60,7 +60,7 @@ static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, 
 
 static void put_memory(struct iou_lane *lane, struct piece *piece) {
     if (piece->memory)
-        memory_put(lane, piece->memory);
+        lane_put_memory(lane, piece->memory);
     piece->memory = NULL;
 }
 
@@ -89,9 +89,9 @@ static int receive_part(struct iou_lane *lane, struct body *body, uint64_t most)
 static bool receive(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     uint64_t most = min_u64(http->body.left, most_of_piece(http));
-    int error = rate_take(lane, most);
+    int error = lane_take_rate(lane, most);
     if (!error && (error = receive_part(lane, &http->body, most)) == 0)
-        rate_give_back(lane, most - http->body.length);
+        lane_give_back_rate(lane, most - http->body.length);
     if (error) {
         fail_to_receive(lane, error);
         return false;
@@ -113,7 +113,7 @@ static bool prepare(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     struct body *body = &http->body;
     uint64_t length = min_u64(body->left, most_of_piece(http));
-    int error = rate_take(lane, length);
+    int error = lane_take_rate(lane, length);
     if (error) {
         http_fail_outside(http, -error);
         return false;
@@ -270,7 +270,7 @@ static bool serve_alone(struct task *task) {
         .offset = request->offset,
         .length = request->length,
     };
-    int error = op.kind == IOU_FLUSH ? 0 : rate_take(lane, IOU_BUCKET_SMALL);
+    int error = op.kind == IOU_FLUSH ? 0 : lane_take_rate(lane, IOU_BUCKET_SMALL);
     if (error) {
         http_fail_outside(http_of(lane), -error);
         http_fail(lane);

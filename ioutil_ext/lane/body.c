@@ -35,7 +35,7 @@ struct memory *body_take_memory(struct body *body) {
 
 void body_drop_memory(struct iou_lane *lane, struct body *body) {
     if (body->memory)
-        memory_put(lane, body_take_memory(body));
+        lane_put_memory(lane, body_take_memory(body));
 }
 
 /* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not come. */
@@ -53,7 +53,7 @@ static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
 }
 
 int body_get_memory(struct iou_lane *lane, struct body *body, uint64_t length, enum memory_patience patience) {
-    int error = memory_get(lane, room_for(body->next, length), patience, &body->memory);
+    int error = lane_get_memory(lane, room_for(body->next, length), patience, &body->memory);
     body->length = error ? 0 : length;
     body->got = 0;
     return error;

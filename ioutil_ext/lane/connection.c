@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "lane/connection.h"
 #include "lane/lane.h"
+#include "quota/memory.h"
 
 /*
  * The result of a check that the peer is alive holds for so long. A check before each change took 13 % more processor
@@ -19,7 +20,7 @@
 
 void lane_wake(struct iou_lane *lane) {
     loop_interrupt(&lane->tasks.loop);
-    memory_wake(lane->lanes);
+    memory_wake(&lane->lanes->pool);
     if (lane->bucket)
         bucket_wake(lane->bucket);
     claims_cancel(&lane->handle->image->claims);

@@ -99,7 +99,7 @@ static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t si
 /* Get the memory for the decoder. *since: later by the wait, which is not the client's. */
 static int get_window(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t asked = now_ns();
-    int error = memory_get_window(lane, body->decoder);
+    int error = lane_get_window(lane, body->decoder);
     *since += now_ns() - asked;
     return error;
 }

@@ -11,12 +11,12 @@
 #include "api/lane.h"
 #include "image/handle.h"
 #include "lane/counts.h"
-#include "lane/memory.h"
 #include "lane/receive.h"
 #include "lane/shared.h"
 #include "lane/socket.h"
 #include "lane/state.h"
 #include "lane/tasks.h"
+#include "quota/pool.h"
 
 struct iou_lane {
     struct iou_lanes *lanes;
@@ -31,7 +31,8 @@ struct iou_lane {
     uint64_t size;
     uint32_t flags;
     int timeout_ms;
-    struct lane_memory memory;
+    struct memory_user memory;
+    struct link member; /* in lanes->members */
     struct lane_state state;
     struct lane_socket socket;
     struct lane_staging staging; /* for the leader, which reads from the socket */

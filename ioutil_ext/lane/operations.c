@@ -15,6 +15,7 @@
 #include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
+#include "quota/slabs.h"
 
 /*
  * Most bytes of a turn of a WRITE if storage only copies. In between, the leader receives: a socket holds 208 KiB, and
@@ -54,7 +55,7 @@ void operation_begin(struct iou_lane *lane, struct op *op) {
 /* Whether the limit of the device is for this operation. An operation longer than a piece runs alone, and one with FUA
    takes as long as a flush: the duration of neither says how busy the device is. A remote image has no device here. */
 static bool is_limited(const struct iou_lane *lane, const struct op *op) {
-    return (op->kind == IOU_READ || op->kind == IOU_WRITE) && op->length > SHORT && op->length <= LANE_PIECE &&
+    return (op->kind == IOU_READ || op->kind == IOU_WRITE) && op->length > SHORT && op->length <= MEMORY_PIECE &&
            !(op->flags & IOU_FUA) && !op->handle->ops->remote && !operation_only_copies(lane);
 }
 

@@ -17,12 +17,6 @@
 /* Most tasks of a lane, so most requests at a time; others wait in the socket. nbdcopy sends 64, qemu 16. */
 #define MAX_TASKS 64u
 
-/* Most tasks of all lanes, and of the lanes of one ticket, without the first task of each lane. A ticket may also have
-   at most twice as many as are left, which is the rule for memory. A lane with one task does its requests one by one.
- */
-#define MAX_ALL_TASKS 512u
-#define MAX_TICKET_TASKS 128u
-
 /* An idle task ends after so long: its stack takes 8 to 16 KiB. */
 #define IDLE_NS UINT64_C(2000000000)
 
@@ -36,24 +30,18 @@ static struct task *task_of(struct fiber *fiber) {
 
 /* Each lane may have one task. */
 static bool may_have_task(const struct iou_lane *lane) {
-    uint64_t left = MAX_ALL_TASKS - min_u64(lane->lanes->tasks, MAX_ALL_TASKS);
-    return lane->tasks.count == 0 ||
-           (lane->tasks.count < MAX_TASKS && lane->memory.quota->tasks < min_u64(MAX_TICKET_TASKS, 2 * left));
+    return lane->tasks.count == 0 || (lane->tasks.count < MAX_TASKS && pool_may_have_task(&lane->memory));
 }
 
 /* Count the tasks of a lane, and for all lanes and the ticket all but the first one of each lane. */
 static void count_task(struct iou_lane *lane) {
-    if (lane->tasks.count++) {
-        lane->lanes->tasks++;
-        lane->memory.quota->tasks++;
-    }
+    if (lane->tasks.count++)
+        pool_add_task(&lane->memory);
 }
 
 static void uncount_task(struct iou_lane *lane) {
-    if (--lane->tasks.count) {
-        lane->lanes->tasks--;
-        lane->memory.quota->tasks--;
-    }
+    if (--lane->tasks.count)
+        pool_remove_task(&lane->memory);
 }
 
 /* Get the structure of a new task. The lock is held. NULL: no memory. */

@@ -32,7 +32,7 @@ static void await_rate(struct iou_lane *lane, const struct request *request) {
     uint16_t command = request->command;
     if (request->error || request->length == 0 || command == CMD_WRITE || command == CMD_FLUSH || command == CMD_CACHE)
         return;
-    rate_take(lane, command == CMD_READ ? request->length : IOU_BUCKET_SMALL);
+    lane_take_rate(lane, command == CMD_READ ? request->length : IOU_BUCKET_SMALL);
 }
 
 /* Do a request; returns whether this task still leads. */

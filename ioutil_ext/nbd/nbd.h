@@ -12,16 +12,16 @@
 #include "lane/connection.h"
 #include "lane/lane.h"
 #include "lane/operations.h"
-#include "lane/rate.h"
+#include "lane/waits.h"
 #include "nbd/wire.h"
 
 /*
- * A payload of at most LANE_PIECE is written when all of it has arrived, unless it pauses on its way (docs/nbd.md). A
+ * A payload of at most MEMORY_PIECE is written when all of it has arrived, unless it pauses on its way (docs/nbd.md). A
  * longer payload is written in such pieces. Reads are cut in the same way, where the protocol allows it. The requests
  * of qemu-img are not longer.
  */
 
-_Static_assert(MAX_PAYLOAD == LANE_LONG, "the longest READ that may not be cut has memory");
+_Static_assert(MAX_PAYLOAD == POOL_LONG, "the longest READ that may not be cut has memory");
 
 /* The NBD error of a request, 0 for success, and its text. */
 struct answer {
@@ -81,7 +81,7 @@ struct answer answer_ended(struct iou_lane *lane);
 /* Refuse a request, or a piece of a payload, that was not refused yet, if the transfer has ended. */
 void answer_check(struct iou_lane *lane, struct answer *answer);
 
-/* Return the answer to a request for which memory_get() has failed with error. */
+/* Return the answer to a request for which lane_get_memory() has failed with error. */
 struct answer answer_no_memory(struct iou_lane *lane, int error);
 
 /* Return the answer for an operation that has ended; or run the operation first. */

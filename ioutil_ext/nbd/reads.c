@@ -14,7 +14,7 @@
 
 /* Get memory for a reply. False: there is none, and an error was sent. */
 static bool get_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
-    int error = memory_get(lane, size, MEMORY_WAIT, memory);
+    int error = lane_get_memory(lane, size, MEMORY_WAIT, memory);
     if (error) {
         struct answer answer = answer_no_memory(lane, error);
         reply_error(lane, request, answer.error, answer.text);
@@ -30,14 +30,14 @@ static bool get_memory(struct iou_lane *lane, const struct request *request, siz
 static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
     if (*turn || socket_has_room(lane, size + MAX_HEADER + 12) || (*turn = socket_take_turn_until_pause(lane)))
         return true;
-    memory_put(lane, *memory);
+    lane_put_memory(lane, *memory);
     socket_take_turn(lane);
-    *error = memory_get(lane, size, MEMORY_NOW, memory);
+    *error = lane_get_memory(lane, size, MEMORY_NOW, memory);
     *turn = !*error;
     if (*turn)
         return false;
     socket_give_turn(lane);
-    *error = memory_get(lane, size, MEMORY_WAIT, memory);
+    *error = lane_get_memory(lane, size, MEMORY_WAIT, memory);
     if (*error)
         socket_take_turn(lane);
     *turn = *error;
@@ -71,7 +71,7 @@ void read_run(struct task *task, const struct request *request) {
     bool may_cut = wire_has_chunks(&nbd_of(lane)->dialect) && !(request->flags & FLAG_DF);
     uint64_t piece = room_for(request->offset, request->length);
     if (may_cut)
-        piece = min_u64(piece, operation_only_copies(lane) ? QUICK_READ : LANE_PIECE);
+        piece = min_u64(piece, operation_only_copies(lane) ? QUICK_READ : MEMORY_PIECE);
     struct memory *memory = NULL;
     uint64_t start = request->offset, left = request->length, length;
     bool goes_on = true;
@@ -81,7 +81,7 @@ void read_run(struct task *task, const struct request *request) {
                   send_piece(task, request, &memory, piece, start, length);
     }
     if (memory)
-        memory_put(lane, memory);
+        lane_put_memory(lane, memory);
 }
 
 /* ---- BLOCK_STATUS ----------------------------------------------------------------------------------------------- */
@@ -141,7 +141,7 @@ static void answer_status(struct iou_lane *lane, const struct request *request, 
         reply_status(lane, request, extents, count, payload);
 }
 
-_Static_assert(MAX_STATUS_EXTENTS * sizeof(iou_extent) == LANE_PIECE,
+_Static_assert(MAX_STATUS_EXTENTS * sizeof(iou_extent) == MEMORY_PIECE,
                "the extents of a reply fill one piece of memory");
 
 /* With several contexts half of the memory is for their chunks. */
@@ -150,7 +150,7 @@ static void run_long_status(struct task *task, const struct request *request) {
     bool single = nbd_of(lane)->contexts_count == 1;
     uint32_t most = single ? MAX_STATUS_EXTENTS : MAX_STATUS_EXTENTS / 2, count = 0;
     struct memory *memory;
-    if (!get_memory(lane, request, LANE_PIECE, &memory))
+    if (!get_memory(lane, request, MEMORY_PIECE, &memory))
         return;
     struct answer answer;
     bool turn = false;
@@ -158,14 +158,14 @@ static void run_long_status(struct task *task, const struct request *request) {
     do
         answer = error ? answer_no_memory(lane, error)
                        : look_at_extents(task, request, (iou_extent *)(void *)memory->data, most, &count);
-    while (!take_turn(lane, &memory, LANE_PIECE, &turn, &error));
+    while (!take_turn(lane, &memory, MEMORY_PIECE, &turn, &error));
     char *records = memory ? memory->data : NULL;
     answer_status(lane, request, answer, (iou_extent *)(void *)records, count,
-                  single || !records ? records : records + LANE_PIECE / 2);
+                  single || !records ? records : records + MEMORY_PIECE / 2);
     if (turn)
         socket_give_turn(lane);
     if (memory)
-        memory_put(lane, memory);
+        lane_put_memory(lane, memory);
 }
 
 void read_status(struct task *task, const struct request *request) {

@@ -71,7 +71,7 @@ static bool drop_payload(struct iou_lane *lane) {
 }
 
 static uint64_t most_of_piece(const struct body *body) {
-    return LANE_PIECE - body->next % PAGE_UNIT;
+    return MEMORY_PIECE - body->next % PAGE_UNIT;
 }
 
 /* Take a piece that was received. Returns whether it is the last one. */
@@ -88,7 +88,7 @@ static bool take_piece(struct incoming *incoming) {
 
 static void write_out(struct task *task, struct payload *payload) {
     write_piece(task, payload, incoming_of(task->lane)->request.flags & FLAG_FUA);
-    memory_put(task->lane, payload->memory);
+    lane_put_memory(task->lane, payload->memory);
     payload->memory = NULL;
 }
 
@@ -96,9 +96,9 @@ static void write_out(struct task *task, struct payload *payload) {
 static int receive_piece(struct iou_lane *lane) {
     struct body *body = &incoming_of(lane)->body;
     uint64_t most = min_u64(body->left, most_of_piece(body));
-    int error = rate_take(lane, most);
+    int error = lane_take_rate(lane, most);
     if (!error && (error = body_receive(lane, body, most)) == 0)
-        rate_give_back(lane, most - body->length);
+        lane_give_back_rate(lane, most - body->length);
     return error;
 }
 

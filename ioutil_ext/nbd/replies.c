@@ -15,7 +15,7 @@
 #define MAX_HEAD (MAX_HEADER + 12)
 
 /* Most runs of data and holes in one piece, each with its head. */
-#define MAX_RUNS (LANE_PIECE / HOLE + 1)
+#define MAX_RUNS (MEMORY_PIECE / HOLE + 1)
 
 static void send_one(struct iou_lane *lane, char *message, size_t size) {
     struct iovec part = {.iov_base = message, .iov_len = size};
@@ -123,7 +123,7 @@ static void send_data(struct task *task, struct iovec *parts, unsigned count, st
         if (parts[i].iov_len == 0)
             continue;
         if (*memory)
-            memory_put(lane, *memory);
+            lane_put_memory(lane, *memory);
         *memory = NULL;
         if (at >= start && at < end)
             send_again(task, offset + (at - start), parts[i].iov_len);

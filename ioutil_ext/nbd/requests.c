@@ -21,7 +21,7 @@ static void end_payload(struct task *task, const struct request *request, struct
     if (op->kind)
         payload->answer = answer_run(task, op);
     if (payload->memory)
-        memory_put(lane, payload->memory);
+        lane_put_memory(lane, payload->memory);
     reply(lane, request, payload->answer);
 }
 

@@ -5,15 +5,16 @@
  * back and go on later, as a request can with memory for data. So it is ended if its peer lets it wait while another
  * one needs the memory.
  *
- * Nobody gets more than twice what is left then, as in lane/memory.c; here also with the first window: three large ones
- * do not keep small ones out. Who was ended has only a half of the memory for a while, so that the other half is there
- * for the rest when he comes again at once.
+ * Everybody gets memory by the rule of iou_may_have(), here also the first window: three large ones do not keep small
+ * ones out. Who was ended has only a half of the memory for a while, so that the other half is there for the rest when
+ * he comes again at once.
  */
 
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
 
+#include "api/ioutil.h"
 #include "base/clock.h"
 #include "base/numbers.h"
 #include "base/waiter.h"
@@ -66,11 +67,6 @@ static void note_slow(uint64_t owner, uint64_t now) {
     slow_next = (slow_next + 1) % MOST_SLOW;
 }
 
-/* Whether an owner that has so much may have more, while so much is left. */
-static bool may_have(uint64_t own, uint64_t memory, uint64_t left) {
-    return memory <= left && own + memory <= 2 * (left - memory);
-}
-
 /* ---- ending others; the lock is held ---------------------------------------------------------------------------- */
 
 static uint64_t waited(const struct window *window, uint64_t now) {
@@ -98,7 +94,7 @@ static void make_room(uint64_t owner, uint64_t own, uint64_t memory, uint64_t no
         window = container_of(node, struct window, link);
         left += window->wanted ? window->memory : 0;
     }
-    while (!may_have(own, memory, left) && (window = find_resting(owner, now))) {
+    while (!iou_may_have(own, memory, left) && (window = find_resting(owner, now))) {
         window->wanted = true;
         left += window->memory;
         note_slow(window->owner, now);
@@ -109,8 +105,8 @@ static void make_room(uint64_t owner, uint64_t own, uint64_t memory, uint64_t no
 static int take(struct window *window, uint64_t owner, uint64_t memory) {
     uint64_t now = now_ns(), own = used_by(owner);
     bool limited = is_slow(owner, now);
-    if (!may_have(own, memory, IOU_ZSTD_WINDOWS - used) || (limited && used + memory > IOU_ZSTD_WINDOWS / 2)) {
-        if (!limited && may_have(own, memory, IOU_ZSTD_WINDOWS - own))
+    if (!iou_may_have(own, memory, IOU_ZSTD_WINDOWS - used) || (limited && used + memory > IOU_ZSTD_WINDOWS / 2)) {
+        if (!limited && iou_may_have(own, memory, IOU_ZSTD_WINDOWS - own))
             make_room(owner, own, memory, now);
         return -EAGAIN;
     }

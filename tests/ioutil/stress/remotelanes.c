@@ -81,7 +81,7 @@ void test_remote_lanes(unsigned connections, uint64_t seed) {
         look_after(count, STOP - 1);
         leave_image();
     }
-    CHECK(stage->lanes->used == stage->lanes->kept_size && stage->lanes->tasks == 0);
+    CHECK(stage->lanes->pool.used == stage->lanes->pool.kept_size && stage->lanes->pool.tasks == 0);
     CHECK(iou_lanes_free(stage->lanes) == 0);
     stop_engine(stage->engine);
     CHECK(iou_engine_free(stage->engine) == 0);

@@ -3,8 +3,8 @@
 /* The limit on the bytes that lanes have under way on a device at a time, and the part of each ticket (device_limit.c).
  */
 
-#ifndef IOUTIL_LANE_DEVICE_LIMIT_H
-#define IOUTIL_LANE_DEVICE_LIMIT_H
+#ifndef IOUTIL_QUOTA_DEVICE_LIMIT_H
+#define IOUTIL_QUOTA_DEVICE_LIMIT_H
 
 #include <pthread.h>
 #include <stdint.h>

@@ -10,23 +10,23 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "lane/slabs.h"
+#include "quota/slabs.h"
 
 #define MEMORY_CLASSES 4
 #define SLAB_PIECES 32 /* of the smallest class */
 
 /* The sizes of pieces, for the requests of programs: 4 KiB of a guest, 256 KiB of nbdcopy, 1 MiB of HTTP, 2 MiB of
    qemu-img. */
-static const size_t SIZES[MEMORY_CLASSES] = {64 * KIB, 256 * KIB, MIB, LANE_PIECE};
+static const size_t SIZES[MEMORY_CLASSES] = {64 * KIB, 256 * KIB, MIB, MEMORY_PIECE};
 
-_Static_assert(SLAB_PIECES * 64 * KIB == LANE_PIECE && SLAB_PIECES <= 32, "a bit for each piece");
+_Static_assert(SLAB_PIECES * 64 * KIB == MEMORY_PIECE && SLAB_PIECES <= 32, "a bit for each piece");
 
 /* Most bytes of unused slabs that are kept: as much as a busy connection of nbdcopy uses. */
 #define KEPT (16 * MIB)
 
-/* LANE_PIECE bytes in pieces of one size, all for one device. */
+/* MEMORY_PIECE bytes in pieces of one size, all for one device. */
 struct slab {
-    struct link link; /* in device->slabs, those with free pieces first, or in lanes->kept */
+    struct link link; /* in device->slabs, those with free pieces first, or in pool->kept */
     struct device_slabs *device;
     char *data;
     int class;
@@ -38,7 +38,7 @@ struct slab {
 struct device_slabs {
     struct device_slabs *next;
     uint64_t id, used; /* bytes of slabs */
-    uint32_t lanes;
+    uint32_t users;
     struct link slabs[MEMORY_CLASSES];
     struct device_limit limit;
 };
@@ -52,11 +52,11 @@ struct device_slabs {
  * long as the median, instead of 5 times.
  */
 char *slab_map(size_t size) {
-    size_t room = size + LANE_PIECE;
+    size_t room = size + MEMORY_PIECE;
     char *start = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (start == MAP_FAILED)
         return NULL;
-    size_t before = -(uintptr_t)start % LANE_PIECE, behind = room - before - size;
+    size_t before = -(uintptr_t)start % MEMORY_PIECE, behind = room - before - size;
     if (before)
         munmap(start, before);
     if (behind)
@@ -65,29 +65,29 @@ char *slab_map(size_t size) {
     return start + before;
 }
 
-static struct slab *new_slab(struct iou_lanes *lanes) {
+static struct slab *new_slab(struct memory_pool *pool) {
     struct slab *slab = malloc(sizeof(*slab));
     if (!slab)
         return NULL;
-    slab->data = slab_map(LANE_PIECE);
+    slab->data = slab_map(MEMORY_PIECE);
     if (!slab->data) {
         free(slab);
         return NULL;
     }
     slab->class = MEMORY_CLASSES;
-    lanes->used += LANE_PIECE;
+    pool->used += MEMORY_PIECE;
     return slab;
 }
 
-static void free_slab(struct iou_lanes *lanes, struct slab *slab) {
-    munmap(slab->data, LANE_PIECE);
+static void free_slab(struct memory_pool *pool, struct slab *slab) {
+    munmap(slab->data, MEMORY_PIECE);
     free(slab);
-    lanes->used -= LANE_PIECE;
+    pool->used -= MEMORY_PIECE;
 }
 
 /* ---- classes ---------------------------------------------------------------------------------------------------- */
 
-/* size: at most LANE_PIECE. */
+/* size: at most MEMORY_PIECE. */
 static int class_of(size_t size) {
     int class = 0;
     while (SIZES[class] < size)
@@ -100,7 +100,7 @@ size_t slab_piece(size_t size) {
 }
 
 static unsigned pieces_of(int class) {
-    return (unsigned)(LANE_PIECE / SIZES[class]);
+    return (unsigned)(MEMORY_PIECE / SIZES[class]);
 }
 
 /* The bits of all pieces of a slab. */
@@ -110,10 +110,10 @@ static uint32_t all_free(int class) {
 
 /* ---- slabs of devices, and kept slabs --------------------------------------------------------------------------- */
 
-static struct slab *take_kept(struct iou_lanes *lanes) {
-    struct slab *slab = container_of(lanes->kept.next, struct slab, link);
+static struct slab *take_kept(struct memory_pool *pool) {
+    struct slab *slab = container_of(pool->kept.next, struct slab, link);
     link_remove(&slab->link);
-    lanes->kept_size -= LANE_PIECE;
+    pool->kept_size -= MEMORY_PIECE;
     return slab;
 }
 
@@ -128,26 +128,26 @@ static void give_slab(struct device_slabs *device, struct slab *slab, int class)
     if (slab->class != class)
         cut(slab, class);
     slab->device = device;
-    device->used += LANE_PIECE;
+    device->used += MEMORY_PIECE;
     link_append(device->slabs[class].next, &slab->link);
 }
 
 /* Take back a slab without used pieces: keep it, or give it back to the system. */
-static void return_slab(struct iou_lanes *lanes, struct slab *slab) {
-    slab->device->used -= LANE_PIECE;
+static void return_slab(struct memory_pool *pool, struct slab *slab) {
+    slab->device->used -= MEMORY_PIECE;
     link_remove(&slab->link);
-    if (lanes->kept_size + LANE_PIECE > KEPT) {
-        free_slab(lanes, slab);
+    if (pool->kept_size + MEMORY_PIECE > KEPT) {
+        free_slab(pool, slab);
         return;
     }
-    link_append(lanes->kept.next, &slab->link);
-    lanes->kept_size += LANE_PIECE;
+    link_append(pool->kept.next, &slab->link);
+    pool->kept_size += MEMORY_PIECE;
 }
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
-static struct device_slabs *find_device(struct iou_lanes *lanes, uint64_t id) {
-    struct device_slabs *device = lanes->devices;
+static struct device_slabs *find_device(struct memory_pool *pool, uint64_t id) {
+    struct device_slabs *device = pool->devices;
     while (device && device->id != id)
         device = device->next;
     if (!device && (device = calloc(1, sizeof(*device)))) {
@@ -155,22 +155,22 @@ static struct device_slabs *find_device(struct iou_lanes *lanes, uint64_t id) {
         for (int class = 0; class < MEMORY_CLASSES; class++)
             link_init(&device->slabs[class]);
         limit_init(&device->limit);
-        device->next = lanes->devices;
-        lanes->devices = device;
+        device->next = pool->devices;
+        pool->devices = device;
     }
     return device;
 }
 
-struct device_slabs *slab_join(struct iou_lanes *lanes, uint64_t id) {
-    struct device_slabs *device = find_device(lanes, id);
+struct device_slabs *slab_join(struct memory_pool *pool, uint64_t id) {
+    struct device_slabs *device = find_device(pool, id);
     if (device)
-        device->lanes++;
+        device->users++;
     return device;
 }
 
-void slab_part(struct iou_lanes *lanes, struct device_slabs *device) {
-    struct device_slabs **where = &lanes->devices;
-    if (--device->lanes)
+void slab_part(struct memory_pool *pool, struct device_slabs *device) {
+    struct device_slabs **where = &pool->devices;
+    if (--device->users)
         return;
     while (*where != device)
         where = &(*where)->next;
@@ -185,29 +185,29 @@ struct device_limit *slab_limit(struct device_slabs *device) {
 
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
-uint64_t slab_left(const struct iou_lanes *lanes, const struct device_slabs *device) {
-    uint64_t all = lanes->limit - (lanes->used - lanes->kept_size), own = lanes->limit / 4 * 3 - device->used;
-    return round_down(min_u64(all, own), LANE_PIECE);
+uint64_t slab_left(const struct memory_pool *pool, const struct device_slabs *device) {
+    uint64_t all = pool->limit - (pool->used - pool->kept_size), own = pool->limit / 4 * 3 - device->used;
+    return round_down(min_u64(all, own), MEMORY_PIECE);
 }
 
 /* Make sure that the device's first slab of this class has a free piece. */
-static int find_slab(struct iou_lanes *lanes, struct device_slabs *device, int class) {
+static int find_slab(struct memory_pool *pool, struct device_slabs *device, int class) {
     const struct link *slabs = &device->slabs[class];
     if (!link_empty(slabs) && container_of(slabs->next, struct slab, link)->free)
         return 0;
-    if (slab_left(lanes, device) == 0)
+    if (slab_left(pool, device) == 0)
         return -EAGAIN;
-    struct slab *slab = link_empty(&lanes->kept) ? new_slab(lanes) : take_kept(lanes);
+    struct slab *slab = link_empty(&pool->kept) ? new_slab(pool) : take_kept(pool);
     if (!slab)
         return -ENOMEM;
     give_slab(device, slab, class);
     return 0;
 }
 
-int slab_take(struct iou_lanes *lanes, struct device_slabs *device, size_t size, struct memory **memory) {
+int slab_take(struct memory_pool *pool, struct device_slabs *device, size_t size, struct memory **memory) {
     int class = class_of(size);
     struct link *slabs = &device->slabs[class];
-    int error = find_slab(lanes, device, class);
+    int error = find_slab(pool, device, class);
     if (error)
         return error;
     struct slab *slab = container_of(slabs->next, struct slab, link);
@@ -220,18 +220,18 @@ int slab_take(struct iou_lanes *lanes, struct device_slabs *device, size_t size,
     return 0;
 }
 
-void slab_put(struct iou_lanes *lanes, struct memory *memory) {
+void slab_put(struct memory_pool *pool, struct memory *memory) {
     struct slab *slab = memory->slab;
     slab->free |= 1u << (memory - slab->pieces);
     if (slab->free == all_free(slab->class)) {
-        return_slab(lanes, slab);
+        return_slab(pool, slab);
         return;
     }
     link_remove(&slab->link);
     link_append(slab->device->slabs[slab->class].next, &slab->link); /* first: it is in the caches */
 }
 
-void slab_free_kept(struct iou_lanes *lanes) {
-    while (!link_empty(&lanes->kept))
-        free_slab(lanes, take_kept(lanes));
+void slab_free_kept(struct memory_pool *pool) {
+    while (!link_empty(&pool->kept))
+        free_slab(pool, take_kept(pool));
 }

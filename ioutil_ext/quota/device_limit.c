@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/numbers.h"
-#include "lane/device_limit.h"
+#include "quota/device_limit.h"
 
 /*
  * Bytes that keep a fast disk busy. A C program read 512 MiB in 0.20 s with 16 reads of 256 KiB at a time, in 0.19 s
