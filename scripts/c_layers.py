@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check the order of the C extension: rooms include downward only, and its files call each other in no circle.
+"""Check the order of the C extension.
+
+Rooms include downward only, its files call each other in no circle, and a function's name is in one file only.
 
 The only argument is the directory of the extension, ``ioutil_ext`` without one. What files call is found by name, as
 far as the style of the sources goes: functions that are not static begin a line.
@@ -30,12 +32,13 @@ _HEIGHT = {room: height for height, row in enumerate(ROOMS) for room in row}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]*)"')
 _NO_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|" + r'"(?:\\.|[^"\\\n])*"', re.DOTALL)
 _DEFINITION = re.compile(r"^(?!static\b|typedef\b)[a-z_][\w *]*?[ *](\w+)\([^;{}]*\) \{", re.MULTILINE)
+_FUNCTION = re.compile(r"^(?!typedef\b)[a-z_][\w *]*?[ *](\w+)\([^;{}]*\) \{", re.MULTILINE)  # static or not
 _STATIC = re.compile(r"^static\b[^;=(]*?(\w+)\(", re.MULTILINE)
 _WORD = re.compile(r"(?<![.>\w])\w+")
 
 
 def mistakes(extension: Path) -> Iterator[str]:
-    """Yield a line for each file that stands in no room, each include that is not allowed, and a circle of calls."""
+    """Yield a line for each file that stands in no room, each include that is not allowed, a circle of calls, and a name in two files."""
     for path in _files(extension):
         place = path.relative_to(extension)
         if len(place.parts) != 2 or place.parts[0] not in _HEIGHT:
@@ -46,6 +49,9 @@ def mistakes(extension: Path) -> Iterator[str]:
                 yield f"{path}:{number}: {mistake}"
     if circle := _circle(extension):
         yield "a circle of calls: " + " -> ".join(str(path.relative_to(extension)) for path in circle)
+    for name, paths in sorted(_functions(extension).items()):
+        if len(paths) > 1:
+            yield f"{name}() is in {' and '.join(sorted(str(path.relative_to(extension)) for path in paths))}"
 
 
 def _files(extension: Path) -> list[Path]:
@@ -59,6 +65,15 @@ def _mistake(extension: Path, room: str, included: str) -> str | None:
     if other != room and _HEIGHT[other] >= _HEIGHT[room]:
         return f"{room} includes {included}, and {other} is not below it"
     return None
+
+
+def _functions(extension: Path) -> dict[str, set[Path]]:
+    """Return the files that define a function, by its name."""
+    found: dict[str, set[Path]] = {}
+    for path in _files(extension):
+        for name in _FUNCTION.findall(_NO_CODE.sub("", path.read_text())):
+            found.setdefault(name, set()).add(path)
+    return found
 
 
 def _circle(extension: Path) -> list[Path]:

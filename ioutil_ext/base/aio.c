@@ -48,7 +48,7 @@ static struct aio *of(struct batch *batch) {
     return container_of(batch, struct aio, batch);
 }
 
-static struct aio *take_kept(void) {
+static struct aio *take_kept_aio(void) {
     pthread_mutex_lock(&lock);
     if (born != fork_generation()) {
         kept = NULL; /* its memory is lost in the child */
@@ -89,8 +89,8 @@ static int make(struct aio **result) {
     return 0;
 }
 
-static int take(struct aio **result) {
-    *result = take_kept();
+static int take_aio(struct aio **result) {
+    *result = take_kept_aio();
     return *result ? 0 : make(result);
 }
 
@@ -104,7 +104,7 @@ static void give(struct batch *batch) {
 
 int aio_probe(void) {
     struct aio *aio;
-    int error = take(&aio);
+    int error = take_aio(&aio);
     if (!error)
         give(&aio->batch);
     return error;
@@ -131,7 +131,7 @@ static void take_submitted(struct aio *aio, long count) {
         aio->calls[i] = aio->calls[i + (unsigned)count];
 }
 
-static void begin(struct batch *batch) {
+static void begin_batch(struct batch *batch) {
     struct aio *aio = of(batch);
     unsigned before = aio->waiting + 1;
     while (aio->waiting && aio->waiting < before) {
@@ -160,16 +160,16 @@ bool aio_is_possible(void) {
     if (loop->batch)
         return true;
     struct aio *aio;
-    loop->refused = take(&aio);
+    loop->refused = take_aio(&aio);
     if (loop->refused)
         return false;
-    aio->batch = (struct batch){.begin = begin, .reap = reap, .free = give};
+    aio->batch = (struct batch){.begin = begin_batch, .reap = reap, .free = give};
     aio->event_fd = loop->event_fd;
     loop->batch = &aio->batch;
     return true;
 }
 
-static ssize_t run(int fd, uint16_t operation, uint64_t memory, size_t length, uint64_t offset) {
+static ssize_t run_call(int fd, uint16_t operation, uint64_t memory, size_t length, uint64_t offset) {
     struct fiber *fiber = fiber_current();
     struct aio *aio = of(fiber->loop->batch);
     struct call call = {
@@ -195,9 +195,9 @@ static ssize_t run(int fd, uint16_t operation, uint64_t memory, size_t length, u
 }
 
 ssize_t aio_pread(int fd, void *memory, size_t length, uint64_t offset) {
-    return run(fd, IOCB_CMD_PREAD, (uint64_t)(uintptr_t)memory, length, offset);
+    return run_call(fd, IOCB_CMD_PREAD, (uint64_t)(uintptr_t)memory, length, offset);
 }
 
 ssize_t aio_pwrite(int fd, const void *memory, size_t length, uint64_t offset) {
-    return run(fd, IOCB_CMD_PWRITE, (uint64_t)(uintptr_t)memory, length, offset);
+    return run_call(fd, IOCB_CMD_PWRITE, (uint64_t)(uintptr_t)memory, length, offset);
 }

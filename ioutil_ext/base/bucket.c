@@ -54,7 +54,7 @@ void iou_bucket_free(iou_bucket *bucket) {
 /* ---- one level; the lock is held -------------------------------------------------------------------------------- */
 
 /* Grant the bytes of the time until now. The time of a part of a byte is kept for the next call. */
-static void settle(iou_bucket *bucket) {
+static void settle_bucket(iou_bucket *bucket) {
     uint64_t now = now_ns(), rate = bucket->rate, passed = now - bucket->settled;
     uint64_t most = bucket->taken + rate / BURSTS, bytes = rate ? passed % SECOND * rate / SECOND : 0;
     bucket->granted += passed / SECOND * rate + bytes;
@@ -66,7 +66,7 @@ static void settle(iou_bucket *bucket) {
 }
 
 /* The caller wakes those in *served without the lock. */
-static void wake(iou_bucket *bucket, struct link *served) {
+static void wake_waiters(iou_bucket *bucket, struct link *served) {
     bucket->wakes++;
     link_init(served);
     while (!link_empty(&bucket->waiters))
@@ -76,12 +76,12 @@ static void wake(iou_bucket *bucket, struct link *served) {
 /* ---- one level -------------------------------------------------------------------------------------------------- */
 
 /* Take bytes; returns those that were taken before. */
-static uint64_t take(iou_bucket *bucket, uint64_t bytes) {
+static uint64_t take_bytes(iou_bucket *bucket, uint64_t bytes) {
     if (bucket->rate == 0)
         return 0;
     pthread_mutex_lock(&bucket->lock);
     uint64_t before = bucket->taken;
-    settle(bucket);
+    settle_bucket(bucket);
     bucket->taken += bytes;
     pthread_mutex_unlock(&bucket->lock);
     return before;
@@ -92,19 +92,19 @@ static uint64_t left(iou_bucket *bucket, uint64_t due) {
     if (due == 0 || bucket->rate == 0)
         return 0;
     pthread_mutex_lock(&bucket->lock);
-    settle(bucket);
+    settle_bucket(bucket);
     uint64_t rate = bucket->rate, missing = due > bucket->granted ? due - bucket->granted : 0;
     pthread_mutex_unlock(&bucket->lock);
     return rate ? (min_u64(missing, IOU_BUCKET_MOST) * SECOND + rate - 1) / rate : 0;
 }
 
-static void give_back(iou_bucket *bucket, uint64_t bytes) {
+static void give_bytes_back(iou_bucket *bucket, uint64_t bytes) {
     if (bucket->rate == 0 || bytes == 0)
         return;
     struct link served;
     pthread_mutex_lock(&bucket->lock);
     bucket->granted += bytes;
-    wake(bucket, &served);
+    wake_waiters(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
     waiters_wake(&served);
 }
@@ -117,8 +117,8 @@ uint64_t iou_bucket_left(iou_bucket *bucket, const iou_due *due) {
 }
 
 uint64_t iou_bucket_take(iou_bucket *bucket, uint64_t bytes, iou_due *due) {
-    due->own = take(bucket, bytes);
-    due->parents = bucket->parent ? take(bucket->parent, bytes) : 0;
+    due->own = take_bytes(bucket, bytes);
+    due->parents = bucket->parent ? take_bytes(bucket->parent, bytes) : 0;
     uint64_t ns = due->own || due->parents ? iou_bucket_left(bucket, due) : 0;
     if (ns == 0)
         return 0;
@@ -137,9 +137,9 @@ void iou_bucket_waited(iou_bucket *bucket) {
 }
 
 void iou_bucket_give_back(iou_bucket *bucket, uint64_t bytes) {
-    give_back(bucket, bytes);
+    give_bytes_back(bucket, bytes);
     if (bucket->parent)
-        give_back(bucket->parent, bytes);
+        give_bytes_back(bucket->parent, bytes);
 }
 
 int iou_bucket_set(iou_bucket *bucket, uint64_t rate) {
@@ -147,10 +147,10 @@ int iou_bucket_set(iou_bucket *bucket, uint64_t rate) {
         return -EINVAL;
     struct link served;
     pthread_mutex_lock(&bucket->lock);
-    settle(bucket); /* by the rate before */
+    settle_bucket(bucket); /* by the rate before */
     bucket->rate = rate;
-    settle(bucket);
-    wake(bucket, &served);
+    settle_bucket(bucket);
+    wake_waiters(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
     waiters_wake(&served);
     return 0;
@@ -176,7 +176,7 @@ uint64_t bucket_rate(const iou_bucket *bucket) {
 void bucket_wake(iou_bucket *bucket) {
     struct link served;
     pthread_mutex_lock(&bucket->lock);
-    wake(bucket, &served);
+    wake_waiters(bucket, &served);
     pthread_mutex_unlock(&bucket->lock);
     waiters_wake(&served);
 }

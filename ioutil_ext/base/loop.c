@@ -75,7 +75,7 @@ static void make_ready(struct fiber *fiber) {
 }
 
 /* The loop's own thread. */
-static void wake(struct fiber *fiber) {
+static void wake_fiber(struct fiber *fiber) {
     if (!fiber->sleeps) {
         fiber->token = true;
         return;
@@ -94,7 +94,7 @@ static void disturb(struct loop *loop) {
 void fiber_wake(struct fiber *fiber) {
     struct loop *loop = fiber->loop;
     if (mine == loop) {
-        wake(fiber);
+        wake_fiber(fiber);
         return;
     }
     pthread_mutex_lock(&loop->lock);
@@ -152,7 +152,7 @@ void fiber_disturb(struct fiber *fiber) {
 
 /* ---- a round ---------------------------------------------------------------------------------------------------- */
 
-static void run(struct loop *loop, struct fiber *fiber) {
+static void run_fiber(struct loop *loop, struct fiber *fiber) {
     link_remove(&fiber->link);
     fiber_enter(fiber);
     if (fiber->ended) {
@@ -165,7 +165,7 @@ static void run(struct loop *loop, struct fiber *fiber) {
 static void run_ready(struct loop *loop) {
     unsigned most = loop->batch ? MAX_RUNS_OF_BATCH : MAX_RUNS;
     for (unsigned runs = 0; runs < most && !link_empty(&loop->ready); runs++)
-        run(loop, container_of(loop->ready.next, struct fiber, link));
+        run_fiber(loop, container_of(loop->ready.next, struct fiber, link));
     while (!link_empty(&loop->yielded))
         make_ready(container_of(loop->yielded.next, struct fiber, link));
 }
@@ -198,7 +198,7 @@ static bool take_woken(struct loop *loop, bool sleeps) {
     while (!link_empty(&woken)) {
         struct fiber *fiber = container_of(woken.next, struct fiber, woken);
         link_remove(&fiber->woken);
-        wake(fiber);
+        wake_fiber(fiber);
     }
     if (interrupts)
         end_waits(loop, true);

@@ -136,18 +136,18 @@ iou_range *blocks_next(const struct ranges *set, struct place *place) {
 
 /* ---- changes ---------------------------------------------------------------------------------------------------- */
 
-static void put(struct block *block, uint32_t index, iou_range range) {
+static void put_range(struct block *block, uint32_t index, iou_range range) {
     memmove(&block->all[index + 1], &block->all[index], (block->count - index) * sizeof(range));
     block->all[index] = range;
     block->count++;
 }
 
-static bool has_room(const struct ranges *set, uint32_t block) {
+static bool block_has_room(const struct ranges *set, uint32_t block) {
     return block < set->used && set->blocks[block]->count < BLOCK_RANGES;
 }
 
 /* Move the second half of a full block to a new one. False: there is no room. */
-static bool split(struct ranges *set, uint32_t at) {
+static bool split_block(struct ranges *set, uint32_t at) {
     const uint32_t half = BLOCK_RANGES / 2;
     struct block *next = add_block(set, at + 1);
     if (!next)
@@ -160,16 +160,16 @@ static bool split(struct ranges *set, uint32_t at) {
 bool blocks_insert(struct ranges *set, struct place place, iou_range range) {
     if (set->count == IOU_DURABLE_RANGES)
         return false;
-    if (place.index == 0 && place.block > 0 && has_room(set, place.block - 1)) {
+    if (place.index == 0 && place.block > 0 && block_has_room(set, place.block - 1)) {
         place.block--; /* so that blocks which are filled in order are full */
         place.index = set->blocks[place.block]->count;
-    } else if (!has_room(set, place.block)) {
-        if (place.index == 0 ? !add_block(set, place.block) : !split(set, place.block))
+    } else if (!block_has_room(set, place.block)) {
+        if (place.index == 0 ? !add_block(set, place.block) : !split_block(set, place.block))
             return false;
         if (place.index > BLOCK_RANGES / 2)
             place = (struct place){place.block + 1, place.index - BLOCK_RANGES / 2};
     }
-    put(set->blocks[place.block], place.index, range);
+    put_range(set->blocks[place.block], place.index, range);
     set->count++;
     return true;
 }

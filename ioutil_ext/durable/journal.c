@@ -70,7 +70,7 @@ int journal_init(struct journal *journal, int directory, const char *name, const
     return 0;
 }
 
-static void close_file(struct journal *journal) {
+static void close_journal(struct journal *journal) {
     if (journal->fd != -1)
         sys_close(journal->fd);
     journal->fd = -1;
@@ -79,7 +79,7 @@ static void close_file(struct journal *journal) {
 }
 
 void journal_close(struct journal *journal) {
-    close_file(journal);
+    close_journal(journal);
     journal->directory = -1;
 }
 
@@ -93,7 +93,7 @@ void journal_free(struct journal *journal) {
 
 /* ---- lines ------------------------------------------------------------------------------------------------------ */
 
-static int write_all(int fd, const char *text, size_t length, uint64_t offset) {
+static int write_bytes(int fd, const char *text, size_t length, uint64_t offset) {
     while (length) {
         ssize_t count = sys_pwrite(fd, text, length, offset);
         if (count <= 0)
@@ -112,7 +112,7 @@ struct text {
 };
 
 static int write_text(struct journal *journal, struct text *text) {
-    int error = write_all(journal->fd, text->bytes, text->length, journal->size);
+    int error = write_bytes(journal->fd, text->bytes, text->length, journal->size);
     journal->size += text->length;
     text->length = 0;
     return error;
@@ -145,11 +145,11 @@ static int write_count(const struct journal *journal) {
     int length = snprintf(text, sizeof(text), "%010" PRIu32 " ", journal->lines);
     uint32_t crc = add_crc(0, text, (size_t)length - 1);
     length += snprintf(text + length, sizeof(text) - (size_t)length, "%08" PRIx32 "\n", crc);
-    return write_all(journal->fd, text, (size_t)length, journal->count_at);
+    return write_bytes(journal->fd, text, (size_t)length, journal->count_at);
 }
 
 /* After an error, let the journal be as it was before. */
-static int settle(struct journal *journal, const struct journal *before, int error) {
+static int settle_journal(struct journal *journal, const struct journal *before, int error) {
     if (error) {
         *journal = *before;
         journal->broken = sys_ftruncate(journal->fd, journal->size) < 0;
@@ -163,7 +163,7 @@ static bool is_writable(const struct journal *journal) {
 
 int journal_append(struct journal *journal, const struct ranges *ranges) {
     struct journal before = *journal;
-    return is_writable(journal) ? settle(journal, &before, write_ranges(journal, ranges)) : -EIO;
+    return is_writable(journal) ? settle_journal(journal, &before, write_ranges(journal, ranges)) : -EIO;
 }
 
 int journal_take_out(struct journal *journal, iou_range range) {
@@ -173,7 +173,7 @@ int journal_take_out(struct journal *journal, iou_range range) {
     if (!is_writable(journal))
         return -EIO;
     int error = write_line(journal, &text, '-', &range);
-    return settle(journal, &before, error ? error : write_text(journal, &text));
+    return settle_journal(journal, &before, error ? error : write_text(journal, &text));
 }
 
 int journal_sync(struct journal *journal) {
@@ -195,7 +195,7 @@ static int write_head(struct journal *journal) {
     int length = snprintf(text, sizeof(text), VERSION "%s ", journal->header);
     journal->crc = add_crc(0, text, (size_t)length - 1);
     length += snprintf(text + length, sizeof(text) - (size_t)length, "%08" PRIx32 "\n", journal->crc);
-    int error = write_all(journal->fd, text, (size_t)length, 0);
+    int error = write_bytes(journal->fd, text, (size_t)length, 0);
     journal->count_at = (uint64_t)length;
     if (!error)
         error = write_count(journal);
@@ -204,7 +204,7 @@ static int write_head(struct journal *journal) {
 }
 
 /* Write a whole journal into its file, which is new. */
-static int fill(struct journal *journal, const struct ranges *ranges) {
+static int fill_journal(struct journal *journal, const struct ranges *ranges) {
     int error = write_head(journal);
     if (!error)
         error = write_ranges(journal, ranges);
@@ -225,7 +225,7 @@ int journal_rewrite(struct journal *journal, const struct ranges *ranges) {
                      O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, MODE);
     if (next.fd == -1)
         return -errno;
-    int error = fill(&next, ranges);
+    int error = fill_journal(&next, ranges);
     if (!error && renameat(journal->directory, journal->new_name, journal->directory, journal->name) == -1)
         error = -errno;
     if (error) {
@@ -242,7 +242,7 @@ int journal_rewrite(struct journal *journal, const struct ranges *ranges) {
 }
 
 int journal_remove(struct journal *journal) {
-    close_file(journal);
+    close_journal(journal);
     if (unlinkat(journal->directory, journal->name, 0) == -1 && errno != ENOENT)
         return -errno;
     return sync_directory(journal);

@@ -208,7 +208,7 @@ static void durable_free(struct iou_durable *record) {
 }
 
 /* Write the first journal. */
-static int begin(struct iou_durable *record, const iou_range *ranges, uint32_t count) {
+static int begin_journal(struct iou_durable *record, const iou_range *ranges, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         ranges_add(&record->durable, ranges[i].start, ranges[i].end);
     return rewrite(record);
@@ -227,7 +227,7 @@ int iou_durable_new(int directory, const char *name, const char *header, const i
     link_init(&record->flushes);
     int error = journal_init(&record->journal, directory, name, header);
     if (!error)
-        error = begin(record, ranges, count);
+        error = begin_journal(record, ranges, count);
     if (error)
         durable_free(record);
     else

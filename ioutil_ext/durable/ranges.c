@@ -14,7 +14,7 @@
 #define FIRST_UNIT (8 * KIB)
 
 /* Make room for more ranges. False: there is no memory at all. */
-static bool make_room(struct ranges *set) {
+static bool make_set_room(struct ranges *set) {
     uint32_t used = set->used, half = set->count / 2;
     bool full = set->count == IOU_DURABLE_RANGES;
     blocks_cut(set, 1);
@@ -56,7 +56,7 @@ void ranges_add(struct ranges *set, uint64_t start, uint64_t end) {
             return;
         }
         added = blocks_insert(set, place, (iou_range){start, end});
-        if (!added && !make_room(set)) {
+        if (!added && !make_set_room(set)) {
             set->lost = true;
             return;
         }

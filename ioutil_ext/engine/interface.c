@@ -60,7 +60,7 @@ static void finish_canceled(struct op *op) {
     worker_finish(op);
 }
 
-static int cancel(iou_engine *engine, bool all) {
+static int cancel_each(iou_engine *engine, bool all) {
     struct link canceled;
     struct claim *freed = NULL;
     link_init(&canceled);
@@ -77,7 +77,7 @@ static int cancel(iou_engine *engine, bool all) {
 }
 
 int iou_cancel_queued(iou_engine *engine) {
-    return engine_is_foreign(engine) ? -ECHILD : cancel(engine, false);
+    return engine_is_foreign(engine) ? -ECHILD : cancel_each(engine, false);
 }
 
 static uint32_t count_unfinished(const iou_engine *engine) {
@@ -103,7 +103,7 @@ int iou_engine_stop(iou_engine *engine, uint32_t timeout_ms) {
     pthread_mutex_lock(&engine->lock);
     engine->stopping = true;
     pthread_mutex_unlock(&engine->lock);
-    cancel(engine, true);
+    cancel_each(engine, true);
     pthread_mutex_lock(&engine->lock);
     workers_wake_all(engine);
     engine_unlock(engine);
@@ -254,7 +254,7 @@ int iou_engine_running(iou_engine *engine, iou_running *records, uint32_t max) {
 }
 
 /* Put the operation into *record if it is the owner's and has run longest so far. */
-static void look(const struct op *op, const void *owner, uint64_t now, iou_running *record) {
+static void look_at_op(const struct op *op, const void *owner, uint64_t now, iou_running *record) {
     iou_running each;
     if (!op || op->owner != owner)
         return;
@@ -268,9 +268,9 @@ bool engine_slowest(struct iou_engine *engine, const void *owner, iou_running *r
     pthread_mutex_lock(&engine->lock);
     uint64_t now = now_ns();
     for (struct link *node = engine->workers.next; node != &engine->workers; node = node->next)
-        look(container_of(node, const struct worker, link)->op, owner, now, record);
+        look_at_op(container_of(node, const struct worker, link)->op, owner, now, record);
     for (struct link *node = engine->own_thread.next; node != &engine->own_thread; node = node->next)
-        look(container_of(node, const struct op, link), owner, now, record);
+        look_at_op(container_of(node, const struct op, link), owner, now, record);
     pthread_mutex_unlock(&engine->lock);
     return record->kind;
 }

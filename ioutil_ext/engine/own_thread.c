@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "engine/running.h"
 
-static void begin(struct iou_engine *engine, struct op *op) {
+static void begin_own(struct iou_engine *engine, struct op *op) {
     uint64_t now = now_ns();
     bool first = !op->started_at;
     op->engine = engine;
@@ -20,7 +20,7 @@ static void begin(struct iou_engine *engine, struct op *op) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-static void end(struct iou_engine *engine, struct op *op, bool ended) {
+static void end_own(struct iou_engine *engine, struct op *op, bool ended) {
     op->result.elapsed = now_ns() - op->started_at;
     pthread_mutex_lock(&engine->lock);
     link_remove(&op->link);
@@ -32,10 +32,10 @@ static void end(struct iou_engine *engine, struct op *op, bool ended) {
 }
 
 bool own_thread_turn(struct iou_engine *engine, struct op *op) {
-    begin(engine, op);
+    begin_own(engine, op);
     bool ended = op_turn(op);
     if (ended)
         op_unclaim(op);
-    end(engine, op, ended);
+    end_own(engine, op, ended);
     return ended;
 }

@@ -10,7 +10,7 @@
 #include "engine/queue.h"
 
 /* The engine is not freed before its queues. */
-static void count(struct iou_engine *engine, int more) {
+static void count_queues(struct iou_engine *engine, int more) {
     pthread_mutex_lock(&engine->lock);
     engine->queues += (uint32_t)more;
     pthread_mutex_unlock(&engine->lock);
@@ -31,7 +31,7 @@ int iou_queue_new(iou_engine *engine, iou_queue **result) {
     queue->engine = engine;
     pthread_mutex_init(&queue->lock, NULL);
     link_init(&queue->completed);
-    count(engine, 1);
+    count_queues(engine, 1);
     *result = queue;
     return 0;
 }
@@ -44,7 +44,7 @@ int iou_queue_free(iou_queue *queue) {
     /* A worker that pushed the last completion may still hold the lock. */
     pthread_mutex_lock(&queue->lock);
     pthread_mutex_unlock(&queue->lock);
-    count(queue->engine, -1);
+    count_queues(queue->engine, -1);
     close(queue->eventfd);
     pthread_mutex_destroy(&queue->lock);
     free(queue);

@@ -95,7 +95,7 @@ static int run_kind(struct op *op) {
 }
 
 /*
- * Change the image's generation at the start of a change, and take its range out of what is durable. end() changes the
+ * Change the image's generation at the start of a change, and take its range out of what is durable. end_running() changes the
  * generation again.
  */
 static int begin_change(struct op *op) {
@@ -122,7 +122,7 @@ static int end_change(struct op *op) {
     return 0;
 }
 
-static void end(struct op *op, int error) {
+static void end_running(struct op *op, int error) {
     if (op->changes)
         op->handle->image->activity += ((uint64_t)1 << WRITERS_BITS) - 1;
     op->changes = false;
@@ -132,7 +132,7 @@ static void end(struct op *op, int error) {
 }
 
 /* Whether the operation is complete. Only reads and changes of data run in turns. */
-static bool is_whole(const struct op *op) {
+static bool is_op_whole(const struct op *op) {
     return (op->kind != IOU_READ && !changes_data(op->kind)) || op->result.done == op->length;
 }
 
@@ -146,16 +146,16 @@ bool op_turn(struct op *op) {
         error = begin_change(op);
     if (!error)
         error = run_kind(op);
-    if (!error && !is_whole(op))
+    if (!error && !is_op_whole(op))
         return false;
     if (!error && changes_data(op->kind))
         error = end_change(op);
-    end(op, error);
+    end_running(op, error);
     return true;
 }
 
 void op_cancel(struct op *op) {
-    end(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
+    end_running(op, op_fail(op, IOU_SYS_NONE, ECANCELED));
 }
 
 void op_describe(const struct op *op, uint64_t now, iou_running *record) {

@@ -32,7 +32,7 @@ static struct device *find_device(struct iou_engine *engine, uint64_t id) {
 }
 
 /* Update the list of ready devices after a change of the device, and free a device without operations. */
-static void settle(struct iou_engine *engine, struct device *device) {
+static void settle_device(struct iou_engine *engine, struct device *device) {
     bool ready = device->queued && device->running < engine->quota;
     if (ready && link_empty(&device->ready))
         link_append(&engine->ready, &device->ready);
@@ -83,7 +83,7 @@ static void unpark(struct iou_engine *engine, struct op *op) {
 void schedule_admitted(struct iou_engine *engine, struct op *op) {
     unpark(engine, op);
     enqueue(engine, &op->device->admitted, op);
-    settle(engine, op->device);
+    settle_device(engine, op->device);
 }
 
 /* ---- running ---------------------------------------------------------------------------------------------------- */
@@ -99,7 +99,7 @@ int schedule_add(struct iou_engine *engine, struct op *op, uint64_t device_id, v
         enqueue(engine, &op->device->queue, op);
     else if (error == -EAGAIN)
         park(engine, op);
-    settle(engine, op->device);
+    settle_device(engine, op->device);
     return error == -ENOMEM ? error : 0;
 }
 
@@ -112,26 +112,26 @@ struct op *schedule_next(struct iou_engine *engine) {
     dequeue(engine, op);
     op->abandoned = engine->stopping && op->kind != IOU_CLOSE && !op->started_at;
     device->running++;
-    link_remove(&device->ready); /* settle() appends it: other devices come first */
-    settle(engine, device);
+    link_remove(&device->ready); /* settle_device() appends it: other devices come first */
+    settle_device(engine, device);
     return op;
 }
 
 void schedule_ended(struct iou_engine *engine, struct op *op) {
     op->device->running--;
-    settle(engine, op->device);
+    settle_device(engine, op->device);
 }
 
 void schedule_again(struct iou_engine *engine, struct op *op) {
     op->device->running--;
     enqueue(engine, &op->device->queue, op);
-    settle(engine, op->device);
+    settle_device(engine, op->device);
 }
 
 /* ---- canceling -------------------------------------------------------------------------------------------------- */
 
 /* Whether an operation has to end. all: each that has not begun, except closes. */
-static bool is_canceled(const struct op *op, bool all) {
+static bool is_op_canceled(const struct op *op, bool all) {
     return op->kind != IOU_CLOSE && ((all && !op->started_at) || op_canceled(op));
 }
 
@@ -140,7 +140,7 @@ static uint32_t cancel_queued(struct iou_engine *engine, struct link *list, bool
     for (struct link *node = list->next, *next; node != list; node = next) {
         struct op *op = container_of(node, struct op, link);
         next = node->next;
-        if (!is_canceled(op, all))
+        if (!is_op_canceled(op, all))
             continue;
         dequeue(engine, op);
         link_append(canceled, &op->link);
@@ -156,11 +156,11 @@ static uint32_t cancel_parked(struct iou_engine *engine, bool all, struct link *
         struct device *device = op->device;
         next = node->next;
         /* An operation that was admitted meanwhile enters the queue, and ends when a worker takes it. */
-        if (!is_canceled(op, all) || !claim_withdraw(&op->handle->image->claims, &op->claim, freed))
+        if (!is_op_canceled(op, all) || !claim_withdraw(&op->handle->image->claims, &op->claim, freed))
             continue;
         op->claimed = false;
         unpark(engine, op);
-        settle(engine, device);
+        settle_device(engine, device);
         link_append(canceled, &op->link);
         count++;
     }
@@ -174,7 +174,7 @@ uint32_t schedule_cancel(struct iou_engine *engine, bool all, struct link *cance
         next = node->next;
         count += cancel_queued(engine, &device->queue, all, canceled);
         count += cancel_queued(engine, &device->admitted, all, canceled);
-        settle(engine, device);
+        settle_device(engine, device);
     }
     count += cancel_parked(engine, all, canceled, freed);
     engine->completed += count;

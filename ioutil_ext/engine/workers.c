@@ -18,7 +18,7 @@
 /* ---- one operation ---------------------------------------------------------------------------------------------- */
 
 /* Run an operation for a turn. False: it has not ended. */
-static bool run(struct op *op) {
+static bool run_turn(struct op *op) {
     if (!op_turn(op))
         return false;
     op->result.queued = op->started_at - op->submitted_at;
@@ -68,7 +68,7 @@ static bool sleep_ms(struct worker *worker, uint64_t ms) {
 }
 
 /* Sleep until there is work. False: end the thread. */
-static bool rest(struct worker *worker) {
+static bool worker_rest(struct worker *worker) {
     struct iou_engine *engine = worker->engine;
     bool woken, wanted;
     /* A parked operation needs a thread when it is admitted, and it may not be possible to start one then. */
@@ -117,7 +117,7 @@ static void work(struct worker *worker) {
     for (;;) {
         struct op *op = schedule_next(engine);
         if (!op && !ended) {
-            if (!rest(worker))
+            if (!worker_rest(worker))
                 return;
             continue;
         }
@@ -126,7 +126,7 @@ static void work(struct worker *worker) {
         pthread_mutex_unlock(&engine->lock);
         if (ended)
             worker_finish(ended);
-        bool whole = op && run(op);
+        bool whole = op && run_turn(op);
         pthread_mutex_lock(&engine->lock);
         if (op)
             end_op(worker, op, whole);
@@ -134,7 +134,7 @@ static void work(struct worker *worker) {
     }
 }
 
-static void *thread_main(void *argument) {
+static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct iou_engine *engine = worker->engine;
     char name[16];
@@ -165,7 +165,7 @@ static bool start_worker(struct iou_engine *engine) {
     link_init(&worker->idle);
     sem_init(&worker->wake, 0, 0);
     set_awake(worker);
-    if (thread_start(&worker->thread, thread_main, worker)) {
+    if (thread_start(&worker->thread, worker_main, worker)) {
         clear_awake(worker);
         sem_destroy(&worker->wake);
         free(worker);

@@ -34,7 +34,7 @@ static size_t put_origin(const struct http *http, char *place) {
 }
 
 /* Write one byte of a template, or the value that replaces it. Returns how many bytes were written. */
-static size_t put(struct http *http, char *place, char c) {
+static size_t put_byte(struct http *http, char *place, char c) {
     const struct http_request *request = &http->request;
     switch (c) {
     case IOU_HTTP_FIRST:
@@ -54,10 +54,10 @@ static size_t put(struct http *http, char *place, char c) {
 }
 
 /* Fill a template. The result fits, because lane.c has checked that each replaced byte occurs at most once. */
-static size_t fill(struct http *http, const struct http_template *template, char *place) {
+static size_t fill_template(struct http *http, const struct http_template *template, char *place) {
     size_t size = 0;
     for (uint64_t i = 0; i < template->length; i++)
-        size += put(http, place + size, template->text[i]);
+        size += put_byte(http, place + size, template->text[i]);
     return size;
 }
 
@@ -70,7 +70,7 @@ void http_answer_continue(struct iou_lane *lane) {
 void http_answer_done(struct iou_lane *lane) {
     char answer[MAX_FILLED];
     struct http *http = http_of(lane);
-    struct iovec part = {.iov_base = answer, .iov_len = fill(http, http->request.answer, answer)};
+    struct iovec part = {.iov_base = answer, .iov_len = fill_template(http, http->request.answer, answer)};
     lane_send(lane, &part, 1);
 }
 
@@ -78,7 +78,7 @@ uint64_t http_answer_data(struct iou_lane *lane, char *data, uint64_t length, bo
     char head[MAX_FILLED];
     struct http *http = http_of(lane);
     struct iovec parts[] = {
-        {.iov_base = head, .iov_len = first ? fill(http, http->request.answer, head) : 0},
+        {.iov_base = head, .iov_len = first ? fill_template(http, http->request.answer, head) : 0},
         {.iov_base = data, .iov_len = length},
     };
     uint64_t before = parts[0].iov_len, sent = lane_send_until_pause(lane, parts, 2);

@@ -75,7 +75,7 @@ static int read_line(iou_chunks *chunks) {
 }
 
 /* Append data to the line in chunks->text, and read the line when it is complete. */
-static int take_line(iou_chunks *chunks, struct http_text *data) {
+static int take_chunk_line(iou_chunks *chunks, struct http_text *data) {
     const char *end = memchr(data->at, '\n', (size_t)(data->end - data->at));
     size_t length = (size_t)((end ? end + 1 : data->end) - data->at);
     if (chunks->line > IOU_CHUNKS_MAX_LINE || length > IOU_CHUNKS_MAX_LINE - chunks->line)
@@ -88,7 +88,7 @@ static int take_line(iou_chunks *chunks, struct http_text *data) {
 
 /* Move past a part of the body. to: where its data goes, which is not behind the text; NULL: nowhere. Returns how many
    bytes of data it has, or a negated refusal. */
-static int64_t take(iou_chunks *chunks, struct http_text *text, char *to) {
+static int64_t take_chunk(iou_chunks *chunks, struct http_text *text, char *to) {
     uint64_t made = 0;
     while (text->at < text->end && !chunks->ended) {
         uint64_t count = min_u64(chunks->left, (uint64_t)(text->end - text->at));
@@ -97,7 +97,7 @@ static int64_t take(iou_chunks *chunks, struct http_text *text, char *to) {
         made += count;
         chunks->left -= count;
         text->at += count;
-        int refusal = count ? 0 : take_line(chunks, text);
+        int refusal = count ? 0 : take_chunk_line(chunks, text);
         if (refusal)
             return -refusal;
     }
@@ -107,14 +107,14 @@ static int64_t take(iou_chunks *chunks, struct http_text *text, char *to) {
 int64_t iou_chunks_read(iou_chunks *chunks, const void *data, uint64_t length) {
     const char *start = data;
     struct http_text text = {start, start + length};
-    int64_t made = take(chunks, &text, NULL);
+    int64_t made = take_chunk(chunks, &text, NULL);
     return made < 0 ? made : text.at - start;
 }
 
 int64_t iou_chunks_unframe(iou_chunks *chunks, void *data, uint64_t length, uint64_t *taken) {
     char *start = data;
     struct http_text text = {start, start + length};
-    int64_t made = take(chunks, &text, start);
+    int64_t made = take_chunk(chunks, &text, start);
     *taken = (uint64_t)(text.at - start);
     return made;
 }

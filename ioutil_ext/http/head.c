@@ -46,7 +46,7 @@ static const unsigned char PARTS[256] = {
 };
 
 /* Move past the bytes that are of this class, and return them. */
-static struct http_text take(struct http_text *text, unsigned char part) {
+static struct http_text take_class(struct http_text *text, unsigned char part) {
     struct http_text taken = {text->at, text->at};
     while (taken.end < text->end && PARTS[(unsigned char)*taken.end] & part)
         taken.end++;
@@ -55,12 +55,12 @@ static struct http_text take(struct http_text *text, unsigned char part) {
 }
 
 bool http_token(struct http_text *text) {
-    struct http_text taken = take(text, TOKEN);
+    struct http_text taken = take_class(text, TOKEN);
     return taken.at < taken.end;
 }
 
 bool http_is_name(struct http_text text) {
-    struct http_text taken = take(&text, NAME);
+    struct http_text taken = take_class(&text, NAME);
     return taken.at < taken.end && text.at == text.end;
 }
 
@@ -159,8 +159,8 @@ static void take_options(struct http_text value, struct http_head *head) {
 }
 
 /* Split a line into name and value. False: it is not a field. */
-static bool split(struct http_text line, struct http_text *name, struct http_text *value) {
-    *name = take(&line, TOKEN);
+static bool split_line(struct http_text line, struct http_text *name, struct http_text *value) {
+    *name = take_class(&line, TOKEN);
     if (name->at == name->end || !http_skip(&line, ":"))
         return false;
     *value = line;
@@ -170,12 +170,12 @@ static bool split(struct http_text line, struct http_text *name, struct http_tex
 
 bool http_is_field(struct http_text line) {
     struct http_text name, value;
-    return split(line, &name, &value);
+    return split_line(line, &name, &value);
 }
 
 static iou_head_result take_field(struct http_text line, struct http_head *head) {
     struct http_text name, value;
-    if (!split(line, &name, &value))
+    if (!split_line(line, &name, &value))
         return IOU_HEAD_FIELD;
     unsigned field = find_field(name);
     if (field == HTTP_FIELDS)
@@ -198,7 +198,7 @@ static iou_head_result take_field(struct http_text line, struct http_head *head)
 /* ---- heads ------------------------------------------------------------------------------------------------------ */
 
 static bool take_request_line(struct http_text line, struct http_head *head) {
-    head->method = take(&line, TOKEN);
+    head->method = take_class(&line, TOKEN);
     if (head->method.at == head->method.end || !http_skip(&line, " "))
         return false;
     const char *end = memchr(line.at, ' ', (size_t)(line.end - line.at));

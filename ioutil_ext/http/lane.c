@@ -51,7 +51,7 @@ static void choose_pieces(struct iou_lane *lane) {
         http->piece = max_u64(http->piece / 2, HTTP_FIRST_PIECE);
 }
 
-static void begin(struct iou_lane *lane) {
+static void http_begin(struct iou_lane *lane) {
     struct http *http = http_of(lane);
     bool moves = http->request.kind == IOU_READ || http->request.kind == IOU_WRITE;
     choose_pieces(lane);
@@ -73,7 +73,7 @@ static void begin(struct iou_lane *lane) {
         http_answer_continue(lane);
 }
 
-static bool give_back(struct http *http, iou_http_reason reason) {
+static bool give_connection_back(struct http *http, iou_http_reason reason) {
     http->end = (iou_http_end){.reason = (uint32_t)reason};
     return false;
 }
@@ -96,11 +96,11 @@ static ssize_t await_request(struct iou_lane *lane, int ms) {
 static bool begin_instruction(struct iou_lane *lane) {
     struct http *http = http_of(lane);
     if (http->instruction == CARRIED_OUT)
-        return give_back(http, IOU_HTTP_DONE);
+        return give_connection_back(http, IOU_HTTP_DONE);
     http->instruction = CARRIED_OUT;
     if (!http_is_allowed(lane))
         http_note_outside(lane, http->request.offset, http->request.length);
-    begin(lane);
+    http_begin(lane);
     return true;
 }
 
@@ -109,26 +109,26 @@ static bool read_request(struct iou_lane *lane) {
     uint64_t deadline = now_ns() + min_u64((uint64_t)lane->timeout_ms, IDLE_MS) * 1000000;
     enum http_found found = HTTP_MORE;
     if (lane->state.requests && lane_gives_place(lane))
-        return give_back(http_of(lane), IOU_HTTP_IDLE);
+        return give_connection_back(http_of(lane), IOU_HTTP_IDLE);
     while (!lane_refuses(lane) && (found = http_take(lane)) != HTTP_WHOLE) {
         if (found == HTTP_OTHER)
-            return give_back(http_of(lane), IOU_HTTP_OTHER);
+            return give_connection_back(http_of(lane), IOU_HTTP_OTHER);
         int ms = ms_until(deadline);
         ssize_t count = ms > 0 ? await_request(lane, ms) : ms;
         if (count == 0 || count == -ETIMEDOUT || count == -ECANCELED)
-            return give_back(http_of(lane), IOU_HTTP_IDLE);
+            return give_connection_back(http_of(lane), IOU_HTTP_IDLE);
         if (count < 0) {
             lane_break(lane, (int)-count);
             return false;
         }
     }
     if (found != HTTP_WHOLE) /* a request that was taken begins, also if the lane refuses requests now */
-        return give_back(http_of(lane), IOU_HTTP_IDLE);
-    begin(lane);
+        return give_connection_back(http_of(lane), IOU_HTTP_IDLE);
+    http_begin(lane);
     return true;
 }
 
-static bool lead(struct task *task) {
+static bool http_lead(struct task *task) {
     struct iou_lane *lane = task->lane;
     struct http *http = http_of(lane);
     do {
@@ -157,12 +157,12 @@ static void free_http(struct http *http) {
     free(http);
 }
 
-static void end(struct iou_lane *lane) {
+static void http_end(struct iou_lane *lane) {
     body_end_encoded(&http_of(lane)->body);
     free_http(http_of(lane));
 }
 
-static char *copy(const void *data, uint64_t length) {
+static char *copy_bytes(const void *data, uint64_t length) {
     char *made = malloc(length + 1);
     if (made && length)
         memcpy(made, data, length);
@@ -170,7 +170,7 @@ static char *copy(const void *data, uint64_t length) {
 }
 
 static struct http_template template(const void *text, uint64_t length) {
-    return (struct http_template){copy(text, length), length};
+    return (struct http_template){copy_bytes(text, length), length};
 }
 
 /* Whether the text is a template. Each replaced byte occurs at most once, so that MAX_FILLED limits the answer. */
@@ -182,7 +182,7 @@ static bool is_template(const char *text, uint64_t length) {
     return length && length <= HTTP_MAX_TEMPLATE;
 }
 
-static bool is_valid(const iou_http_options *options) {
+static bool are_options_valid(const iou_http_options *options) {
     return options->target_length && options->target_length <= HTTP_MAX_HEAD &&
            is_template(options->done, options->done_length) && is_template(options->partial, options->partial_length) &&
            is_template(options->whole, options->whole_length) && options->origin_length <= HTTP_MAX_TEMPLATE &&
@@ -194,7 +194,7 @@ static struct http *new_http(const iou_http_options *options) {
     if (!http)
         return NULL;
     work_init(&http->running);
-    http->target = copy(options->target, options->target_length);
+    http->target = copy_bytes(options->target, options->target_length);
     http->target_length = options->target_length;
     http->generation = options->generation;
     http->done = template(options->done, options->done_length);
@@ -209,22 +209,22 @@ static struct http *new_http(const iou_http_options *options) {
     return NULL;
 }
 
-static struct lane_work *work_of(struct task *task) {
+static struct lane_work *http_work_of(struct task *task) {
     return &http_of(task->lane)->running;
 }
 
 static const struct lane_kind HTTP = {
     .thread_name = "http-lane",
     .finishes = true,
-    .lead = lead,
-    .work = work_of,
-    .end = end,
+    .lead = http_lead,
+    .work = http_work_of,
+    .end = http_end,
 };
 
 int iou_http_start(iou_lanes *lanes, iou_handle *handle, const iou_http_options *options, iou_lane **result) {
     if (lanes_are_foreign(lanes))
         return -ECHILD;
-    if (!is_valid(options))
+    if (!are_options_valid(options))
         return -EINVAL;
     struct http *http = new_http(options);
     if (!http)

@@ -83,7 +83,7 @@ static bool read_content_range(struct http_text value, struct http_plain *plain)
 }
 
 /* Whether method, fields and body go together. */
-static bool is_sound(const struct http_head *head, const struct http_plain *plain) {
+static bool is_plain_sound(const struct http_head *head, const struct http_plain *plain) {
     bool range = http_has(head, HTTP_RANGE), content_range = http_has(head, HTTP_CONTENT_RANGE);
     if (plain->method == HTTP_PUT)
         return !range && plain->length > 0 && (content_range || !plain->encoded);
@@ -108,7 +108,7 @@ bool http_read_plain(const struct http_head *head, struct http_plain *plain) {
         return false;
     if (head->minor != 1 || head->seen & ~PLAIN_FIELDS || head->options & ~(unsigned)HTTP_KEEP_ALIVE)
         return false;
-    if (!read_method(head->method, &plain->method) || !read_target(head->target, plain) || !is_sound(head, plain))
+    if (!read_method(head->method, &plain->method) || !read_target(head->target, plain) || !is_plain_sound(head, plain))
         return false;
     if (http_has(head, HTTP_RANGE))
         return read_range(head->values[HTTP_RANGE], plain);

@@ -23,7 +23,7 @@ struct piece {
 /* ---- pieces ----------------------------------------------------------------------------------------------------- */
 
 /* Return the most bytes of the next piece. Pieces end at multiples of their size, unless all that is left fits. */
-static uint64_t most_of_piece(const struct http *http) {
+static uint64_t most_of_http_piece(const struct http *http) {
     const struct body *body = &http->body;
     uint64_t most = HTTP_FIRST_PIECE;
     while (most < http->piece && http->moved >= most)
@@ -36,7 +36,7 @@ static uint64_t most_of_piece(const struct http *http) {
 }
 
 /* Take the next piece, and count it. */
-static void take_piece(struct http *http, struct piece *piece) {
+static void take_http_piece(struct http *http, struct piece *piece) {
     struct body *body = &http->body;
     *piece = (struct piece){
         .memory = body_take_memory(body),
@@ -51,7 +51,7 @@ static void take_piece(struct http *http, struct piece *piece) {
 }
 
 /* Get memory for data at offset. False: there is none, and the request has failed. */
-static bool get_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, struct memory **memory) {
+static bool get_piece_memory(struct iou_lane *lane, uint64_t offset, uint64_t length, struct memory **memory) {
     int error = lane_get_memory(lane, room_for(offset, length), MEMORY_WAIT, memory);
     if (error)
         http_fail_outside(http_of(lane), -error);
@@ -86,9 +86,9 @@ static int receive_part(struct iou_lane *lane, struct body *body, uint64_t most)
 }
 
 /* Receive the next piece. After a slow body, pieces are small again. False: the request ends. */
-static bool receive(struct iou_lane *lane, struct piece *piece) {
+static bool receive_http_piece(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
-    uint64_t most = min_u64(http->body.left, most_of_piece(http));
+    uint64_t most = min_u64(http->body.left, most_of_http_piece(http));
     int error = lane_take_rate(lane, most);
     if (!error && (error = receive_part(lane, &http->body, most)) == 0)
         lane_give_back_rate(lane, most - http->body.length);
@@ -104,24 +104,24 @@ static bool receive(struct iou_lane *lane, struct piece *piece) {
     if (http->request.unbounded)
         http->request.length += http->body.length;
     http->moved = http->body.slow ? 0 : http->moved + http->body.length;
-    take_piece(http, piece);
+    take_http_piece(http, piece);
     return true;
 }
 
 /* Get memory for the next piece of an answer. False: the request ends. */
-static bool prepare(struct iou_lane *lane, struct piece *piece) {
+static bool prepare_piece(struct iou_lane *lane, struct piece *piece) {
     struct http *http = http_of(lane);
     struct body *body = &http->body;
-    uint64_t length = min_u64(body->left, most_of_piece(http));
+    uint64_t length = min_u64(body->left, most_of_http_piece(http));
     int error = lane_take_rate(lane, length);
     if (error) {
         http_fail_outside(http, -error);
         return false;
     }
     body->length = length;
-    if (!get_memory(lane, body->next, body->length, &body->memory))
+    if (!get_piece_memory(lane, body->next, body->length, &body->memory))
         return false;
-    take_piece(http, piece);
+    take_http_piece(http, piece);
     return true;
 }
 
@@ -136,7 +136,7 @@ static void begin_write(struct iou_lane *lane, struct piece *piece) {
     operation_begin(lane, &piece->op);
 }
 
-static void write_piece(struct task *task, struct piece *piece) {
+static void http_write_piece(struct task *task, struct piece *piece) {
     if (http_of(task->lane)->failed)
         op_unclaim(&piece->op);
     else
@@ -173,7 +173,7 @@ static bool read_data(struct task *task, const struct piece *piece) {
 
 /* Read a piece again whose memory was given back. */
 static bool read_again(struct task *task, struct piece *piece) {
-    return get_memory(task->lane, piece->offset, piece->length, &piece->memory) && read_data(task, piece);
+    return get_piece_memory(task->lane, piece->offset, piece->length, &piece->memory) && read_data(task, piece);
 }
 
 /* Read a piece, and wait for its turn. A client that pauses holds no memory: the piece is read again afterwards. */
@@ -201,7 +201,7 @@ static uint64_t answer(struct iou_lane *lane, const struct piece *piece, bool fi
 }
 
 /* Send a piece that was read. False: after a pause, the rest could not be read again. */
-static bool send_data(struct task *task, struct piece *piece) {
+static bool send_http_piece(struct task *task, struct piece *piece) {
     struct iou_lane *lane = task->lane;
     uint64_t sent = answer(lane, piece, piece->number == 0);
     note_pause(http_of(lane), sent < piece->length, sent);
@@ -217,9 +217,9 @@ static bool send_data(struct task *task, struct piece *piece) {
     return true;
 }
 
-static void read_piece(struct task *task, struct piece *piece) {
+static void http_read_piece(struct task *task, struct piece *piece) {
     struct http *http = http_of(task->lane);
-    if (!read_in_turn(task, piece) || !send_data(task, piece))
+    if (!read_in_turn(task, piece) || !send_http_piece(task, piece))
         return;
     http->sent++;
     http_changed(task->lane);
@@ -242,15 +242,15 @@ static bool serve_piece(struct task *task) {
     struct http *http = http_of(lane);
     bool writes = http->request.kind == IOU_WRITE;
     struct piece piece;
-    if (!(writes ? receive : prepare)(lane, &piece))
+    if (!(writes ? receive_http_piece : prepare_piece)(lane, &piece))
         return true;
     if (writes && piece.length)
         begin_write(lane, &piece);
     bool leads = !task_hand_over(task);
     if (!writes)
-        read_piece(task, &piece);
+        http_read_piece(task, &piece);
     else if (piece.length) /* the end of a body in chunks may be a piece without bytes */
-        write_piece(task, &piece);
+        http_write_piece(task, &piece);
     end_piece(lane, &piece);
     if (piece.last) {
         await_pieces(lane);

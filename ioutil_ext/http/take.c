@@ -101,7 +101,7 @@ enum http_found http_take(struct iou_lane *lane) {
 /* ---- instructions ----------------------------------------------------------------------------------------------- */
 
 /* Whether the numbers of a body go together. A body without chunks that is not encoded has the length of its range. */
-static bool is_sound(const iou_instruction *said) {
+static bool is_instruction_sound(const iou_instruction *said) {
     bool chunked = said->flags & IOU_INSTRUCTION_CHUNKED, encoded = said->flags & IOU_INSTRUCTION_ENCODED;
     if (said->offset > INT64_MAX || said->length > INT64_MAX - said->offset || said->body > INT64_MAX)
         return false;
@@ -129,7 +129,7 @@ bool http_take_instruction(struct http *http, const iou_instruction *said) {
         .answer = &http->instructed,
     };
     http->instruction = INSTRUCTED;
-    return is_sound(said);
+    return is_instruction_sound(said);
 }
 
 bool http_is_allowed(const struct iou_lane *lane) {

@@ -31,7 +31,7 @@ static bool overlap(const struct range *a, const struct range *b) {
 
 /* ---- the array; the lock is held -------------------------------------------------------------------------------- */
 
-static bool make_room(struct claims *claims) {
+static bool make_claim_room(struct claims *claims) {
     if (claims->count < claims->room)
         return true;
     uint32_t room = claims->room ? 2 * claims->room : FIRST_ROOM;
@@ -51,7 +51,7 @@ static uint32_t count_overlaps(const struct claims *claims, const struct range *
 }
 
 /* Return the index of a claim, which is mostly one of the oldest. */
-static uint32_t find(const struct claims *claims, const struct claim *claim) {
+static uint32_t find_claim(const struct claims *claims, const struct claim *claim) {
     uint32_t place = 0;
     while (claims->all[place].claim != claim)
         place++;
@@ -70,7 +70,7 @@ static struct claim **count_down(struct claims *claims, struct claim *later, str
 
 /* Remove a claim, and chain the claims that may run now to *freed, in order of arrival. */
 static void remove_claim(struct claims *claims, struct claim *claim, struct claim **freed) {
-    uint32_t place = find(claims, claim);
+    uint32_t place = find_claim(claims, claim);
     struct range range = claims->all[place].range;
     claims->waiting -= claim->blockers > 0;
     claims->count--;
@@ -98,7 +98,7 @@ void claims_destroy(struct claims *claims) {
     free(claims->all);
 }
 
-static bool is_canceled(const struct claim *claim) {
+static bool is_claim_canceled(const struct claim *claim) {
     return claim->canceled && __atomic_load_n(claim->canceled, __ATOMIC_RELAXED);
 }
 
@@ -107,7 +107,7 @@ int claim_take(struct claims *claims, struct claim *claim, const struct range *r
     claim->blockers = count_overlaps(claims, range);
     claim->withdrawn = false;
     claim->next_admitted = NULL;
-    int error = !make_room(claims) ? -ENOMEM : claim->blockers && is_canceled(claim) ? -ECANCELED : 0;
+    int error = !make_claim_room(claims) ? -ENOMEM : claim->blockers && is_claim_canceled(claim) ? -ECANCELED : 0;
     if (!error) {
         claims->all[claims->count++] = (struct claimed){*range, claim};
         claims->waiting += claim->blockers > 0;
@@ -137,7 +137,7 @@ bool claim_withdraw(struct claims *claims, struct claim *claim, struct claim **f
 /* Return the first claim that waits and is canceled. The lock is held. */
 static struct claim *find_canceled(const struct claims *claims) {
     for (uint32_t i = 0; i < claims->count; i++)
-        if (claims->all[i].claim->blockers && is_canceled(claims->all[i].claim))
+        if (claims->all[i].claim->blockers && is_claim_canceled(claims->all[i].claim))
             return claims->all[i].claim;
     return NULL;
 }

@@ -19,7 +19,7 @@ static bool unsupported(int64_t error) {
  * Find the end (at most `end`) of the run of data or hole at pos. *hole: before, whether the previous run was a hole,
  * at whose end SEEK_DATA has found data; after, whether this run is one.
  */
-static int find_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *hole) {
+static int find_file_run(struct op *op, uint64_t pos, uint64_t end, uint64_t *stop, bool *hole) {
     atomic_bool *can_seek = &op->handle->image->can[CAN_SEEK_HOLE];
     bool at_data = *hole;
     *hole = false;
@@ -57,7 +57,7 @@ int extents_run(struct op *op) {
     for (; !error && start < end && op->result.count < most; start = stop) {
         if (op_canceled(op))
             return op_fail(op, IOU_SYS_NONE, ECANCELED);
-        error = find_run(op, start, end, &stop, &hole);
+        error = find_file_run(op, start, end, &stop, &hole);
         if (error)
             break;
         if (op->result.count && extents[op->result.count - 1].flags == hole) /* the image has changed meanwhile */

@@ -29,13 +29,13 @@ static void parent_after_fork(void) {
 }
 
 /* A forked child starts with an empty registry: threads of the parent may hold the locks of the images. */
-static void child_after_fork(void) {
+static void forget_images_after_fork(void) {
     registry = NULL;
     pthread_mutex_unlock(&registry_lock);
 }
 
 static void watch_forks(void) {
-    pthread_atfork(prepare_fork, parent_after_fork, child_after_fork);
+    pthread_atfork(prepare_fork, parent_after_fork, forget_images_after_fork);
 }
 
 /* The memory of the image is all zeros before. */

@@ -234,7 +234,7 @@ void look_at_content(iou_handle *handle) {
         image->content = CONTENT_WRITTEN;
 }
 
-static int set_up(struct op *op, iou_handle *handle) {
+static int set_up_handle(struct op *op, iou_handle *handle) {
     struct stat st;
     uint64_t size;
     int error = open_descriptors(op, handle, &st);
@@ -276,7 +276,7 @@ int handle_open(struct op *op, const struct image_ops *ops) {
     handle->born = fork_generation();
     atomic_init(&handle->refs, 1);
     handle->path = strdup(op->path);
-    error = handle->path ? set_up(op, handle) : op_fail(op, IOU_SYS_MALLOC, ENOMEM);
+    error = handle->path ? set_up_handle(op, handle) : op_fail(op, IOU_SYS_MALLOC, ENOMEM);
     if (error) {
         discard(handle);
         return error;

@@ -39,7 +39,7 @@ void body_drop_memory(struct iou_lane *lane, struct body *body) {
 }
 
 /* Fill the staging with bytes of a slow body. Returns how long the next part can be; 0: the bytes do not come. */
-static uint64_t gather(struct iou_lane *lane, struct body *body, int *error) {
+static uint64_t gather_part(struct iou_lane *lane, struct body *body, int *error) {
     uint64_t since = now_ns();
     if (!(body->is_chunked ? body_gather_chunks(lane, body, error)
                            : socket_gather(lane, (uint32_t)min_u64(body->left, LANE_STAGING), error))) {
@@ -64,7 +64,7 @@ static int begin_part(struct iou_lane *lane, struct body *body, uint64_t most) {
     int error = 0;
     uint64_t length = min_u64(body->left, most);
     if (body->slow) {
-        uint64_t staged = gather(lane, body, &error);
+        uint64_t staged = gather_part(lane, body, &error);
         if (body->left == 0 && !error)
             return 0;
         if (staged == 0)
@@ -84,7 +84,7 @@ static int receive_more(struct iou_lane *lane, struct body *body) {
 }
 
 /* End the part at the last whole page that has come. The bytes after it go back to the staging. */
-static void cut(struct iou_lane *lane, struct body *body) {
+static void cut_part(struct iou_lane *lane, struct body *body) {
     uint64_t end = max_u64(round_down(body->next + body->got, PAGE_UNIT), body->next), length = end - body->next;
     socket_put_back(lane, body_place(body, length), body->got - length);
     body->length = body->got = length;
@@ -103,7 +103,7 @@ int body_receive(struct iou_lane *lane, struct body *body, uint64_t most) {
         if (!error)
             error = receive_more(lane, body);
         if (error == -EAGAIN) {
-            cut(lane, body);
+            cut_part(lane, body);
             error = 0;
         }
         if (body->memory && !error && body->length)

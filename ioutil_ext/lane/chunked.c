@@ -26,14 +26,14 @@ void body_begin_chunked(struct body *body) {
     *body_unread(body) = INT64_MAX - body->next;
 }
 
-static uint32_t staged(const struct iou_lane *lane) {
+static uint32_t chunked_staged(const struct iou_lane *lane) {
     return lane->staging.end - lane->staging.start;
 }
 
 /* Remove the framing behind so many staged bytes of data. Bytes behind the end of the body stay. */
 static int unframe(struct iou_lane *lane, struct body *body, uint32_t data) {
     char *raw = lane->staging.bytes + lane->staging.start + data;
-    uint64_t taken, length = staged(lane) - data;
+    uint64_t taken, length = chunked_staged(lane) - data;
     int64_t made = iou_chunks_unframe(&body->chunks, raw, length, &taken);
     if (made < 0) {
         body->refusal = (uint32_t)-made;
@@ -54,18 +54,18 @@ int body_unframe(struct iou_lane *lane, struct body *body) {
 }
 
 ssize_t body_stage(struct iou_lane *lane, struct body *body, int ms) {
-    uint32_t data = staged(lane);
+    uint32_t data = chunked_staged(lane);
     ssize_t count = socket_stage(lane, LANE_STAGING, ms);
     int error = count > 0 && body->is_chunked ? unframe(lane, body, data) : 0;
     return error ? error : count;
 }
 
 void body_drop_staged(struct iou_lane *lane, struct body *body) {
-    lane->staging.start += (uint32_t)min_u64(*body_unread(body), staged(lane));
+    lane->staging.start += (uint32_t)min_u64(*body_unread(body), chunked_staged(lane));
 }
 
 /* Receive further bytes for at most so many ms. -EAGAIN: none came. */
-static int stage(struct iou_lane *lane, struct body *body, int ms) {
+static int stage_chunked(struct iou_lane *lane, struct body *body, int ms) {
     uint64_t since = work_wait(IOU_WAIT_PEER);
     ssize_t count = body_stage(lane, body, ms);
     work_go_on(IOU_WAIT_PEER, since);
@@ -73,19 +73,19 @@ static int stage(struct iou_lane *lane, struct body *body, int ms) {
 }
 
 bool body_gather_chunks(struct iou_lane *lane, struct body *body, int *error) {
-    uint64_t since = now_ns(), before = staged(lane);
+    uint64_t since = now_ns(), before = chunked_staged(lane);
     *error = 0;
-    while (!*error && !body->chunks.ended && staged(lane) < LANE_STAGING) {
-        *error = stage(lane, body, lane->timeout_ms);
-        if (!*error && !body->chunks.ended && socket_is_too_slow(lane, since, staged(lane) - before))
+    while (!*error && !body->chunks.ended && chunked_staged(lane) < LANE_STAGING) {
+        *error = stage_chunked(lane, body, lane->timeout_ms);
+        if (!*error && !body->chunks.ended && socket_is_too_slow(lane, since, chunked_staged(lane) - before))
             *error = -ETIMEDOUT;
     }
     return !*error;
 }
 
 /* Move staged bytes into the part. */
-static void take(struct iou_lane *lane, struct body *body) {
-    uint64_t count = min_u64(body->length - body->got, staged(lane));
+static void take_chunked(struct iou_lane *lane, struct body *body) {
+    uint64_t count = min_u64(body->length - body->got, chunked_staged(lane));
     if (body->chunks.ended)
         count = min_u64(count, body->left - body->got);
     memcpy(body_place(body, body->got), lane->staging.bytes + lane->staging.start, count);
@@ -106,14 +106,14 @@ static int receive_data(struct iou_lane *lane, struct body *body) {
 int body_receive_chunks(struct iou_lane *lane, struct body *body) {
     uint64_t deadline = now_ns() + MOMENT_NS;
     for (;;) {
-        take(lane, body);
+        take_chunked(lane, body);
         if (body->chunks.ended)
             body->length = min_u64(body->length, body->left);
         if (body->got == body->length)
             return 0;
         uint64_t now = now_ns();
         int ms = now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0;
-        int error = body->chunks.left >= LONG_CHUNK ? receive_data(lane, body) : stage(lane, body, ms);
+        int error = body->chunks.left >= LONG_CHUNK ? receive_data(lane, body) : stage_chunked(lane, body, ms);
         if (error)
             return error;
     }

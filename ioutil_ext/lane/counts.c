@@ -33,7 +33,7 @@ void counts_free(struct iou_lane *lane) {
 
 /* ---- ranges ----------------------------------------------------------------------------------------------------- */
 
-static int compare(const void *one, const void *other) {
+static int compare_ranges(const void *one, const void *other) {
     const iou_range *a = one, *b = other;
     return (a->start > b->start) - (a->start < b->start);
 }
@@ -44,7 +44,7 @@ static void tidy(struct iou_lane *lane) {
     uint32_t last = 0;
     if (lane->counts.ranges_count == 0)
         return;
-    qsort(ranges, lane->counts.ranges_count, sizeof(*ranges), compare);
+    qsort(ranges, lane->counts.ranges_count, sizeof(*ranges), compare_ranges);
     for (uint32_t i = 1; i < lane->counts.ranges_count; i++) {
         if (ranges[i].start <= ranges[last].end)
             ranges[last].end = max_u64(ranges[last].end, ranges[i].end);
@@ -54,7 +54,7 @@ static void tidy(struct iou_lane *lane) {
     lane->counts.ranges_count = last + 1;
 }
 
-static bool grow(struct iou_lane *lane) {
+static bool grow_ranges(struct iou_lane *lane) {
     uint32_t size = lane->counts.ranges_size ? 2 * lane->counts.ranges_size : FIRST_RANGES;
     if (size > MAX_RANGES)
         return false;
@@ -67,17 +67,17 @@ static bool grow(struct iou_lane *lane) {
 }
 
 /* False: the caller has to wait for the owner. */
-static bool make_room(struct iou_lane *lane) {
+static bool make_range_room(struct iou_lane *lane) {
     if (lane->counts.ranges_count < lane->counts.ranges_size)
         return true;
     tidy(lane);
-    return lane->counts.ranges_count < lane->counts.ranges_size / 2 || grow(lane) ||
+    return lane->counts.ranges_count < lane->counts.ranges_size / 2 || grow_ranges(lane) ||
            lane->counts.ranges_count < lane->counts.ranges_size;
 }
 
 /* Append a range. A broken lane may lose ranges: its owner may not fetch any more. Releases the lock while it waits. */
 static void append(struct iou_lane *lane, uint64_t start, uint64_t end) {
-    while (!make_room(lane)) {
+    while (!make_range_room(lane)) {
         if (lane->state.broken)
             return;
         pthread_mutex_unlock(&lane->counts.lock);

@@ -39,17 +39,17 @@ void body_end_encoded(struct body *body) {
     body->tail = NULL;
 }
 
-static int refuse(struct body *body, iou_zstd_refusal refusal) {
+static int refuse_body(struct body *body, iou_zstd_refusal refusal) {
     body->refusal = refusal;
     return -EBADMSG;
 }
 
 /* Return how many bytes of the body are staged. */
-static uint64_t staged(const struct iou_lane *lane, const struct body *body) {
+static uint64_t encoded_staged(const struct iou_lane *lane, const struct body *body) {
     return min_u64(body->encoded, lane->staging.end - lane->staging.start);
 }
 
-static void take(struct iou_lane *lane, struct body *body, uint64_t count) {
+static void take_encoded(struct iou_lane *lane, struct body *body, uint64_t count) {
     lane->staging.start += (uint32_t)count;
     body->encoded -= count;
 }
@@ -60,7 +60,7 @@ static const char *data_of(const struct iou_lane *lane) {
 
 /* Receive further bytes for at most so many ms. -EAGAIN: none came; -ENOBUFS: another one needs the decoder's memory.
  */
-static int stage(struct iou_lane *lane, struct body *body, int ms) {
+static int stage_encoded(struct iou_lane *lane, struct body *body, int ms) {
     uint64_t since = work_wait(IOU_WAIT_PEER);
     iou_zstd_rest(body->decoder);
     ssize_t count = body_stage(lane, body, ms);
@@ -74,12 +74,12 @@ static int stage(struct iou_lane *lane, struct body *body, int ms) {
 }
 
 /* Wait until so many bytes are staged. Since then no content was made: bytes that make none are no progress. */
-static int gather(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
-    while (staged(lane, body) < min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
-        int error = stage(lane, body, (int)LANE_MOMENT_MS);
+static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
+    while (encoded_staged(lane, body) < min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
+        int error = stage_encoded(lane, body, (int)LANE_MOMENT_MS);
         if (error && error != -EAGAIN)
             return error;
-        if (staged(lane, body) < min_u64(least, body->encoded) && socket_is_too_slow(lane, since, 0))
+        if (encoded_staged(lane, body) < min_u64(least, body->encoded) && socket_is_too_slow(lane, since, 0))
             return -ETIMEDOUT;
     }
     return 0;
@@ -91,9 +91,9 @@ static int gather(struct iou_lane *lane, struct body *body, uint64_t least, uint
  */
 static int gather_for_part(struct iou_lane *lane, struct body *body, uint64_t since) {
     uint64_t began = now_ns(), most = min_u64(body->encoded, LANE_STAGING);
-    int error = gather(lane, body, body->slow ? most : min_u64(most, 1), since);
+    int error = gather_frame(lane, body, body->slow ? most : min_u64(most, 1), since);
     body->slow = body->slow && now_ns() - began >= MOMENT_NS;
-    return error == -ETIMEDOUT && staged(lane, body) ? 0 : error;
+    return error == -ETIMEDOUT && encoded_staged(lane, body) ? 0 : error;
 }
 
 /* Get the memory for the decoder. *since: later by the wait, which is not the client's. */
@@ -105,7 +105,7 @@ static int get_window(struct iou_lane *lane, struct body *body, uint64_t *since)
 }
 
 /* Get the memory for a part. *since: as above. */
-static int get_memory(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
+static int get_part_memory(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
     uint64_t asked = now_ns();
     int error = body_get_memory(lane, body, min_u64(body->left, most), MEMORY_WAIT);
     *since += now_ns() - asked;
@@ -113,35 +113,35 @@ static int get_memory(struct iou_lane *lane, struct body *body, uint64_t most, u
 }
 
 /* Read the head of the frame, and get the memory that it needs. */
-static int begin(struct iou_lane *lane, struct body *body, uint64_t *since) {
+static int begin_frame(struct iou_lane *lane, struct body *body, uint64_t *since) {
     uint64_t memory = 0;
     if (body->decoder)
         return 0;
     int error = iou_zstd_new(body->left, &body->decoder);
     while (!error && !memory) {
         if (!body->encoded)
-            return refuse(body, IOU_ZSTD_CUT);
-        error = gather(lane, body, 1, *since);
-        int64_t count = error ? 0 : iou_zstd_head(body->decoder, data_of(lane), staged(lane, body), &memory);
+            return refuse_body(body, IOU_ZSTD_CUT);
+        error = gather_frame(lane, body, 1, *since);
+        int64_t count = error ? 0 : iou_zstd_head(body->decoder, data_of(lane), encoded_staged(lane, body), &memory);
         if (count < 0)
-            return refuse(body, (iou_zstd_refusal)-count);
-        take(lane, body, (uint64_t)count);
+            return refuse_body(body, (iou_zstd_refusal)-count);
+        take_encoded(lane, body, (uint64_t)count);
     }
     return error ? error : get_window(lane, body, since);
 }
 
 /* Whether the body may have ended, and the chunk that says so has not come. */
 static bool awaits_last_chunk(const struct iou_lane *lane, const struct body *body) {
-    return body->is_chunked && !body->chunks.ended && !staged(lane, body);
+    return body->is_chunked && !body->chunks.ended && !encoded_staged(lane, body);
 }
 
 /* Decode what is staged. *goes_on: the memory was filled, so there may be more of it without further bytes. */
-static int decode(struct iou_lane *lane, struct body *body, bool *goes_on, bool *ended) {
+static int decode_staged(struct iou_lane *lane, struct body *body, bool *goes_on, bool *ended) {
     uint64_t room = body->length - body->got;
     char *place = body_place(body, body->got);
     iou_zstd_step step;
-    int error = iou_zstd_decode(body->decoder, data_of(lane), staged(lane, body), place, room, &step);
-    take(lane, body, step.taken);
+    int error = iou_zstd_decode(body->decoder, data_of(lane), encoded_staged(lane, body), place, room, &step);
+    take_encoded(lane, body, step.taken);
     body->got += step.made;
     body->refusal = step.refusal;
     *goes_on = room && step.made == room;
@@ -150,21 +150,21 @@ static int decode(struct iou_lane *lane, struct body *body, bool *goes_on, bool 
 }
 
 /* Decode until the part is complete. -EAGAIN: its bytes pause. */
-static int fill(struct iou_lane *lane, struct body *body) {
+static int fill_part(struct iou_lane *lane, struct body *body) {
     uint64_t deadline = body->slow ? 0 : now_ns() + MOMENT_NS;
     bool goes_on, ended;
     for (;;) {
-        int error = decode(lane, body, &goes_on, &ended);
+        int error = decode_staged(lane, body, &goes_on, &ended);
         if (!error && ended && body->encoded)
-            error = refuse(body, IOU_ZSTD_TRAILING);
+            error = refuse_body(body, IOU_ZSTD_TRAILING);
         if (error || ended || (body->got == body->length && body->length < body->left))
             return error;
-        if (staged(lane, body) || goes_on)
+        if (encoded_staged(lane, body) || goes_on)
             continue;
         if (!body->encoded)
-            return refuse(body, IOU_ZSTD_CUT);
+            return refuse_body(body, IOU_ZSTD_CUT);
         uint64_t now = now_ns();
-        if ((error = stage(lane, body, now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0)))
+        if ((error = stage_encoded(lane, body, now < deadline ? (int)((deadline - now) / 1000000) + 1 : 0)))
             return error;
     }
 }
@@ -181,22 +181,22 @@ static int keep_tail(struct body *body) {
 }
 
 /* Wait for the end of the frame without memory. Then the tail is the last part. */
-static int receive_end(struct iou_lane *lane, struct body *body, uint64_t *since) {
+static int receive_frame_end(struct iou_lane *lane, struct body *body, uint64_t *since) {
     iou_zstd_step step = {0};
     int error = 0;
     while (!error && (!step.ended || awaits_last_chunk(lane, body))) {
         if (!body->encoded)
-            return refuse(body, IOU_ZSTD_CUT);
-        if ((error = gather(lane, body, 1, *since)))
+            return refuse_body(body, IOU_ZSTD_CUT);
+        if ((error = gather_frame(lane, body, 1, *since)))
             return error;
-        error = iou_zstd_decode(body->decoder, data_of(lane), staged(lane, body), NULL, 0, &step);
-        take(lane, body, step.taken);
+        error = iou_zstd_decode(body->decoder, data_of(lane), encoded_staged(lane, body), NULL, 0, &step);
+        take_encoded(lane, body, step.taken);
         body->refusal = step.refusal;
     }
     if (!error && body->encoded)
-        error = refuse(body, IOU_ZSTD_TRAILING);
+        error = refuse_body(body, IOU_ZSTD_TRAILING);
     if (!error)
-        error = get_memory(lane, body, body->left, since);
+        error = get_part_memory(lane, body, body->left, since);
     if (error)
         return error;
     memcpy(body_place(body, 0), body->tail, body->left);
@@ -205,12 +205,12 @@ static int receive_end(struct iou_lane *lane, struct body *body, uint64_t *since
 }
 
 /* Receive a part. It may be empty: -EAGAIN. */
-static int receive(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
+static int receive_encoded(struct iou_lane *lane, struct body *body, uint64_t most, uint64_t *since) {
     int error = gather_for_part(lane, body, *since);
     if (!error)
-        error = get_memory(lane, body, most, since);
+        error = get_part_memory(lane, body, most, since);
     if (!error)
-        error = fill(lane, body);
+        error = fill_part(lane, body);
     if (error != -EAGAIN)
         return error;
     body->slow = true;
@@ -226,10 +226,10 @@ int body_receive_encoded(struct iou_lane *lane, struct body *body, uint64_t most
     uint64_t since = now_ns();
     int error = body_unframe(lane, body);
     if (!error)
-        error = begin(lane, body, &since);
+        error = begin_frame(lane, body, &since);
     if (!error)
         do
-            error = body->tail ? receive_end(lane, body, &since) : receive(lane, body, most, &since);
+            error = body->tail ? receive_frame_end(lane, body, &since) : receive_encoded(lane, body, most, &since);
         while (error == -EAGAIN);
     if (error)
         body_drop_memory(lane, body);

@@ -16,7 +16,7 @@
 #include "lane/lanes.h"
 #include "lane/thread.h"
 
-static int check(const iou_handle *handle, const iou_lane_options *options) {
+static int check_options(const iou_handle *handle, const iou_lane_options *options) {
     if (!handle || options->rest_length > LANE_STAGING || options->size > INT64_MAX || options->timeout_ms == 0 ||
         options->timeout_ms > IOU_LANE_MAX_TIMEOUT_MS)
         return -EINVAL;
@@ -66,7 +66,7 @@ static int make_event(struct iou_lane *lane) {
     return lane->counts.event_fd == -1 ? -errno : 0;
 }
 
-static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
+static int start_lane(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
                  void *own, iou_lane **result) {
     struct iou_lane *lane = new_lane(lanes, options);
     if (!lane)
@@ -92,11 +92,11 @@ static int start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *o
 
 int lane_start(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
                void *own, iou_lane **result) {
-    int error = check(handle, options);
+    int error = check_options(handle, options);
     if (!error)
         error = engine_take_handle(lanes->engine, handle, IOU_READ);
     if (!error) {
-        error = start(lanes, handle, options, kind, own, result);
+        error = start_lane(lanes, handle, options, kind, own, result);
         if (error)
             engine_untake_handle(lanes->engine, handle, IOU_READ);
     }

@@ -64,7 +64,7 @@ bool operation_only_copies(const struct iou_lane *lane) {
 }
 
 /* Run the operation for a turn, or to its end. True: it has ended. */
-static bool run(struct iou_lane *lane, struct op *op) {
+static bool run_operation(struct iou_lane *lane, struct op *op) {
     if (op_canceled(op) || op->handle->ops->is_prompt(op))
         return own_thread_turn(lane->engine, op);
     workers_run(lane->engine, op);
@@ -83,7 +83,7 @@ bool operation_turn(struct task *task, struct op *op) {
         limit_enter(lane->memory.share, &use);
     work_go_on(IOU_WAIT_TURN, task->storage_since);
     uint64_t since = work_wait(IOU_WAIT_STORAGE);
-    bool ended = run(lane, op);
+    bool ended = run_operation(lane, op);
     work_go_on(IOU_WAIT_STORAGE, since);
     task->storage_since = 0;
     if (counts)

@@ -96,7 +96,7 @@ bool socket_watch(struct iou_lane *lane, bool received) {
  * Receive at least one byte, and at most size. 0: the peer has ended the stream, or the lane ends. -ETIMEDOUT after ms,
  * -EAGAIN if ms is 0, -ECANCELED unless ms is -1, or the socket's -errno.
  */
-static ssize_t receive(struct iou_lane *lane, char *memory, size_t size, int ms) {
+static ssize_t receive_within(struct iou_lane *lane, char *memory, size_t size, int ms) {
     for (;;) {
         bool over = is_over(lane);
         if (lane->state.leaving || (over && lane->staging.refused++ == MAX_REFUSED))
@@ -134,7 +134,7 @@ static void compact(struct iou_lane *lane) {
 ssize_t socket_stage(struct iou_lane *lane, uint32_t most, int ms) {
     if (lane->staging.start)
         compact(lane);
-    ssize_t count = receive(lane, lane->staging.bytes + lane->staging.end, most - lane->staging.end, ms);
+    ssize_t count = receive_within(lane, lane->staging.bytes + lane->staging.end, most - lane->staging.end, ms);
     if (count > 0)
         lane->staging.end += (uint32_t)count;
     return count;
@@ -173,7 +173,7 @@ uint64_t socket_receive(struct iou_lane *lane, char *memory, uint64_t length, en
         /* Discarded bytes go to the staging, which is empty now. */
         char *target = memory ? memory + got : lane->staging.bytes;
         size_t room = memory ? length - got : min_u64(length - got, LANE_STAGING);
-        ssize_t count = receive(lane, target, room, ms_left(lane, patience, since));
+        ssize_t count = receive_within(lane, target, room, ms_left(lane, patience, since));
         if (count > 0)
             got += (size_t)count;
         if (count > 0 && got < length && socket_is_too_slow(lane, since, got - staged))
@@ -193,7 +193,7 @@ void socket_put_back(struct iou_lane *lane, const char *memory, size_t size) {
     lane->staging.end = (uint32_t)size;
 }
 
-static bool gather(struct iou_lane *lane, uint32_t least, uint64_t since, int *error) {
+static bool gather_staged(struct iou_lane *lane, uint32_t least, uint64_t since, int *error) {
     uint64_t got = 0;
     *error = 0;
     while (lane->staging.end - lane->staging.start < least) {
@@ -212,7 +212,7 @@ static bool gather(struct iou_lane *lane, uint32_t least, uint64_t since, int *e
 
 bool socket_gather(struct iou_lane *lane, uint32_t least, int *error) {
     uint64_t since = work_wait(IOU_WAIT_PEER);
-    bool gathered = gather(lane, least, since, error);
+    bool gathered = gather_staged(lane, least, since, error);
     work_go_on(IOU_WAIT_PEER, since);
     return gathered;
 }

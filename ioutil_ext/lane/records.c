@@ -89,7 +89,7 @@ void iou_records_want(iou_lanes *lanes, uint64_t least) {
 }
 
 /* Move the next record. False: there is none, or its writer has not finished it. */
-static bool take(struct records *records, iou_record *record) {
+static bool take_record(struct records *records, iou_record *record) {
     struct slot *slot = &records->slots[records->read % IOU_RECORDS];
     uint64_t turn = 2 * (records->read / IOU_RECORDS) + 1;
     if (atomic_load_explicit(&slot->turn, memory_order_acquire) != turn)
@@ -106,7 +106,7 @@ int iou_records_read(iou_lanes *lanes, iou_record *place, uint32_t max) {
     if (lanes_are_foreign(lanes))
         return -ECHILD;
     pthread_mutex_lock(&records->lock);
-    while (count < max && take(records, &place[count]))
+    while (count < max && take_record(records, &place[count]))
         count++;
     pthread_mutex_unlock(&records->lock);
     return (int)count;

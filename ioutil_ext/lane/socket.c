@@ -235,7 +235,7 @@ bool socket_has_room(const struct iou_lane *lane, uint64_t bytes) {
 }
 
 /* Put a message into the outbox. False: there is no room, or the caller has the turn. */
-static bool put(struct iou_lane *lane, const struct iovec *parts, unsigned count) {
+static bool put_in_outbox(struct iou_lane *lane, const struct iovec *parts, unsigned count) {
     struct lane_outbox *outbox = &lane->socket.outbox;
     if (!socket_has_room(lane, sum(parts, count)))
         return false;
@@ -262,12 +262,12 @@ static int send_in_turn(struct iou_lane *lane, struct iovec *parts, unsigned cou
 
 int socket_send(struct iou_lane *lane, struct iovec *parts, unsigned count) {
     uint64_t sent;
-    return put(lane, parts, count) ? 0 : send_in_turn(lane, parts, count, false, &sent);
+    return put_in_outbox(lane, parts, count) ? 0 : send_in_turn(lane, parts, count, false, &sent);
 }
 
 int socket_send_until_pause(struct iou_lane *lane, struct iovec *parts, unsigned count, uint64_t *sent) {
     *sent = sum(parts, count);
-    if (!put(lane, parts, count))
+    if (!put_in_outbox(lane, parts, count))
         return send_in_turn(lane, parts, count, true, sent);
     for (unsigned i = 0; i < count; i++)
         parts[i].iov_len = 0;

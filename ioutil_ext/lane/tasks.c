@@ -107,7 +107,7 @@ bool task_hand_over(struct task *task) {
 }
 
 /* Sleep until this task leads. False: it ends, because it was not needed for a while, or because the lane ends. */
-static bool rest(struct task *task) {
+static bool task_rest(struct task *task) {
     struct iou_lane *lane = task->lane;
     if (lane->state.leaving)
         return false;
@@ -127,7 +127,7 @@ void tasks_leave(struct iou_lane *lane) {
 static void task_main(struct fiber *fiber) {
     struct task *task = task_of(fiber);
     struct iou_lane *lane = task->lane;
-    while (lane->tasks.leader == task || rest(task)) {
+    while (lane->tasks.leader == task || task_rest(task)) {
         if (!lane->kind->lead(task) || lane->state.leaving) {
             tasks_leave(lane);
             break;

@@ -25,7 +25,7 @@ static void interrupted(struct loop *loop) {
 }
 
 /* The owner may free the lane as soon as it gets the lock and sees tasks.ended. */
-static void *thread_main(void *argument) {
+static void *lane_main(void *argument) {
     struct iou_lane *lane = argument;
     pthread_setname_np(pthread_self(), lane->kind->thread_name);
     loop_run(&lane->tasks.loop);
@@ -50,7 +50,7 @@ int lane_thread_start(struct iou_lane *lane) {
     lane->tasks.loop.interrupted = interrupted;
     if ((error = tasks_begin(lane)))
         return error;
-    if (thread_start(NULL, thread_main, lane) == 0)
+    if (thread_start(NULL, lane_main, lane) == 0)
         return 0;
     fiber_free(&lane->tasks.leader->fiber);
     return -EAGAIN;

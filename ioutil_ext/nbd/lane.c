@@ -15,7 +15,7 @@
 #define MAX_ERRORS 4096u
 
 /* Send the last reply of the negotiation. The first task calls this before it leads. */
-static void begin(struct iou_lane *lane) {
+static void nbd_begin(struct iou_lane *lane) {
     struct nbd *nbd = nbd_of(lane);
     struct iovec part = {.iov_base = nbd->reply, .iov_len = nbd->reply_length};
     socket_take_turn(lane); /* so that it does not go to the outbox */
@@ -28,7 +28,7 @@ static void begin(struct iou_lane *lane) {
 
 /* Wait for the limit on the rate. A WRITE has waited for its payload. A READ waits for what was read before it, and
    then sends all of its data. If the wait ends because the transfer does, request_begin() refuses the request. */
-static void await_rate(struct iou_lane *lane, const struct request *request) {
+static void await_request_rate(struct iou_lane *lane, const struct request *request) {
     uint16_t command = request->command;
     if (request->error || request->length == 0 || command == CMD_WRITE || command == CMD_FLUSH || command == CMD_CACHE)
         return;
@@ -36,7 +36,7 @@ static void await_rate(struct iou_lane *lane, const struct request *request) {
 }
 
 /* Do a request; returns whether this task still leads. */
-static bool take_turn(struct task *task, struct request *request, struct payload *payload) {
+static bool do_request(struct task *task, struct request *request, struct payload *payload) {
     struct iou_lane *lane = task->lane;
     uint32_t told = 0;
     struct op op;
@@ -53,17 +53,17 @@ static bool take_turn(struct task *task, struct request *request, struct payload
     return leads;
 }
 
-static bool lead(struct task *task) {
+static bool nbd_lead(struct task *task) {
     struct iou_lane *lane = task->lane;
     struct request request;
     struct payload payload;
     if (nbd_of(lane)->reply)
-        begin(lane);
+        nbd_begin(lane);
     do {
         if (!receive_request(task, &request, &payload))
             return false;
-        await_rate(lane, &request);
-    } while (take_turn(task, &request, &payload));
+        await_request_rate(lane, &request);
+    } while (do_request(task, &request, &payload));
     return true;
 }
 
@@ -75,7 +75,7 @@ static void free_nbd(struct nbd *nbd) {
     free(nbd);
 }
 
-static void end(struct iou_lane *lane) {
+static void nbd_end(struct iou_lane *lane) {
     receive_end(lane);
     free_nbd(nbd_of(lane));
 }
@@ -117,12 +117,12 @@ static bool has_contexts(const iou_nbd_options *options) {
     return options->contexts_count <= IOU_LANE_CONTEXTS && (told || !wanted);
 }
 
-static struct lane_work *work_of(struct task *task) {
+static struct lane_work *nbd_work_of(struct task *task) {
     return &task->own;
 }
 
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
-    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = lead, .work = work_of, .end = end};
+    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = nbd_lead, .work = nbd_work_of, .end = nbd_end};
     if (lanes_are_foreign(lanes))
         return -ECHILD;
     if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS || !has_contexts(options))

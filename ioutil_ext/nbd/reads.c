@@ -13,7 +13,7 @@
 #define QUICK_READ (128 * KIB)
 
 /* Get memory for a reply. False: there is none, and an error was sent. */
-static bool get_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
+static bool get_reply_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
     int error = lane_get_memory(lane, size, MEMORY_WAIT, memory);
     if (error) {
         struct answer answer = answer_no_memory(lane, error);
@@ -27,7 +27,7 @@ static bool get_memory(struct iou_lane *lane, const struct request *request, siz
  * was given back meanwhile. The caller fills the new memory before the next call, unless *error says that there is
  * none. A task with the turn does not wait for memory: tasks that wait for the turn may have it.
  */
-static bool take_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
+static bool take_read_turn(struct iou_lane *lane, struct memory **memory, size_t size, bool *turn, int *error) {
     if (*turn || socket_has_room(lane, size + MAX_HEADER + 12) || (*turn = socket_take_turn_until_pause(lane)))
         return true;
     lane_put_memory(lane, *memory);
@@ -55,7 +55,7 @@ static bool send_piece(struct task *task, const struct request *request, struct 
     int error = 0;
     do
         answer = error ? answer_no_memory(lane, error) : answer_fill(task, place_in(*memory, start), start, length);
-    while (!take_turn(lane, memory, size, &turn, &error));
+    while (!take_read_turn(lane, memory, size, &turn, &error));
     if (answer.error)
         reply_error(lane, request, answer.error, answer.text);
     else
@@ -77,7 +77,7 @@ void read_run(struct task *task, const struct request *request) {
     bool goes_on = true;
     for (; goes_on && left; start += length, left -= length) {
         length = min_u64(piece - start % PAGE_UNIT, left);
-        goes_on = (memory || get_memory(lane, request, piece, &memory)) &&
+        goes_on = (memory || get_reply_memory(lane, request, piece, &memory)) &&
                   send_piece(task, request, &memory, piece, start, length);
     }
     if (memory)
@@ -150,7 +150,7 @@ static void run_long_status(struct task *task, const struct request *request) {
     bool single = nbd_of(lane)->contexts_count == 1;
     uint32_t most = single ? MAX_STATUS_EXTENTS : MAX_STATUS_EXTENTS / 2, count = 0;
     struct memory *memory;
-    if (!get_memory(lane, request, MEMORY_PIECE, &memory))
+    if (!get_reply_memory(lane, request, MEMORY_PIECE, &memory))
         return;
     struct answer answer;
     bool turn = false;
@@ -158,7 +158,7 @@ static void run_long_status(struct task *task, const struct request *request) {
     do
         answer = error ? answer_no_memory(lane, error)
                        : look_at_extents(task, request, (iou_extent *)(void *)memory->data, most, &count);
-    while (!take_turn(lane, &memory, MEMORY_PIECE, &turn, &error));
+    while (!take_read_turn(lane, &memory, MEMORY_PIECE, &turn, &error));
     char *records = memory ? memory->data : NULL;
     answer_status(lane, request, answer, (iou_extent *)(void *)records, count,
                   single || !records ? records : records + MEMORY_PIECE / 2);

@@ -70,12 +70,12 @@ static bool drop_payload(struct iou_lane *lane) {
     return false;
 }
 
-static uint64_t most_of_piece(const struct body *body) {
+static uint64_t most_of_payload(const struct body *body) {
     return MEMORY_PIECE - body->next % PAGE_UNIT;
 }
 
 /* Take a piece that was received. Returns whether it is the last one. */
-static bool take_piece(struct incoming *incoming) {
+static bool take_payload_piece(struct incoming *incoming) {
     struct body *body = &incoming->body;
     struct payload *payload = &incoming->payload;
     payload->memory = body_take_memory(body);
@@ -95,7 +95,7 @@ static void write_out(struct task *task, struct payload *payload) {
 /* Receive the next piece, within the limit on the rate. */
 static int receive_piece(struct iou_lane *lane) {
     struct body *body = &incoming_of(lane)->body;
-    uint64_t most = min_u64(body->left, most_of_piece(body));
+    uint64_t most = min_u64(body->left, most_of_payload(body));
     int error = lane_take_rate(lane, most);
     if (!error && (error = body_receive(lane, body, most)) == 0)
         lane_give_back_rate(lane, most - body->length);
@@ -108,7 +108,7 @@ static bool receive_pieces(struct task *task) {
     struct incoming *incoming = incoming_of(lane);
     int error;
     while (!(error = receive_piece(lane))) {
-        if (take_piece(incoming))
+        if (take_payload_piece(incoming))
             return true;
         write_out(task, &incoming->payload);
     }

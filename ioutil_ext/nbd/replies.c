@@ -66,14 +66,14 @@ static size_t hole_head(const struct iou_lane *lane, char *head, const struct re
 }
 
 /* Whether the data starts with HOLE zeros. The first byte shows most data that does not. */
-static bool is_hole(const char *data, uint64_t length) {
+static bool starts_with_hole(const char *data, uint64_t length) {
     return length >= HOLE && *data == 0 && iou_is_zero(data, HOLE);
 }
 
 /* Return the end of the run that begins at start: a run of whole HOLE pieces of zeros, or of anything else. */
-static uint64_t run_end(const char *data, uint64_t start, uint64_t length, bool hole) {
+static uint64_t zeros_end(const char *data, uint64_t start, uint64_t length, bool hole) {
     uint64_t stop = start;
-    while (stop < length && is_hole(data + stop, length - stop) == hole)
+    while (stop < length && starts_with_hole(data + stop, length - stop) == hole)
         stop = min_u64(stop + HOLE, length);
     return stop;
 }
@@ -114,7 +114,7 @@ static void send_again(struct task *task, uint64_t offset, uint64_t length) {
 }
 
 /* Send a reply whose data is in the memory. If the client pauses, give the memory back and send the rest without it. */
-static void send_data(struct task *task, struct iovec *parts, unsigned count, struct memory **memory, uint64_t offset) {
+static void send_reply_data(struct task *task, struct iovec *parts, unsigned count, struct memory **memory, uint64_t offset) {
     struct iou_lane *lane = task->lane;
     uintptr_t start = (uintptr_t)place_in(*memory, offset), end = (uintptr_t)(*memory)->data + (*memory)->size;
     lane_send_until_pause(lane, parts, count);
@@ -139,8 +139,8 @@ static void reply_runs(struct task *task, const struct request *request, struct 
     struct iovec parts[2 * MAX_RUNS];
     unsigned runs = 0, count = 0;
     for (uint64_t start = 0, stop; start < length; start = stop) {
-        bool hole = is_hole(data + start, length - start);
-        stop = run_end(data, start, length, hole);
+        bool hole = starts_with_hole(data + start, length - start);
+        stop = zeros_end(data, start, length, hole);
         char *head = heads[runs++];
         bool last = done && stop == length;
         size_t size = (hole ? hole_head : data_head)(lane, head, request, offset + start, stop - start, last);
@@ -148,7 +148,7 @@ static void reply_runs(struct task *task, const struct request *request, struct 
         if (!hole)
             parts[count++] = (struct iovec){.iov_base = data + start, .iov_len = stop - start};
     }
-    send_data(task, parts, count, memory, offset);
+    send_reply_data(task, parts, count, memory, offset);
 }
 
 void reply_data(struct task *task, const struct request *request, struct memory **memory, uint64_t offset,
@@ -163,7 +163,7 @@ void reply_data(struct task *task, const struct request *request, struct memory 
         {.iov_base = head, .iov_len = data_head(lane, head, request, offset, length, done)},
         {.iov_base = place_in(*memory, offset), .iov_len = length},
     };
-    send_data(task, parts, 2, memory, offset);
+    send_reply_data(task, parts, 2, memory, offset);
 }
 
 /* ---- block status ----------------------------------------------------------------------------------------------- */

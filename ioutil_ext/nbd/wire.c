@@ -68,7 +68,7 @@ static void check_status(const struct dialect *dialect, struct request *request)
         wire_refuse(request, NBD_EINVAL, "an empty range has no status");
 }
 
-static void check(const struct dialect *dialect, struct request *request) {
+static void check_request(const struct dialect *dialect, struct request *request) {
     unsigned command = request->command;
     bool inside = request->length <= dialect->size && request->offset <= dialect->size - request->length;
     if (command >= COMMANDS)
@@ -105,7 +105,7 @@ int wire_parse(const struct dialect *dialect, const char *header, struct request
     memcpy(&request->cookie, header + 8, sizeof(request->cookie));
     if (request->command == CMD_WRITE || (extended && request->flags & FLAG_PAYLOAD_LEN))
         request->payload = request->length;
-    check(dialect, request);
+    check_request(dialect, request);
     return 0;
 }
 

@@ -103,7 +103,7 @@ int nbd_extents(struct op *op) {
 /* ---- the row ---------------------------------------------------------------------------------------------------- */
 
 /* Make sure that the server is there. The size does not change. */
-static int look(struct op *op) {
+static int look_at_server(struct op *op) {
     struct round round;
     op->result.size = UINT64_MAX; /* no server tells how much room it has */
     return round_enter(&round, op);
@@ -115,7 +115,7 @@ static int is_synced(struct op *op) {
     return 0;
 }
 
-static void wake(const iou_handle *handle) {
+static void wake_client(const iou_handle *handle) {
     iou_nbd_client_interrupt((iou_handle *)handle);
 }
 
@@ -131,7 +131,7 @@ const struct image_ops NBD_IMAGE = {
     .claim = nbd_claim,
     .run =
         {
-            [IOU_STAT] = look,
+            [IOU_STAT] = look_at_server,
             [IOU_READ] = nbd_read,
             [IOU_WRITE] = nbd_write,
             [IOU_ZERO] = nbd_zero,
@@ -140,6 +140,6 @@ const struct image_ops NBD_IMAGE = {
             [IOU_EXTENTS] = nbd_extents,
         },
     .sync = is_synced,
-    .wake = wake,
+    .wake = wake_client,
     .free = client_free,
 };

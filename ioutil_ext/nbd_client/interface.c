@@ -28,7 +28,7 @@ static bool is_power_of_two(uint64_t number) {
     return number && is_aligned(number, number);
 }
 
-static bool is_valid(const iou_nbd_client_options *options) {
+static bool are_client_options_valid(const iou_nbd_client_options *options) {
     bool piece = is_power_of_two(options->piece) && options->piece >= MIN_PIECE && options->piece <= IOU_NBD_PIECE;
     bool block = is_power_of_two(options->block_size) && options->block_size <= MAX_BLOCK;
     bool zero = !options->zero_unit || is_power_of_two(options->zero_unit);
@@ -53,7 +53,7 @@ static void init(struct client *client, const iou_nbd_client_options *options) {
 
 int iou_nbd_client_new(const iou_nbd_client_options *options, iou_handle **result) {
     fork_watch();
-    if (!is_valid(options))
+    if (!are_client_options_valid(options))
         return -EINVAL;
     iou_handle *handle = calloc(1, sizeof(*handle));
     struct client *client = calloc(1, sizeof(*client));

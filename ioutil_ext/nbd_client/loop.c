@@ -17,7 +17,7 @@
 #define MOST_CALLS 16
 
 /* Receive what is there. *more: there may be more. Returns as recvmsg(2), or -errno. */
-static int64_t receive_now(struct connection *connection, bool *more) {
+static int64_t receive_ready(struct connection *connection, bool *more) {
     struct iovec parts[2];
     unsigned count = replies_space(&connection->replies, parts);
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = count};
@@ -33,11 +33,11 @@ static int64_t receive_now(struct connection *connection, bool *more) {
 }
 
 /* Receive from a connection. NULL, or why it has ended. */
-static const char *receive(struct connection *connection) {
+static const char *receive_from(struct connection *connection) {
     const char *why = NULL;
     bool more = true;
     for (int calls = 0; more && !why && calls < MOST_CALLS; calls++) {
-        int64_t got = receive_now(connection, &more);
+        int64_t got = receive_ready(connection, &more);
         if (got > 0)
             why = replies_received(&connection->replies, (size_t)got);
         else if (got == 0)
@@ -51,13 +51,13 @@ static const char *receive(struct connection *connection) {
 }
 
 /* Serve a connection that is ready. The lock is held. */
-static void serve(struct connection *connection, short events) {
+static void serve_connection(struct connection *connection, short events) {
     struct client *client = connection->client;
     if (client->session.broken)
         return;
     if (events & (POLLIN | POLLHUP | POLLERR)) {
         pthread_mutex_unlock(&client->lock);
-        const char *why = receive(connection);
+        const char *why = receive_from(connection);
         pthread_mutex_lock(&client->lock);
         if (why)
             session_break(client, failure_gone(client, why));
@@ -68,7 +68,7 @@ static void serve(struct connection *connection, short events) {
 }
 
 /* Prepare to wait for all connections. Returns how many there are. The lock is held. */
-static nfds_t prepare(struct client *client, struct pollfd *polled, int *timeout) {
+static nfds_t prepare_poll(struct client *client, struct pollfd *polled, int *timeout) {
     const struct session *session = &client->session;
     uint64_t now = now_ns();
     nfds_t count = 0;
@@ -89,7 +89,7 @@ static nfds_t prepare(struct client *client, struct pollfd *polled, int *timeout
 }
 
 /* Wake those whose requests have ended. The lock is held, and released meanwhile. */
-static void wake(struct client *client) {
+static void wake_ended(struct client *client) {
     pthread_mutex_unlock(&client->lock);
     waiters_wake(&client->served);
     pthread_mutex_lock(&client->lock);
@@ -100,7 +100,7 @@ static void turn(struct client *client) {
     struct pollfd polled[1 + IOU_NBD_CONNECTIONS];
     eventfd_t events;
     int timeout;
-    nfds_t count = prepare(client, polled, &timeout);
+    nfds_t count = prepare_poll(client, polled, &timeout);
     pthread_mutex_unlock(&client->lock);
     int ready = poll(polled, count, timeout);
     if (ready > 0 && polled[0].revents)
@@ -110,9 +110,9 @@ static void turn(struct client *client) {
         struct connection *connection = &client->session.connections[i - 1];
         bool pending = connection->tls && iou_tls_pending(connection->tls);
         if (polled[i].revents || pending)
-            serve(connection, (short)(polled[i].revents | (pending ? POLLIN : 0)));
+            serve_connection(connection, (short)(polled[i].revents | (pending ? POLLIN : 0)));
         if (!link_empty(&client->served))
-            wake(client);
+            wake_ended(client);
     }
 }
 
@@ -123,7 +123,7 @@ void *loop_main(void *argument) {
     while (!client->stopping || client->session.life != IOU_NBD_NONE) {
         turn(client);
         session_end(client);
-        wake(client);
+        wake_ended(client);
     }
     pthread_mutex_unlock(&client->lock);
     return NULL;

@@ -74,7 +74,7 @@ int blocks_patch(struct blocks *blocks, struct round *round, const char *data) {
 
 /* ---- reading and writing ---------------------------------------------------------------------------------------- */
 
-static int begin(struct round *round, struct blocks *blocks, struct op *op) {
+static int begin_blocks(struct round *round, struct blocks *blocks, struct op *op) {
     int error = round_enter(round, op);
     return error ? error : blocks_cut_range(blocks, op);
 }
@@ -97,7 +97,7 @@ static int read_blocks(struct op *op, struct round *round, struct blocks *blocks
 int nbd_read(struct op *op) {
     struct round round;
     struct blocks blocks;
-    int error = begin(&round, &blocks, op);
+    int error = begin_blocks(&round, &blocks, op);
     if (error)
         return error;
     error = read_blocks(op, &round, &blocks);
@@ -116,7 +116,7 @@ int nbd_changed(struct round *round, int error) {
     return error;
 }
 
-static int write_blocks(struct op *op, struct round *round, struct blocks *blocks) {
+static int write_whole_blocks(struct op *op, struct round *round, struct blocks *blocks) {
     char *data = op->buffer;
     int error = blocks_patch(blocks, round, data);
     if (!error)
@@ -128,12 +128,12 @@ static int write_blocks(struct op *op, struct round *round, struct blocks *block
 int nbd_write(struct op *op) {
     struct round round;
     struct blocks blocks;
-    int error = begin(&round, &blocks, op);
+    int error = begin_blocks(&round, &blocks, op);
     if (error)
         return error;
     round.client->written = true;
     round.flags = op->flags & IOU_FUA && round.agreed.flags & NBD_CAN_FUA ? FLAG_FUA : 0;
-    error = write_blocks(op, &round, &blocks);
+    error = write_whole_blocks(op, &round, &blocks);
     free(blocks.memory);
     return nbd_changed(&round, error);
 }

@@ -58,14 +58,14 @@ static const char *take_data(struct replies *replies, bool *more) {
 
 /* ---- heads ------------------------------------------------------------------------------------------------------ */
 
-static const char *find(struct replies *replies, uint64_t cookie) {
+static const char *find_cookie(struct replies *replies, uint64_t cookie) {
     replies->request = replies->requests->find(replies->requests, cookie);
     return replies->request ? NULL : "a reply to no request";
 }
 
 static const char *simple_reply(struct replies *replies, const char *head) {
     uint32_t error = get32(head + 4);
-    const char *why = find(replies, get64(head + 8));
+    const char *why = find_cookie(replies, get64(head + 8));
     if (why)
         return why;
     struct nbd_request *request = replies->request;
@@ -85,7 +85,7 @@ static const char *simple_reply(struct replies *replies, const char *head) {
 
 static const char *chunk_head(struct replies *replies, const char *head) {
     bool extended = replies->agreed->extended;
-    const char *why = find(replies, get64(head + 8));
+    const char *why = find_cookie(replies, get64(head + 8));
     if (why)
         return why;
     if (extended && get64(head + 16) != replies->request->offset)
@@ -118,7 +118,7 @@ static const char *take_head(struct replies *replies, bool *more) {
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
-static const char *take(struct replies *replies, bool *more) {
+static const char *take_reply(struct replies *replies, bool *more) {
     switch (replies->expected) {
     case REPLY_HEAD:
         return take_head(replies, more);
@@ -139,7 +139,7 @@ const char *replies_received(struct replies *replies, size_t count) {
     replies->end += (uint32_t)count;
     const char *why = NULL;
     for (bool more = true; more && !why;)
-        why = take(replies, &more);
+        why = take_reply(replies, &more);
     move_to_front(replies);
     return why;
 }

@@ -35,7 +35,7 @@ static uint64_t await_session(struct client *client, iou_control *control) {
 }
 
 /* Returns the number of the failure, or 0. The lock is held. */
-static uint64_t enter(struct client *client, const struct op *op) {
+static uint64_t enter_round(struct client *client, const struct op *op) {
     uint64_t failure = client->unusable.number;
     bool alive = client->session.life == IOU_NBD_ALIVE;
     if (!failure && !alive && (client->leaving || op->flags & IOU_NOW))
@@ -54,7 +54,7 @@ static void copy_session(struct round *round) {
     round->longest_bare = session->longest_bare;
 }
 
-static void begin(struct round *round, struct op *op) {
+static void begin_round(struct round *round, struct op *op) {
     round->op = op;
     round->client = client_of(op->handle);
     round->flags = 0;
@@ -62,7 +62,7 @@ static void begin(struct round *round, struct op *op) {
 }
 
 void round_look(struct round *round, struct op *op) {
-    begin(round, op);
+    begin_round(round, op);
     pthread_mutex_lock(&round->client->lock);
     copy_session(round);
     pthread_mutex_unlock(&round->client->lock);
@@ -70,11 +70,11 @@ void round_look(struct round *round, struct op *op) {
 
 int round_enter(struct round *round, struct op *op) {
     struct client *client = client_of(op->handle);
-    begin(round, op);
+    begin_round(round, op);
     if (op_canceled(op))
         return op_fail(op, IOU_SYS_NONE, ECANCELED);
     pthread_mutex_lock(&client->lock);
-    uint64_t failure = enter(client, op);
+    uint64_t failure = enter_round(client, op);
     copy_session(round);
     pthread_mutex_unlock(&client->lock);
     if (op_canceled(op))
@@ -87,7 +87,7 @@ int round_enter(struct round *round, struct op *op) {
 
 /* ---- one round -------------------------------------------------------------------------------------------------- */
 
-static struct connection *choose(const struct client *client, const struct nbd_request *request, uint32_t number) {
+static struct connection *choose_connection(const struct client *client, const struct nbd_request *request, uint32_t number) {
     const struct session *session = &client->session;
     uint64_t place = request->command == CMD_FLUSH ? number : request->offset / SEGMENT;
     return &session->connections[place % session->count];
@@ -95,7 +95,7 @@ static struct connection *choose(const struct client *client, const struct nbd_r
 
 /* Queue the requests and send them. False: the session has ended, or takes no requests any more. The lock is held, and
    released meanwhile. */
-static bool start(struct round *round, struct calls *calls, struct link *served) {
+static bool start_round(struct round *round, struct calls *calls, struct link *served) {
     struct client *client = round->client;
     struct session *session = &client->session;
     if (session->number != round->session || session->life != IOU_NBD_ALIVE)
@@ -103,7 +103,7 @@ static bool start(struct round *round, struct calls *calls, struct link *served)
     waiter_join(&calls->waiter, &client->waiting);
     for (uint32_t i = 0; i < round->count; i++) {
         round->requests[i].calls = calls;
-        link_append(&choose(client, &round->requests[i], i)->queue, &round->requests[i].link);
+        link_append(&choose_connection(client, &round->requests[i], i)->queue, &round->requests[i].link);
     }
     /* The requests, and with them the round, stay until this thread sleeps; the session may end meanwhile, but not be
        replaced: it has the requests until its end, and after that none of these connections is looked at again. */
@@ -120,7 +120,7 @@ struct outcome {
     uint64_t done; /* bytes */
 };
 
-static void look(struct outcome *outcome, const struct nbd_request *request) {
+static void look_at_outcome(struct outcome *outcome, const struct nbd_request *request) {
     bool change = request->command == CMD_WRITE || request->command == CMD_WRITE_ZEROES || request->command == CMD_TRIM;
     if (!request->failure && !request->error) {
         outcome->changed |= change && !(request->flags & FLAG_FUA);
@@ -132,7 +132,7 @@ static void look(struct outcome *outcome, const struct nbd_request *request) {
 }
 
 /* Fail with the failure of a request. One that a server refuses because it leaves is the end of the session. */
-static int fail(struct round *round, const struct nbd_request *request) {
+static int fail_round(struct round *round, const struct nbd_request *request) {
     struct client *client = round->client;
     if (request->failure == -ECANCELED)
         return op_fail(round->op, IOU_SYS_NONE, ECANCELED);
@@ -157,7 +157,7 @@ int round_run(struct round *round) {
         return 0;
     link_init(&served);
     pthread_mutex_lock(&client->lock);
-    bool started = start(round, &calls, &served);
+    bool started = start_round(round, &calls, &served);
     bool same = client->session.number == round->session;
     uint64_t ending = same ? client->session.ending : client->session.ending_before;
     pthread_mutex_unlock(&client->lock);
@@ -166,7 +166,7 @@ int round_run(struct round *round) {
     waiters_wake(&served);
     waiter_sleep(&calls.waiter, UINT64_MAX);
     for (uint32_t i = 0; i < round->count; i++)
-        look(&outcome, &round->requests[i]);
+        look_at_outcome(&outcome, &round->requests[i]);
     round->count = 0;
     if (outcome.changed) {
         pthread_mutex_lock(&client->lock);
@@ -174,7 +174,7 @@ int round_run(struct round *round) {
         pthread_mutex_unlock(&client->lock);
     }
     op_advance(round->op, outcome.done);
-    return outcome.failed ? fail(round, outcome.failed) : 0;
+    return outcome.failed ? fail_round(round, outcome.failed) : 0;
 }
 
 int round_add(struct round *round, struct nbd_request request) {

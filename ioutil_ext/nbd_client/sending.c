@@ -14,12 +14,12 @@
 #include "base/numbers.h"
 #include "nbd_client/client.h"
 
-static bool is_canceled(const struct nbd_request *request) {
+static bool is_request_canceled(const struct nbd_request *request) {
     const iou_control *control = request->calls->control;
     return control && __atomic_load_n(&control->canceled, __ATOMIC_RELAXED);
 }
 
-static void cancel(struct nbd_request *request, struct link *served) {
+static void cancel_request(struct nbd_request *request, struct link *served) {
     link_remove(&request->link);
     request->failure = -ECANCELED;
     request_ended(request, served);
@@ -29,15 +29,15 @@ void connection_drop_canceled(struct connection *connection, struct link *served
     for (struct link *node = connection->queue.next, *next; node != &connection->queue; node = next) {
         struct nbd_request *request = container_of(node, struct nbd_request, link);
         next = node->next;
-        if (is_canceled(request))
-            cancel(request, served);
+        if (is_request_canceled(request))
+            cancel_request(request, served);
     }
 }
 
 /* ---- what is being sent ----------------------------------------------------------------------------------------- */
 
 /* Give a request a cookie, and add its bytes to those that are being sent. */
-static void begin(struct connection *connection, struct nbd_request *request) {
+static void begin_sending(struct connection *connection, struct nbd_request *request) {
     unsigned place = (unsigned)__builtin_ctzll(connection->free), number = connection->count++;
     char *header = connection->headers[number];
     request->cookie = ++connection->cookies * MOST_FLYING + place;
@@ -59,18 +59,18 @@ static bool begin_next(struct connection *connection, struct link *served) {
     connection->part = connection->parts;
     while (connection->count < MOST_SENT && connection->free && !link_empty(&connection->queue)) {
         struct nbd_request *request = container_of(connection->queue.next, struct nbd_request, link);
-        if (is_canceled(request)) {
-            cancel(request, served);
+        if (is_request_canceled(request)) {
+            cancel_request(request, served);
             continue;
         }
         link_remove(&request->link);
-        begin(connection, request);
+        begin_sending(connection, request);
     }
     return connection->count > 0;
 }
 
 /* Send without waiting. Returns how many bytes, or -errno. */
-static int64_t send_now(struct connection *connection) {
+static int64_t send_ready(struct connection *connection) {
     struct msghdr message = {.msg_iov = connection->part, .msg_iovlen = connection->parts_left};
     if (!connection->tls) {
         ssize_t sent = sendmsg(connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -132,7 +132,7 @@ void connection_send(struct connection *connection, struct link *served) {
     while (!connection->blocked && !session->broken &&
            (connection->first < connection->count || begin_next(connection, served))) {
         pthread_mutex_unlock(&client->lock);
-        int64_t sent = send_now(connection);
+        int64_t sent = send_ready(connection);
         pthread_mutex_lock(&client->lock);
         if (sent < 0)
             note_failure(connection, (int)sent);

@@ -20,7 +20,7 @@ static struct connection *connection_of(struct requests *requests) {
     return container_of(requests, struct connection, requests);
 }
 
-static struct nbd_request *find(struct requests *requests, uint64_t cookie) {
+static struct nbd_request *find_request(struct requests *requests, uint64_t cookie) {
     struct connection *connection = connection_of(requests);
     pthread_mutex_lock(&connection->client->lock);
     struct nbd_request *request = connection->flying[cookie % MOST_FLYING];
@@ -54,7 +54,7 @@ static const char *ended(struct requests *requests, struct nbd_request *request)
 
 int connection_init(struct connection *connection, struct client *client, int fd, iou_tls *tls) {
     *connection = (struct connection){
-        .requests = {find, refused, ended}, .client = client, .fd = fd, .tls = tls, .free = UINT64_MAX};
+        .requests = {find_request, refused, ended}, .client = client, .fd = fd, .tls = tls, .free = UINT64_MAX};
     link_init(&connection->queue);
     return replies_init(&connection->replies, &connection->requests, &client->session.agreed);
 }
@@ -101,7 +101,7 @@ static void say_goodbye(struct connection *connection) {
     }
 }
 
-static bool is_idle(const struct connection *connection) {
+static bool is_connection_idle(const struct connection *connection) {
     return connection->free == UINT64_MAX && link_empty(&connection->queue) && !connection->sending;
 }
 
@@ -114,7 +114,7 @@ static bool any_sends(const struct session *session) {
 
 static bool all_idle(const struct session *session) {
     for (uint32_t i = 0; i < session->count; i++)
-        if (!is_idle(&session->connections[i]))
+        if (!is_connection_idle(&session->connections[i]))
             return false;
     return true;
 }

@@ -26,20 +26,20 @@ struct directory {
     uint8_t *window;
 };
 
-static int refuse(struct op *op, iou_qcow2_verdict *verdict, const char *what) {
+static int refuse_bitmap(struct op *op, iou_qcow2_verdict *verdict, const char *what) {
     return judge(op, verdict, IOU_QCOW2_REFUSE, "%s of its bitmaps cannot be right", what);
 }
 
 /* ---- the directory ---------------------------------------------------------------------------------------------- */
 
 /* Whether bytes lie inside of the file, behind the first cluster. */
-static bool is_inside(const struct qcow2 *q, uint64_t offset, uint64_t bytes) {
+static bool is_inside_bitmap(const struct qcow2 *q, uint64_t offset, uint64_t bytes) {
     uint64_t size = layer_size(q->file);
     return offset >= q->cluster && is_aligned(offset, q->cluster) && offset <= size && bytes <= size - offset;
 }
 
 /* Make sure that a whole row is in memory, as far as the directory goes. */
-static int look(struct op *op, struct qcow2 *q, struct directory *directory) {
+static int look_up_row(struct op *op, struct qcow2 *q, struct directory *directory) {
     uint64_t left = directory->end - directory->at;
     if (directory->length && directory->at + min_u64(left, MOST_OF_ROW) <= directory->start + directory->length)
         return 0;
@@ -53,10 +53,10 @@ static int check_row(struct op *op, const struct directory *directory, const uin
                      iou_qcow2_verdict *verdict) {
     uint64_t left = directory->end - directory->at;
     if (left < BITMAP_ROW)
-        return refuse(op, verdict, "the directory");
+        return refuse_bitmap(op, verdict, "the directory");
     *length = get16(row + 18);
     if (!*length || *length > MAX_BITMAP_NAME || *length > left - BITMAP_ROW)
-        return refuse(op, verdict, "a name");
+        return refuse_bitmap(op, verdict, "a name");
     return get32(row + 20) ? judge(op, verdict, IOU_QCOW2_FALLBACK, "a bitmap of it has data of an unknown kind") : 0;
 }
 
@@ -66,7 +66,7 @@ static int find_row(struct op *op, struct qcow2 *q, struct directory *directory,
     uint64_t length = 0;
     *found = NULL;
     for (uint32_t i = 0; !*found && i < q->header.bitmaps; i++) {
-        int error = look(op, q, directory);
+        int error = look_up_row(op, q, directory);
         const uint8_t *row = directory->window + (directory->at - directory->start);
         if (!error)
             error = check_row(op, directory, row, &length, verdict);
@@ -96,10 +96,10 @@ static int read_bitmap(struct op *op, struct qcow2 *q, const uint8_t *row, iou_q
     }
     if (flags & BITMAP_FLAGS_RESERVED || row[16] != BITMAP_DIRTY_TRACKING || bits < MIN_GRANULARITY_BITS ||
         bits > MAX_GRANULARITY_BITS)
-        return refuse(op, verdict, "the kind of one");
+        return refuse_bitmap(op, verdict, "the kind of one");
     uint64_t needed = entries_for(q, bits);
-    if (entries > MAX_BITMAP_BYTES >> q->cluster_bits || needed > entries || !is_inside(q, offset, 8 * entries))
-        return refuse(op, verdict, "a table");
+    if (entries > MAX_BITMAP_BYTES >> q->cluster_bits || needed > entries || !is_inside_bitmap(q, offset, 8 * entries))
+        return refuse_bitmap(op, verdict, "a table");
     q->bitmap.bits = bits;
     q->bitmap.table = malloc(8 * (needed + 1));
     if (!q->bitmap.table)
@@ -114,8 +114,8 @@ int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verd
     if (!header->has_bitmaps || !(header->autoclear & AUTOCLEAR_BITMAPS))
         return 0;
     if (header->bitmaps > MAX_BITMAPS || header->directory_bytes > MAX_DIRECTORY_BYTES ||
-        !is_inside(q, header->directory_offset, header->directory_bytes))
-        return refuse(op, verdict, "the directory");
+        !is_inside_bitmap(q, header->directory_offset, header->directory_bytes))
+        return refuse_bitmap(op, verdict, "the directory");
     struct directory directory = {
         .at = header->directory_offset,
         .end = header->directory_offset + header->directory_bytes,
@@ -134,7 +134,7 @@ int bitmap_open(struct op *op, struct qcow2 *q, const char *name, iou_qcow2_verd
 /* ---- bits ------------------------------------------------------------------------------------------------------- */
 
 /* The number of the first bit from `bit` on, below `end`, that is not as `set` says; else `end`, the end of a word. */
-static uint64_t run_end(const uint8_t *data, uint64_t bit, uint64_t end, bool set) {
+static uint64_t bits_end(const uint8_t *data, uint64_t bit, uint64_t end, bool set) {
     uint64_t same = set ? UINT64_MAX : 0, word;
     for (; bit < end; bit = round_down(bit, 64) + 64) {
         memcpy(&word, data + bit / 64 * sizeof(word), sizeof(word));
@@ -157,7 +157,7 @@ static int find_in_slice(struct qcow2 *q, struct op *op, uint64_t host, uint64_t
     uint64_t at = bit - first;
     bool dirty = changes->dirty = slice->data[at / 8] >> at % 8 & 1;
     for (changes->count = 0; at < size && changes->count < CHANGES; dirty = !dirty) {
-        at = run_end(slice->data, at, size, dirty);
+        at = bits_end(slice->data, at, size, dirty);
         changes->ends[changes->count++] = first + at;
     }
     cache_put(slice);
@@ -168,7 +168,7 @@ int bitmap_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t end, stru
     uint32_t bits = q->bitmap.bits, entry_bits = q->cluster_bits + 3;
     uint64_t bit = pos >> bits, entry = be64toh(q->bitmap.table[bit >> entry_bits]), host = entry & ENTRY_OFFSET;
     int error = 0;
-    if (entry & BITMAP_RESERVED || (host && (entry & BITMAP_ALL_ONES || !is_inside(q, host, 1))))
+    if (entry & BITMAP_RESERVED || (host && (entry & BITMAP_ALL_ONES || !is_inside_bitmap(q, host, 1))))
         return map_corrupt(q, op);
     *changes = (struct changes){.dirty = entry & BITMAP_ALL_ONES, .count = 1};
     changes->ends[0] = ((bit >> entry_bits) + 1) << entry_bits;

@@ -49,7 +49,7 @@ void cache_destroy(struct qcow2 *q) {
 
 /* ---- memory ----------------------------------------------------------------------------------------------------- */
 
-static void add_block(struct qcow2 *q) {
+static void add_cache_block(struct qcow2 *q) {
     struct cache *cache = &q->cache;
     struct block *block = calloc(1, sizeof(*block));
     void *data;
@@ -67,7 +67,7 @@ static void add_block(struct qcow2 *q) {
     }
 }
 
-static bool is_idle(const struct slice *slice) {
+static bool is_slice_idle(const struct slice *slice) {
     return !slice->pins && !slice->loading && !slice->dirty && !slice->writing;
 }
 
@@ -75,7 +75,7 @@ static bool is_idle(const struct slice *slice) {
 static struct slice *evict(struct cache *cache) {
     for (struct link *node = cache->order.next; node != &cache->order; node = node->next) {
         struct slice *slice = container_of(node, struct slice, order);
-        if (!is_idle(slice))
+        if (!is_slice_idle(slice))
             continue;
         link_remove(&slice->hash);
         link_remove(&slice->order);
@@ -89,7 +89,7 @@ static struct slice *take_memory(struct qcow2 *q) {
     struct cache *cache = &q->cache;
     struct slice *slice = cache->count >= cache->most ? evict(cache) : NULL;
     if (!slice && link_empty(&cache->spare))
-        add_block(q);
+        add_cache_block(q);
     if (!slice && !link_empty(&cache->spare)) {
         slice = container_of(cache->spare.next, struct slice, order);
         link_remove(&slice->order);
@@ -103,7 +103,7 @@ static struct link *bucket_of(struct cache *cache, uint64_t key) {
     return &cache->buckets[(key * UINT64_C(0x9e3779b97f4a7c15)) >> (64 - cache->bucket_bits)];
 }
 
-static struct slice *find(struct cache *cache, uint64_t key) {
+static struct slice *find_slice(struct cache *cache, uint64_t key) {
     struct link *bucket = bucket_of(cache, key);
     for (struct link *node = bucket->next; node != bucket; node = node->next)
         if (container_of(node, struct slice, hash)->key == key)
@@ -112,7 +112,7 @@ static struct slice *find(struct cache *cache, uint64_t key) {
 }
 
 const struct slice *cache_peek(struct qcow2 *q, uint64_t key) {
-    const struct slice *slice = find(&q->cache, key);
+    const struct slice *slice = find_slice(&q->cache, key);
     return slice && !slice->loading ? slice : NULL;
 }
 
@@ -153,7 +153,7 @@ static int load(struct qcow2 *q, struct op *op, struct slice *slice, uint64_t ho
 int cache_get(struct qcow2 *q, struct op *op, uint64_t key, uint64_t host, struct slice **result) {
     struct cache *cache = &q->cache;
     struct slice *slice;
-    while ((slice = find(cache, key)) && slice->loading)
+    while ((slice = find_slice(cache, key)) && slice->loading)
         await_load(q, slice);
     if (slice) {
         link_remove(&slice->order);

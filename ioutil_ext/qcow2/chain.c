@@ -7,7 +7,7 @@
 #include "qcow2/layer.h"
 
 /* Look in one file. The phase of grace is entered with the look: only the top changes, so only its phase counts. */
-static int look(const struct level *level, struct op *op, bool top, uint64_t length, struct run *run) {
+static int look_in_file(const struct level *level, struct op *op, bool top, uint64_t length, struct run *run) {
     struct qcow2 *q = level->format;
     run->level = level;
     if (!q) {
@@ -30,7 +30,7 @@ void chain_leave(struct chain *chain, const struct run *run) {
 }
 
 /* Without a level that has something there, the top's phase is entered all the same, so that leaving is one call. */
-static void enter(struct chain *chain, struct run *run) {
+static void enter_phase(struct chain *chain, struct run *run) {
     struct qcow2 *top = chain->levels[0].format;
     pthread_mutex_lock(&top->lock);
     run->phase = grace_enter(top);
@@ -42,12 +42,12 @@ int chain_find(struct chain *chain, struct op *op, uint32_t first, uint64_t pos,
     int error = 0;
     *run = (struct run){.pos = pos, .mapping = {.kind = KIND_UNALLOCATED}};
     if (first > 0)
-        enter(chain, run);
+        enter_phase(chain, run);
     for (uint32_t i = first; !error && i < chain->count && run->mapping.kind == KIND_UNALLOCATED; i++) {
         if (pos >= chain->levels[i].size)
             break;
         length = min_u64(length, chain->levels[i].size - pos);
-        error = look(&chain->levels[i], op, i == 0, length, run);
+        error = look_in_file(&chain->levels[i], op, i == 0, length, run);
         if (!error)
             length = run->mapping.length;
         else if (i > 0)
@@ -86,7 +86,7 @@ int chain_read(struct chain *chain, struct op *op, uint32_t first, void *to, uin
 }
 
 /* Of a raw file, whether there is a hole: it is asked only for a range that is to be written. */
-static int is_hole(struct op *op, const struct run *run, bool *zero) {
+static int is_raw_hole(struct op *op, const struct run *run, bool *zero) {
     uint64_t start = run->mapping.host, end = start + run->mapping.length, stop = end;
     if (run->mapping.kind != KIND_DATA || run->level->format) {
         *zero = run->mapping.kind == KIND_ZERO || run->mapping.kind == KIND_UNALLOCATED;
@@ -104,7 +104,7 @@ int chain_is_zero(struct chain *chain, struct op *op, uint32_t first, uint64_t p
         int error = chain_find(chain, op, first, pos + done, length - done, &run);
         if (error)
             return error;
-        error = is_hole(op, &run, zero);
+        error = is_raw_hole(op, &run, zero);
         chain_leave(chain, &run);
         if (error)
             return error;

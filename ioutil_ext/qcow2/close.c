@@ -21,7 +21,7 @@ static void cut_tail(struct qcow2 *q, struct op *op) {
 
 /* The second flush is for the counts of what the first one has freed. Whoever wanted to know of failures has flushed
    before. */
-static void finish(struct qcow2 *q, struct op *op) {
+static void finish_close(struct qcow2 *q, struct op *op) {
     bool changed = q->cache.dirty || q->unlinked.count || q->due.count || q->waiting.count;
     int error = changed ? flush_run(q, op) : 0;
     if (!error && q->cache.dirty)
@@ -64,6 +64,6 @@ void close_chain(iou_handle *handle) {
     struct chain *chain = chain_of(handle);
     struct op op = {.handle = handle, .kind = IOU_FLUSH, .turn_end = UINT64_MAX};
     if (handle->writable)
-        finish(chain->levels[0].format, &op);
+        finish_close(chain->levels[0].format, &op);
     close_files(chain);
 }

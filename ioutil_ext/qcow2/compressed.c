@@ -29,7 +29,7 @@ static int inflate_cluster(void *to, size_t size, const void *from, size_t lengt
     return whole ? 0 : -EIO;
 }
 
-static int decode(struct qcow2 *q, struct op *op, void *to, const void *from, uint64_t length) {
+static int decode_cluster(struct qcow2 *q, struct op *op, void *to, const void *from, uint64_t length) {
     int error = q->header.compression == COMPRESSION_ZSTD ? zstd_decode_cluster(to, q->cluster, from, length)
                                                           : inflate_cluster(to, q->cluster, from, length);
     return error ? op_fail(op, error == -ENOMEM ? IOU_SYS_MALLOC : IOU_SYS_NONE, error) : 0;
@@ -44,7 +44,7 @@ int compressed_read(struct qcow2 *q, struct op *op, uint64_t entry, uint64_t sta
     uint8_t *content = data + bytes;
     int error = layer_read(op, q->file, data, offset - skip, bytes);
     if (!error)
-        error = decode(q, op, content, data + skip, most);
+        error = decode_cluster(q, op, content, data + skip, most);
     if (!error)
         memcpy(to, content + start, length);
     free(data);

@@ -42,7 +42,7 @@ static int merge(struct write *write, uint64_t number, uint64_t host) {
     return error;
 }
 
-static int fill(struct write *write, uint64_t number, const struct taken *taken) {
+static int fill_cluster(struct write *write, uint64_t number, const struct taken *taken) {
     struct qcow2 *q = write->q;
     uint64_t host = taken->first << q->cluster_bits, length = taken->count << q->cluster_bits;
     bool whole = copied_length(write, number, taken->count) == length;
@@ -53,14 +53,14 @@ static int fill(struct write *write, uint64_t number, const struct taken *taken)
     return taken->zeros ? 0 : layer_zero(write->op, q->file, host, length, write->flags | IOU_ALLOCATE);
 }
 
-static int64_t copy(struct write *write, struct slice *slice, uint64_t number, uint64_t count) {
+static int64_t copy_clusters(struct write *write, struct slice *slice, uint64_t number, uint64_t count) {
     struct qcow2 *q = write->q;
     struct taken taken;
     int error = space_take(q, write->op, count, write->data ? WANT_ANY : WANT_ZEROS, &taken);
     if (error)
         return error;
     pthread_mutex_unlock(&q->lock);
-    error = fill(write, number, &taken);
+    error = fill_cluster(write, number, &taken);
     pthread_mutex_lock(&q->lock);
     if (error) {
         space_give_back(q, write->op, &taken, true);
@@ -77,7 +77,7 @@ int64_t write_copy(struct write *write, struct slice *slice, uint64_t number, ui
     struct busy busy;
     if (!busy_enter(q, &busy, number, number + count))
         return 0;
-    int64_t done = copy(write, slice, number, count);
+    int64_t done = copy_clusters(write, slice, number, count);
     busy_leave(q, &busy);
     return done;
 }

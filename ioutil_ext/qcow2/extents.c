@@ -52,7 +52,7 @@ static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint6
 
 /* Find what is at pos: what iou_extent tells of it, and its end. What has changed is told without layers: fewer
    records; and without a look at the files, if nothing else is asked for. */
-static int look(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end, uint64_t *stop,
+static int look_for_extent(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end, uint64_t *stop,
                 uint64_t *flags) {
     bool dirty;
     int error = look_changed(chain, op, changes, pos, &end, &dirty);
@@ -74,7 +74,7 @@ int extents_of_chain(struct op *op) {
     for (uint64_t flags; start < end; start = stop) {
         if (op_canceled(op))
             return op_fail(op, IOU_SYS_NONE, ECANCELED);
-        int error = look(chain, op, &changes, start, end, &stop, &flags);
+        int error = look_for_extent(chain, op, &changes, start, end, &stop, &flags);
         if (error)
             return error;
         if (count && extents[count - 1].flags == flags)

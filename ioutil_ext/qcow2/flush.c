@@ -107,7 +107,7 @@ static void forget_marks(struct qcow2 *q) {
 }
 
 /* Without memory nothing is taken, and this flush fails alone. */
-static int copy(struct qcow2 *q, struct generation *g) {
+static int copy_generation(struct qcow2 *q, struct generation *g) {
     int error = add_slices(q, g);
     if (!error)
         error = add_table(q, g);
@@ -134,7 +134,7 @@ static int write_output(struct qcow2 *q, struct op *op, const struct output *out
     return error ? error : layer_sync(op, q->file);
 }
 
-static int write_all(struct qcow2 *q, struct op *op, const struct generation *g) {
+static int write_generation(struct qcow2 *q, struct op *op, const struct generation *g) {
     int error = g->blocks.count ? write_output(q, op, &g->blocks) : 0;
     if (!error)
         error = write_output(q, op, &g->counts);
@@ -186,21 +186,21 @@ static void reclaim(struct qcow2 *q, struct op *op) {
 
 /* ---- flushing --------------------------------------------------------------------------------------------------- */
 
-static void finish(struct qcow2 *q) {
+static void finish_flush(struct qcow2 *q) {
     for (struct link *node = q->cache.order.next; node != &q->cache.order; node = node->next)
         container_of(node, struct slice, order)->writing = false;
     q->counts.flushes++;
 }
 
 /* Slices whose copy may be in the file or not stay in memory. */
-static void fail(struct qcow2 *q, const struct op *op, int error) {
+static void fail_flush(struct qcow2 *q, const struct op *op, int error) {
     if (q->flushing.error)
         return;
     q->flushing.error = error;
     q->flushing.call = (iou_syscall)op->result.syscall;
 }
 
-static void wake(struct qcow2 *q) {
+static void wake_flushes(struct qcow2 *q) {
     struct link served;
     q->flushing.running = false;
     q->flushing.ended = q->flushing.begun;
@@ -225,21 +225,21 @@ static int flush_once(struct qcow2 *q, struct op *op) {
     q->flushing.running = true;
     q->flushing.begun++;
     int error = q->flushing.error ? q->flushing.error : space_move_table(q, op);
-    if (!error && (error = copy(q, &g)))
+    if (!error && (error = copy_generation(q, &g)))
         error = op_fail(op, IOU_SYS_MALLOC, error);
     bool copied = !error;
     pthread_mutex_unlock(&q->lock);
     if (copied)
-        error = write_all(q, op, &g);
+        error = write_generation(q, op, &g);
     output_free(&g.blocks);
     output_free(&g.counts);
     output_free(&g.tables);
     pthread_mutex_lock(&q->lock);
     if (error)
-        fail(q, op, error);
+        fail_flush(q, op, error);
     else
-        finish(q);
-    wake(q);
+        finish_flush(q);
+    wake_flushes(q);
     if (!error) {
         drop_counts(q, op, &g.frees);
         reclaim(q, op);

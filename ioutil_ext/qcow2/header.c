@@ -76,7 +76,7 @@ static iou_qcow2_judgment check_v3(struct header *header, const uint8_t *data, u
 }
 
 /* Whether a table lies inside the file, behind the first cluster. A cut last cluster counts as a whole one. */
-static bool is_inside(const struct header *header, uint64_t offset, uint64_t bytes, uint64_t size) {
+static bool is_inside_file(const struct header *header, uint64_t offset, uint64_t bytes, uint64_t size) {
     uint64_t cluster = UINT64_C(1) << header->cluster_bits;
     return offset && is_aligned(offset, cluster) && offset < MAX_HOST && offset + bytes <= round_up(size, cluster);
 }
@@ -90,15 +90,15 @@ static iou_qcow2_judgment check_tables(const struct header *header, uint64_t siz
         return refuse(reason, "the disk has an invalid size");
     if (l1_bytes > MAX_L1_BYTES || (header->size + (UINT64_C(1) << l1_bits) - 1) >> l1_bits > header->l1_size)
         return refuse(reason, "the L1 table has an invalid size of %u entries", header->l1_size);
-    if (header->l1_size && !is_inside(header, header->l1_offset, l1_bytes, size))
+    if (header->l1_size && !is_inside_file(header, header->l1_offset, l1_bytes, size))
         return refuse(reason, "the L1 table is not inside of the file");
     if (!header->refcount_table_clusters || table_bytes > MAX_REFCOUNT_TABLE_BYTES)
         return refuse(reason, "the table of reference counts has an invalid size of %u clusters",
                       header->refcount_table_clusters);
-    if (!is_inside(header, header->refcount_table_offset, table_bytes, size))
+    if (!is_inside_file(header, header->refcount_table_offset, table_bytes, size))
         return refuse(reason, "the table of reference counts is not inside of the file");
     if (header->snapshots > MAX_SNAPSHOTS ||
-        (header->snapshots && !is_inside(header, header->snapshots_offset, 1, size)))
+        (header->snapshots && !is_inside_file(header, header->snapshots_offset, 1, size)))
         return refuse(reason, "the table of snapshots is too long, or not inside of the file");
     return IOU_QCOW2_NATIVE;
 }

@@ -75,7 +75,7 @@ static int run_read(struct op *op) {
 /* ---- changing --------------------------------------------------------------------------------------------------- */
 
 /* Without space, clusters that wait for a flush may become free by one. */
-static int64_t change(struct op *op, step *step, uint64_t start, uint64_t length) {
+static int64_t change_clusters(struct op *op, step *step, uint64_t start, uint64_t length) {
     struct qcow2 *q = top_of(op);
     int64_t done = step(op, start, length);
     if (done == -ENOSPC) {
@@ -108,15 +108,15 @@ static int64_t trim_once(struct op *op, uint64_t start, uint64_t length) {
 }
 
 static int64_t change_write(struct op *op, uint64_t start, uint64_t length) {
-    return change(op, write_some, start, length);
+    return change_clusters(op, write_some, start, length);
 }
 
 static int64_t change_zero(struct op *op, uint64_t start, uint64_t length) {
-    return change(op, zero_once, start, length);
+    return change_clusters(op, zero_once, start, length);
 }
 
 static int64_t change_trim(struct op *op, uint64_t start, uint64_t length) {
-    return change(op, trim_once, start, length);
+    return change_clusters(op, trim_once, start, length);
 }
 
 static int run_change(struct op *op, step *step) {
@@ -156,7 +156,7 @@ static int run_sync(struct op *op) {
     return op->handle->writable ? flush_run(top_of(op), op) : 0;
 }
 
-static int run_flush(struct op *op) {
+static int run_qcow2_flush(struct op *op) {
     iou_durable *record = op->handle->durable;
     iou_covered *covered = iou_durable_flush(record, op->offset, op->length);
     int error = run_sync(op);
@@ -165,7 +165,7 @@ static int run_flush(struct op *op) {
     return error;
 }
 
-static int run_stat(struct op *op) {
+static int run_qcow2_stat(struct op *op) {
     if (op->flags & IOU_SPACE && sys_space(chain_of(op->handle)->levels[0].file->fd, &op->result.size) < 0)
         op->result.size = UINT64_MAX;
     return 0;
@@ -176,12 +176,12 @@ const struct image_ops QCOW2_IMAGE = {
     .is_prompt = prompt_is,
     .run =
         {
-            [IOU_STAT] = run_stat,
+            [IOU_STAT] = run_qcow2_stat,
             [IOU_READ] = run_read,
             [IOU_WRITE] = run_write,
             [IOU_ZERO] = run_zero,
             [IOU_TRIM] = run_trim,
-            [IOU_FLUSH] = run_flush,
+            [IOU_FLUSH] = run_qcow2_flush,
             [IOU_EXTENTS] = extents_of_chain,
         },
     .sync = run_sync,

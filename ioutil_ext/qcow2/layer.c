@@ -29,7 +29,7 @@ static struct op inner_op(iou_handle *file, iou_kind kind, uint64_t offset, uint
     };
 }
 
-static int end(struct op *op, struct op *inner, int error) {
+static int end_inner(struct op *op, struct op *inner, int error) {
     free(inner->bounce);
     if (error)
         op->result.syscall = inner->result.syscall;
@@ -63,7 +63,7 @@ int layer_read(struct op *op, iou_handle *file, void *memory, uint64_t offset, u
         return 0;
     struct op inner = inner_op(file, IOU_READ, offset, inside);
     inner.buffer = memory;
-    return end(op, &inner, io_read(&inner));
+    return end_inner(op, &inner, io_read(&inner));
 }
 
 int layer_write(struct op *op, iou_handle *file, const void *data, uint64_t offset, uint64_t length) {
@@ -73,7 +73,7 @@ int layer_write(struct op *op, iou_handle *file, const void *data, uint64_t offs
         return error;
     error = io_write_range(&inner, data, offset, offset + length);
     release_edges(&inner);
-    return end(op, &inner, error);
+    return end_inner(op, &inner, error);
 }
 
 int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length, uint32_t flags) {
@@ -85,12 +85,12 @@ int layer_zero(struct op *op, iou_handle *file, uint64_t offset, uint64_t length
     error = zero_run(&inner);
     release_edges(&inner);
     zero_note_method(op, (iou_method)inner.result.method);
-    return end(op, &inner, error);
+    return end_inner(op, &inner, error);
 }
 
 int layer_sync(struct op *op, iou_handle *file) {
     struct op inner = inner_op(file, IOU_FLUSH, 0, 0);
-    return end(op, &inner, io_sync(&inner));
+    return end_inner(op, &inner, io_sync(&inner));
 }
 
 int layer_cut(struct op *op, iou_handle *file, uint64_t end) {

@@ -14,7 +14,7 @@ int map_corrupt(struct qcow2 *q, struct op *op) {
 }
 
 /* Whether a cluster at this offset begins inside of the file. */
-static bool is_inside(const struct qcow2 *q, uint64_t offset) {
+static bool is_inside_map(const struct qcow2 *q, uint64_t offset) {
     return is_aligned(offset, q->cluster) && offset && offset < layer_size(q->file);
 }
 
@@ -24,7 +24,7 @@ int map_slice(struct qcow2 *q, struct op *op, uint64_t number, struct slice **sl
     *slice = NULL;
     if (!l1)
         return 0;
-    if (l1 & L1_RESERVED || !is_inside(q, table))
+    if (l1 & L1_RESERVED || !is_inside_map(q, table))
         return map_corrupt(q, op);
     uint64_t key = number >> (q->slice_bits - q->entry_bits);
     return cache_get(q, op, key, table + round_down(place, UINT64_C(1) << q->slice_bits), slice);
@@ -47,7 +47,7 @@ int map_entry(struct qcow2 *q, struct op *op, uint64_t entry, struct mapping *ma
     *mapping = (struct mapping){.entry = entry, .host = host, .kind = KIND_UNALLOCATED};
     if (entry & ENTRY_COMPRESSED)
         return compressed_entry(q, op, entry, mapping);
-    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) || (host && !is_inside(q, host)))
+    if (entry & L2_RESERVED || (zero && !marks) || (!host && entry & ENTRY_COPIED) || (host && !is_inside_map(q, host)))
         return map_corrupt(q, op);
     if (zero)
         mapping->kind = KIND_ZERO;
@@ -92,7 +92,7 @@ static bool goes_on(const struct mapping *run, const struct mapping *next, uint6
 }
 
 /* The end of the run of units that begins with the one of pos, all of one slice. */
-static int find_run(struct qcow2 *q, struct op *op, const struct slice *slice, uint64_t pos, uint64_t end,
+static int find_mapped_run(struct qcow2 *q, struct op *op, const struct slice *slice, uint64_t pos, uint64_t end,
                     struct mapping *run) {
     uint64_t unit = q->entry_bits == 3 ? q->cluster : q->cluster / 32, first = round_down(pos, unit), at = first + unit;
     int error = look_at(q, op, slice, pos, run);
@@ -131,7 +131,7 @@ int map_find(struct qcow2 *q, struct op *op, uint64_t pos, uint64_t length, stru
         return 0;
     }
     uint64_t rest = map_slice_rest(q, number) << q->cluster_bits;
-    error = find_run(q, op, slice, pos, min_u64(pos + length, round_down(pos, q->cluster) + rest), mapping);
+    error = find_mapped_run(q, op, slice, pos, min_u64(pos + length, round_down(pos, q->cluster) + rest), mapping);
     cache_put(slice);
     return error;
 }

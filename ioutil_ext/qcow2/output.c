@@ -21,7 +21,7 @@ int output_add(struct output *output, uint64_t offset, uint64_t length, const vo
     return 0;
 }
 
-static int compare(const void *left, const void *right) {
+static int compare_output(const void *left, const void *right) {
     const struct piece *a = left, *b = right;
     return (a->offset > b->offset) - (a->offset < b->offset);
 }
@@ -33,7 +33,7 @@ int output_copy(struct output *output) {
     if (posix_memalign(&memory, PAGE_UNIT, output->bytes))
         return -ENOMEM;
     output->memory = memory;
-    qsort(output->pieces, output->count, sizeof(*output->pieces), compare);
+    qsort(output->pieces, output->count, sizeof(*output->pieces), compare_output);
     uint8_t *to = memory;
     for (const struct piece *piece = output->pieces; piece < output->pieces + output->count; to += piece++->length)
         memcpy(to, piece->source, piece->length);

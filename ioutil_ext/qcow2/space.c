@@ -50,7 +50,7 @@ static int grow_file(struct qcow2 *q, struct op *op, uint64_t tail, uint64_t clu
     return error;
 }
 
-static int grow(struct qcow2 *q, struct op *op, uint64_t clusters) {
+static int grow_clusters(struct qcow2 *q, struct op *op, uint64_t clusters) {
     struct space *space = &q->space;
     struct link served;
     if (space->growing) {
@@ -118,7 +118,7 @@ static bool find_recycled(struct space *space, uint64_t count, enum wanted wante
 }
 
 /* Choose clusters of one block of reference counts, and have them. -EAGAIN: the file has to grow. */
-static int choose(struct qcow2 *q, uint64_t count, enum wanted wanted, struct taken *taken) {
+static int choose_clusters(struct qcow2 *q, uint64_t count, enum wanted wanted, struct taken *taken) {
     struct space *space = &q->space;
     bool file = q->file->image->type == IOU_FILE, recycled = find_recycled(space, count, wanted, taken);
     if (!recycled) {
@@ -140,13 +140,13 @@ static int choose(struct qcow2 *q, uint64_t count, enum wanted wanted, struct ta
 }
 
 static int choose_or_grow(struct qcow2 *q, struct op *op, uint64_t count, enum wanted wanted, struct taken *taken) {
-    int error = choose(q, count, wanted, taken);
+    int error = choose_clusters(q, count, wanted, taken);
     while (error == -EAGAIN) {
-        error = grow(q, op, count);
-        if (error == -ENOSPC && choose(q, 1, WANT_ANY, taken) == 0) /* the last ones, whatever they hold */
+        error = grow_clusters(q, op, count);
+        if (error == -ENOSPC && choose_clusters(q, 1, WANT_ANY, taken) == 0) /* the last ones, whatever they hold */
             return 0;
         if (!error)
-            error = choose(q, count, wanted, taken);
+            error = choose_clusters(q, count, wanted, taken);
     }
     return error;
 }

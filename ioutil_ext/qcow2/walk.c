@@ -36,11 +36,11 @@ struct walk {
     uint8_t *table; /* a cluster */
 };
 
-static int refuse(struct walk *walk, const char *what, uint64_t offset) {
+static int refuse_walk(struct walk *walk, const char *what, uint64_t offset) {
     return judge(walk->op, walk->verdict, IOU_QCOW2_REFUSE, "%s (%#llx)", what, (unsigned long long)offset);
 }
 
-static int read_table(struct walk *walk, void *to, uint64_t offset, uint64_t length) {
+static int read_walked(struct walk *walk, void *to, uint64_t offset, uint64_t length) {
     walk->read += length;
     if (walk->read > MOST_TABLES)
         return judge(walk->op, walk->verdict, IOU_QCOW2_FALLBACK, "its tables are too large to be checked");
@@ -49,7 +49,7 @@ static int read_table(struct walk *walk, void *to, uint64_t offset, uint64_t len
 
 /* ---- references ------------------------------------------------------------------------------------------------- */
 
-static void count(struct walk *walk, uint64_t cluster) {
+static void count_cluster(struct walk *walk, uint64_t cluster) {
     if (walk->counts[cluster] < UINT16_MAX)
         walk->counts[cluster]++;
 }
@@ -59,12 +59,12 @@ static int count_table(struct walk *walk, uint64_t offset, uint64_t length) {
     struct qcow2 *q = walk->q;
     uint64_t first = offset >> q->cluster_bits, end = (offset + length + q->cluster - 1) >> q->cluster_bits;
     if (!is_aligned(offset, q->cluster) || offset >= MAX_HOST || end > walk->clusters || (length && !offset))
-        return refuse(walk, "a table is not inside of the file", offset);
+        return refuse_walk(walk, "a table is not inside of the file", offset);
     for (uint64_t i = first; i < end; i++) {
         if (walk->counts[i])
-            return refuse(walk, "two tables overlap", i << q->cluster_bits);
+            return refuse_walk(walk, "two tables overlap", i << q->cluster_bits);
         bits_set(&walk->tables, i);
-        count(walk, i);
+        count_cluster(walk, i);
     }
     return 0;
 }
@@ -73,10 +73,10 @@ static int count_data(struct walk *walk, uint64_t offset, uint64_t length) {
     uint32_t bits = walk->q->cluster_bits;
     for (uint64_t i = offset >> bits; i <= (offset + length - 1) >> bits; i++) {
         if (i >= walk->clusters)
-            return length > walk->q->cluster ? 0 : refuse(walk, "an entry leads past the end of the file", offset);
+            return length > walk->q->cluster ? 0 : refuse_walk(walk, "an entry leads past the end of the file", offset);
         if (i == 0 || bits_test(&walk->tables, i))
-            return refuse(walk, "an entry leads into a table", offset);
-        count(walk, i);
+            return refuse_walk(walk, "an entry leads into a table", offset);
+        count_cluster(walk, i);
     }
     return 0;
 }
@@ -85,8 +85,8 @@ static int count_data(struct walk *walk, uint64_t offset, uint64_t length) {
 static int count_plain(struct walk *walk, uint64_t entry, bool active) {
     uint64_t cluster = (entry & ENTRY_OFFSET) >> walk->q->cluster_bits;
     if (cluster == 0 || cluster >= walk->clusters || bits_test(&walk->tables, cluster))
-        return refuse(walk, "an entry leads into a table, or past the end of the file", entry & ENTRY_OFFSET);
-    count(walk, cluster);
+        return refuse_walk(walk, "an entry leads into a table, or past the end of the file", entry & ENTRY_OFFSET);
+    count_cluster(walk, cluster);
     if (active && entry & ENTRY_COPIED)
         bits_set(&walk->copied, cluster);
     return 0;
@@ -101,7 +101,7 @@ static int count_entry(struct walk *walk, uint64_t entry, bool active) {
     if (entry & ENTRY_OFFSET && !(entry & ~(ENTRY_COPIED | (ENTRY_OFFSET & ~(q->cluster - 1)))))
         return count_plain(walk, entry, active);
     if (map_entry(q, walk->op, entry, &mapping))
-        return refuse(walk, "an L2 entry cannot be right", entry & ENTRY_OFFSET);
+        return refuse_walk(walk, "an L2 entry cannot be right", entry & ENTRY_OFFSET);
     if (mapping.kind == KIND_COMPRESSED) {
         uint64_t length = map_compressed(q, entry, &offset); /* which may end behind the file */
         return count_data(walk, offset, min_u64(length, (walk->clusters << q->cluster_bits) - offset));
@@ -119,19 +119,19 @@ static int visit_table(struct walk *walk, uint64_t entry, bool active) {
     struct qcow2 *q = walk->q;
     uint64_t offset = entry & ENTRY_OFFSET, number = offset >> q->cluster_bits;
     if (!offset || entry & L1_RESERVED || !is_aligned(offset, q->cluster) || number >= walk->clusters)
-        return refuse(walk, "an L1 entry cannot be right", offset);
+        return refuse_walk(walk, "an L1 entry cannot be right", offset);
     if (walk->counts[number] && !bits_test(&walk->copied, number) && bits_test(&walk->tables, number))
-        return refuse(walk, "an L1 entry leads into a table", offset);
+        return refuse_walk(walk, "an L1 entry leads into a table", offset);
     bits_set(&walk->tables, number);
     bits_set(&walk->copied, number); /* for now: it is an L2 table */
-    count(walk, number);
+    count_cluster(walk, number);
     (void)active;
     return 0;
 }
 
 static int visit_entries(struct walk *walk, uint64_t entry, bool active) {
     struct qcow2 *q = walk->q;
-    int error = read_table(walk, walk->table, entry & ENTRY_OFFSET, q->cluster);
+    int error = read_walked(walk, walk->table, entry & ENTRY_OFFSET, q->cluster);
     for (uint64_t i = 0; !error && i < q->cluster; i += UINT64_C(1) << q->entry_bits)
         error = count_entry(walk, get64(walk->table + i), active);
     return error;
@@ -151,13 +151,13 @@ static int visit_l1(struct walk *walk, const uint64_t *l1, uint64_t entries, boo
 static int visit_snapshot_l1(struct walk *walk, uint64_t offset, uint64_t entries, bool first,
                              int (*visit)(struct walk *walk, uint64_t entry, bool active)) {
     if (entries * 8 > MAX_L1_BYTES)
-        return refuse(walk, "a snapshot has too long a table", offset);
+        return refuse_walk(walk, "a snapshot has too long a table", offset);
     int error = first ? count_table(walk, offset, entries * 8) : 0;
     uint64_t *l1 = error ? NULL : malloc(entries * 8 + 1);
     if (!error && !l1)
         error = op_fail(walk->op, IOU_SYS_MALLOC, ENOMEM);
     if (!error)
-        error = read_table(walk, l1, offset, entries * 8);
+        error = read_walked(walk, l1, offset, entries * 8);
     if (!error)
         error = visit_l1(walk, l1, entries, false, visit);
     free(l1);
@@ -171,10 +171,10 @@ static int visit_snapshots(struct walk *walk, bool first,
     uint8_t row[SNAPSHOT_ROW];
     int error = 0;
     for (uint32_t i = 0; !error && i < walk->q->header.snapshots; i++) {
-        error = read_table(walk, row, at, sizeof(row));
+        error = read_walked(walk, row, at, sizeof(row));
         uint32_t extra = get32(row + 36);
         if (!error && extra > MAX_SNAPSHOT_EXTRA)
-            error = refuse(walk, "a snapshot cannot be right", at);
+            error = refuse_walk(walk, "a snapshot cannot be right", at);
         if (!error)
             error = visit_snapshot_l1(walk, get64(row), get32(row + 8), first, visit);
         at = round_up(at + SNAPSHOT_ROW + extra + get16(row + 12) + get16(row + 14), 8);
@@ -188,9 +188,9 @@ static int compare_cluster(struct walk *walk, uint64_t cluster, uint64_t value) 
     struct qcow2 *q = walk->q;
     uint64_t seen = walk->counts[cluster], offset = cluster << q->cluster_bits;
     if (value < seen)
-        return refuse(walk, value ? "more uses a cluster than is counted" : "a cluster in use is not counted", offset);
+        return refuse_walk(walk, value ? "more uses a cluster than is counted" : "a cluster in use is not counted", offset);
     if (value > 1 && bits_test(&walk->copied, cluster))
-        return refuse(walk, "a cluster that others use is marked as used once", offset);
+        return refuse_walk(walk, "a cluster that others use is marked as used once", offset);
     q->counts.leaked += value > seen && seen < UINT16_MAX;
     if (value) {
         bits_set(&q->space.used, cluster);
@@ -202,7 +202,7 @@ static int compare_cluster(struct walk *walk, uint64_t cluster, uint64_t value) 
 static int compare_block(struct walk *walk, uint64_t index) {
     struct qcow2 *q = walk->q;
     uint64_t offset = refs_block(q, index), first = index << q->count_bits, many = UINT64_C(1) << q->count_bits;
-    int error = offset ? read_table(walk, walk->table, offset, q->cluster) : 0;
+    int error = offset ? read_walked(walk, walk->table, offset, q->cluster) : 0;
     for (uint64_t i = 0; !error && i < many && first + i < walk->clusters; i++)
         error = compare_cluster(walk, first + i, offset ? refs_number(walk->table, i, q->header.refcount_order) : 0);
     return error;
@@ -214,7 +214,7 @@ static int count_blocks(struct walk *walk) {
     for (uint64_t i = 0; !error && i < q->refcount_blocks; i++) {
         uint64_t entry = be64toh(q->refcount_table[i]);
         if (entry & REFCOUNT_TABLE_RESERVED)
-            error = refuse(walk, "an entry of the table of reference counts cannot be right", entry);
+            error = refuse_walk(walk, "an entry of the table of reference counts cannot be right", entry);
         else if (entry)
             error = count_table(walk, entry, q->cluster);
     }
@@ -236,7 +236,7 @@ static int mark_copied(struct walk *walk, uint64_t entry, bool active) {
 
 static int count_tables(struct walk *walk) {
     struct qcow2 *q = walk->q;
-    count(walk, 0);
+    count_cluster(walk, 0);
     bits_set(&walk->tables, 0);
     int error = count_table(walk, q->header.l1_offset, 8 * (uint64_t)q->header.l1_size);
     if (!error)

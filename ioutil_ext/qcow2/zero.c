@@ -20,7 +20,7 @@ struct range_of {
 };
 
 /* Whether what the range says is all of its first cluster that the disk has. */
-static bool is_whole(const struct range_of *range) {
+static bool is_cluster_whole(const struct range_of *range) {
     uint64_t start = round_down(range->pos, range->q->cluster);
     uint64_t end = min_u64(start + range->q->cluster, range->chain->image.size);
     return range->pos == start && range->pos + range->length >= end;
@@ -88,7 +88,7 @@ static int64_t unlink_whole(struct range_of *range) {
 
 /* ---- parts of clusters ------------------------------------------------------------------------------------------ */
 
-static int64_t write_zeros(struct range_of *range, uint64_t length, uint32_t flags) {
+static int64_t write_cluster_zeros(struct range_of *range, uint64_t length, uint32_t flags) {
     struct write write = {.chain = range->chain, .q = range->q, .op = range->op, .flags = flags & IOU_FAST_ONLY};
     write.pos = range->pos;
     write.length = length;
@@ -105,7 +105,7 @@ static int64_t zero_part(struct range_of *range, uint32_t flags) {
         return error;
     zero = run.mapping.kind == KIND_ZERO || run.mapping.kind == KIND_UNALLOCATED;
     chain_leave(range->chain, &run);
-    return zero ? (int64_t)run.mapping.length : write_zeros(range, run.mapping.length, flags);
+    return zero ? (int64_t)run.mapping.length : write_cluster_zeros(range, run.mapping.length, flags);
 }
 
 /* ---- both ------------------------------------------------------------------------------------------------------- */
@@ -113,14 +113,14 @@ static int64_t zero_part(struct range_of *range, uint32_t flags) {
 int64_t zero_some(struct chain *chain, struct op *op, uint64_t pos, uint64_t length, uint32_t flags) {
     struct range_of range = {.chain = chain, .q = chain->levels[0].format, .op = op, .pos = pos, .length = length};
     if (flags & IOU_ALLOCATE)
-        return write_zeros(&range, length, flags);
-    return is_whole(&range) ? unlink_whole(&range) : zero_part(&range, flags);
+        return write_cluster_zeros(&range, length, flags);
+    return is_cluster_whole(&range) ? unlink_whole(&range) : zero_part(&range, flags);
 }
 
 int64_t zero_trim_some(struct chain *chain, struct op *op, uint64_t pos, uint64_t length) {
     struct range_of range = {.chain = chain, .q = chain->levels[0].format, .op = op, .pos = pos, .length = length};
     range.trim = true;
-    if (is_whole(&range))
+    if (is_cluster_whole(&range))
         return unlink_whole(&range);
     return (int64_t)min_u64(length, range.q->cluster - (pos & (range.q->cluster - 1)));
 }

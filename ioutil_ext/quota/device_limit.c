@@ -112,12 +112,12 @@ static bool has_its_part(const struct limit_share *share, uint64_t length, uint6
     return share->used && share->used + length > SHARE && is_shared(share, now);
 }
 
-static bool has_room(const struct device_limit *limit, uint64_t length, uint64_t now) {
+static bool device_has_room(const struct device_limit *limit, uint64_t length, uint64_t now) {
     return limit->used + length <= DEPTH || now < limit->unlimited_until;
 }
 
 /* Change what a ticket has under way. */
-static void change(struct limit_share *share, uint64_t used, uint64_t now) {
+static void change_use(struct limit_share *share, uint64_t used, uint64_t now) {
     struct device_limit *limit = share->limit;
     limit->users += (used ? 1u : 0u) - (share->used ? 1u : 0u);
     share->used = used;
@@ -127,20 +127,20 @@ static void change(struct limit_share *share, uint64_t used, uint64_t now) {
     }
 }
 
-static void begin(struct limit_share *share, struct limit_use *use, uint64_t now) {
+static void begin_use(struct limit_share *share, struct limit_use *use, uint64_t now) {
     struct device_limit *limit = share->limit;
     limit->moved_at = limit->used ? limit->moved_at : now;
     share->moved_at = share->used ? share->moved_at : now;
     limit->used += use->length;
-    change(share, share->used + use->length, now);
+    change_use(share, share->used + use->length, now);
     use->epoch = limit->epoch;
     use->share_epoch = share->epoch;
 }
 
 /* Begin the first operation of a share that waits, and give the turn to the next share. */
-static void serve(struct limit_share *share, struct link *admitted, uint64_t now) {
+static void serve_share(struct limit_share *share, struct link *admitted, uint64_t now) {
     struct limit_use *use = container_of(share->waiters.next, struct limit_use, waiter.link);
-    begin(share, use, now);
+    begin_use(share, use, now);
     waiter_serve(&use->waiter, admitted);
     link_remove(&share->turn);
     if (!link_empty(&share->waiters))
@@ -165,8 +165,8 @@ static void admit(struct device_limit *limit, struct link *admitted) {
     uint64_t now = now_ns();
     struct limit_share *share;
     link_init(admitted);
-    while ((share = whose_turn(limit, now)) && has_room(limit, next_length(share), now))
-        serve(share, admitted, now);
+    while ((share = whose_turn(limit, now)) && device_has_room(limit, next_length(share), now))
+        serve_share(share, admitted, now);
 }
 
 /* Add a duration to the mean. Operations that began without the limit take longer, and do not count. */
@@ -189,14 +189,14 @@ static void write_off(struct limit_share *share, uint64_t now) {
     }
     if (now - share->moved_at >= SHARE_PATIENCE_NS) {
         share->epoch++;
-        change(share, 0, now);
+        change_use(share, 0, now);
     }
 }
 
 /* ---- for operations --------------------------------------------------------------------------------------------- */
 
 /* Let others not wait for operations that hang, after a wait of PATIENCE_NS. */
-static void look(struct limit_share *share) {
+static void look_at_limit(struct limit_share *share) {
     struct device_limit *limit = share->limit;
     struct link admitted;
     pthread_mutex_lock(&limit->lock);
@@ -209,7 +209,7 @@ static void look(struct limit_share *share) {
 /* Whether an operation begins at once: nobody waits whose turn comes first. The lock is held. */
 static bool may_begin(const struct limit_share *share, uint64_t length, uint64_t now) {
     const struct device_limit *limit = share->limit;
-    return link_empty(&share->waiters) && !has_its_part(share, length, now) && has_room(limit, length, now) &&
+    return link_empty(&share->waiters) && !has_its_part(share, length, now) && device_has_room(limit, length, now) &&
            !whose_turn(limit, now);
 }
 
@@ -226,12 +226,12 @@ void limit_enter(struct limit_share *share, struct limit_use *use) {
     uint64_t now = now_ns();
     bool admitted = may_begin(share, use->length, now);
     if (admitted)
-        begin(share, use, now);
+        begin_use(share, use, now);
     else
         join(share, use);
     pthread_mutex_unlock(&limit->lock);
     while (!admitted && !(admitted = waiter_sleep(&use->waiter, now_ns() + PATIENCE_NS)))
-        look(share);
+        look_at_limit(share);
     use->since = now_ns();
 }
 
@@ -243,7 +243,7 @@ void limit_leave(struct limit_share *share, const struct limit_use *use) {
     if (use->epoch == limit->epoch)
         limit->used -= use->length;
     if (use->share_epoch == share->epoch)
-        change(share, share->used - use->length, now);
+        change_use(share, share->used - use->length, now);
     limit->moved_at = share->moved_at = now;
     note(limit, use, now);
     admit(limit, &admitted);

@@ -36,7 +36,7 @@ static bool user_may_have(const struct memory_user *user, size_t piece) {
 }
 
 /* Take a piece of a slab. -EAGAIN: there is none until another one is given back; -ENOMEM. */
-static int take_piece(struct memory_user *user, size_t size, struct memory **memory) {
+static int take_slab_piece(struct memory_user *user, size_t size, struct memory **memory) {
     if (!ticket_may_have(user, slab_piece(size)))
         return -EAGAIN;
     int error = slab_take(user->pool, user->slabs, size, memory);
@@ -88,19 +88,19 @@ static bool is_long(size_t size) {
  * Take memory if the quotas allow it now. -EAGAIN: they do not; *blocks: the later requests of this ticket cannot have
  * memory either. The lock is held.
  */
-static int take(struct claimant *claimant, bool *blocks) {
+static int take_allowed(struct claimant *claimant, bool *blocks) {
     struct memory_user *user = claimant->user;
     *blocks = false;
     if (is_long(claimant->size))
         return take_long(user->pool, claimant->size, &claimant->memory);
     if (!user_may_have(user, slab_piece(claimant->size)))
         return -EAGAIN;
-    int error = take_piece(user, claimant->size, &claimant->memory);
+    int error = take_slab_piece(user, claimant->size, &claimant->memory);
     *blocks = error == -EAGAIN;
     return error;
 }
 
-static void leave(struct claimant *claimant, int error, struct link *served) {
+static void end_wait(struct claimant *claimant, int error, struct link *served) {
     claimant->error = error;
     waiter_serve(&claimant->waiter, served);
 }
@@ -110,9 +110,9 @@ static bool serve_one(struct ticket_quota *quota, struct link *served) {
     bool blocks = false;
     for (struct link *node = quota->waiters.next; node != &quota->waiters && !blocks; node = node->next) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
-        int error = take(claimant, &blocks);
+        int error = take_allowed(claimant, &blocks);
         if (error != -EAGAIN) {
-            leave(claimant, error, served);
+            end_wait(claimant, error, served);
             return true;
         }
     }
@@ -120,7 +120,7 @@ static bool serve_one(struct ticket_quota *quota, struct link *served) {
 }
 
 /* Serve waiting requests as far as there is memory. A ticket that was served goes to the end. The lock is held. */
-static void serve(struct memory_pool *pool, struct link *served) {
+static void serve_waiting(struct memory_pool *pool, struct link *served) {
     for (struct link *node = pool->waiting.next, *next; node != &pool->waiting; node = next) {
         struct ticket_quota *quota = container_of(node, struct ticket_quota, turn);
         next = node->next;
@@ -140,7 +140,7 @@ static void release_cut(struct ticket_quota *quota, struct link *served) {
         struct claimant *claimant = container_of(node, struct claimant, waiter.link);
         next = node->next;
         if (claimant->user->cuts(claimant->user))
-            leave(claimant, -ECANCELED, served);
+            end_wait(claimant, -ECANCELED, served);
     }
     if (link_empty(&quota->waiters))
         link_remove(&quota->turn);
@@ -154,7 +154,7 @@ void memory_wake(struct memory_pool *pool) {
         next = node->next;
         release_cut(container_of(node, struct ticket_quota, turn), &served);
     }
-    serve(pool, &served); /* requests that were behind them may need less */
+    serve_waiting(pool, &served); /* requests that were behind them may need less */
     pthread_mutex_unlock(&pool->lock);
     waiters_wake(&served);
 }
@@ -168,7 +168,7 @@ static int begin_to_wait(struct claimant *claimant, struct link *served) {
     if (link_empty(&quota->waiters))
         link_append(&claimant->user->pool->waiting, &quota->turn);
     waiter_join(&claimant->waiter, &quota->waiters);
-    serve(claimant->user->pool, served);
+    serve_waiting(claimant->user->pool, served);
     return -EAGAIN;
 }
 
@@ -179,10 +179,10 @@ void memory_give_up(struct claimant *claimant, int error) {
     link_init(&served);
     pthread_mutex_lock(&pool->lock);
     if (claimant->waiter.state == WAITER_WAITS) {
-        leave(claimant, error, &served);
+        end_wait(claimant, error, &served);
         if (link_empty(&quota->waiters))
             link_remove(&quota->turn);
-        serve(pool, &served);
+        serve_waiting(pool, &served);
     }
     pthread_mutex_unlock(&pool->lock);
     waiters_wake(&served);
@@ -201,7 +201,7 @@ int memory_ask(struct claimant *claimant) {
     if (user->cuts(user))
         return -ECANCELED;
     pthread_mutex_lock(&pool->lock);
-    int error = link_empty(&user->quota->waiters) ? take(claimant, &blocks) : -EAGAIN;
+    int error = link_empty(&user->quota->waiters) ? take_allowed(claimant, &blocks) : -EAGAIN;
     if (error == -EAGAIN && claimant->waits)
         error = begin_to_wait(claimant, &served);
     pthread_mutex_unlock(&pool->lock);
@@ -221,7 +221,7 @@ void memory_put(struct memory_user *user, struct memory *memory) {
         pool->long_taken = false;
     else
         put_piece(user, memory);
-    serve(pool, &served);
+    serve_waiting(pool, &served);
     pthread_mutex_unlock(&pool->lock);
     waiters_wake(&served);
 }

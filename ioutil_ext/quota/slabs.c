@@ -110,14 +110,14 @@ static uint32_t all_free(int class) {
 
 /* ---- slabs of devices, and kept slabs --------------------------------------------------------------------------- */
 
-static struct slab *take_kept(struct memory_pool *pool) {
+static struct slab *take_kept_slab(struct memory_pool *pool) {
     struct slab *slab = container_of(pool->kept.next, struct slab, link);
     link_remove(&slab->link);
     pool->kept_size -= MEMORY_PIECE;
     return slab;
 }
 
-static void cut(struct slab *slab, int class) {
+static void cut_slab(struct slab *slab, int class) {
     slab->class = class;
     slab->free = all_free(class);
     for (unsigned i = 0; i < pieces_of(class); i++)
@@ -126,7 +126,7 @@ static void cut(struct slab *slab, int class) {
 
 static void give_slab(struct device_slabs *device, struct slab *slab, int class) {
     if (slab->class != class)
-        cut(slab, class);
+        cut_slab(slab, class);
     slab->device = device;
     device->used += MEMORY_PIECE;
     link_append(device->slabs[class].next, &slab->link);
@@ -146,7 +146,7 @@ static void return_slab(struct memory_pool *pool, struct slab *slab) {
 
 /* ---- devices ---------------------------------------------------------------------------------------------------- */
 
-static struct device_slabs *find_device(struct memory_pool *pool, uint64_t id) {
+static struct device_slabs *find_slabs(struct memory_pool *pool, uint64_t id) {
     struct device_slabs *device = pool->devices;
     while (device && device->id != id)
         device = device->next;
@@ -162,7 +162,7 @@ static struct device_slabs *find_device(struct memory_pool *pool, uint64_t id) {
 }
 
 struct device_slabs *slab_join(struct memory_pool *pool, uint64_t id) {
-    struct device_slabs *device = find_device(pool, id);
+    struct device_slabs *device = find_slabs(pool, id);
     if (device)
         device->users++;
     return device;
@@ -197,7 +197,7 @@ static int find_slab(struct memory_pool *pool, struct device_slabs *device, int 
         return 0;
     if (slab_left(pool, device) == 0)
         return -EAGAIN;
-    struct slab *slab = link_empty(&pool->kept) ? new_slab(pool) : take_kept(pool);
+    struct slab *slab = link_empty(&pool->kept) ? new_slab(pool) : take_kept_slab(pool);
     if (!slab)
         return -ENOMEM;
     give_slab(device, slab, class);
@@ -233,5 +233,5 @@ void slab_put(struct memory_pool *pool, struct memory *memory) {
 
 void slab_free_kept(struct memory_pool *pool) {
     while (!link_empty(&pool->kept))
-        free_slab(pool, take_kept(pool));
+        free_slab(pool, take_kept_slab(pool));
 }

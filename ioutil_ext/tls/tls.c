@@ -48,7 +48,7 @@ struct iou_tls {
 /* ---- records ---------------------------------------------------------------------------------------------------- */
 
 /* A header says what it is in TLS 1.2; in TLS 1.3 it says that it is data, and what is inside comes second. */
-static bool is_idle(int type, const unsigned char *data) {
+static bool is_idle_record(int type, const unsigned char *data) {
     return (type == SSL3_RT_HEADER || type == SSL3_RT_INNER_CONTENT_TYPE) && *data != SSL3_RT_APPLICATION_DATA;
 }
 
@@ -59,7 +59,7 @@ static void count_record(int sent, int version, int type, const void *data, size
     if (sent || size == 0)
         return;
     tls->records += type == SSL3_RT_HEADER;
-    if (!is_idle(type, data))
+    if (!is_idle_record(type, data))
         return;
     if (tls->credit >= DATA_PER_IDLE_RECORD) {
         tls->credit -= DATA_PER_IDLE_RECORD;
@@ -71,7 +71,7 @@ static void count_record(int sent, int version, int type, const void *data, size
 
 /* ---- beginning and end ------------------------------------------------------------------------------------------ */
 
-static bool set_up(struct iou_tls *tls, const char *host) {
+static bool set_up_tls(struct iou_tls *tls, const char *host) {
     tls->ssl = SSL_new(tls->context->ssl);
     BIO *bio = tls->ssl ? tls_bio_new(&tls->socket) : NULL;
     if (!bio)
@@ -104,7 +104,7 @@ int iou_tls_new(iou_tls_context *context, int fd, const char *host, iou_tls **re
     tls->context = context;
     context->references++;
     pthread_mutex_init(&tls->lock, NULL);
-    if (!set_up(tls, host)) {
+    if (!set_up_tls(tls, host)) {
         ERR_clear_error();
         iou_tls_free(tls);
         return -ENOMEM;
@@ -153,19 +153,19 @@ static int outcome(struct iou_tls *tls, int returned) {
 
 /* ---- calls ------------------------------------------------------------------------------------------------------ */
 
-static void begin(struct iou_tls *tls) {
+static void tls_enter(struct iou_tls *tls) {
     pthread_mutex_lock(&tls->lock);
     ERR_clear_error(); /* of others, which SSL_get_error() would take for ours */
     tls->socket.drained = false;
     tls->records = 0;
 }
 
-static void end(struct iou_tls *tls) {
+static void tls_exit(struct iou_tls *tls) {
     pthread_mutex_unlock(&tls->lock);
 }
 
 int iou_tls_handshake(iou_tls *tls) {
-    begin(tls);
+    tls_enter(tls);
     int result = tls->failure;
     if (result == 0) {
         int done = SSL_do_handshake(tls->ssl);
@@ -173,7 +173,7 @@ int iou_tls_handshake(iou_tls *tls) {
         if (done != 1 && result == 0)
             result = tls->failure = -ECONNRESET; /* the peer has ended */
     }
-    end(tls);
+    tls_exit(tls);
     return result;
 }
 
@@ -188,7 +188,7 @@ int iou_tls_peer_key(iou_tls *tls, uint8_t *hash) {
 
 int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
     uint64_t got = 0;
-    begin(tls);
+    tls_enter(tls);
     int64_t result = tls->failure;
     while (result == 0 && got < size && tls->records < MOST_RECORDS) {
         size_t count = 0;
@@ -198,21 +198,21 @@ int64_t iou_tls_read(iou_tls *tls, void *memory, uint64_t size) {
         if (done != 1 && (result = outcome(tls, done)) == 0)
             break;
     }
-    end(tls);
+    tls_exit(tls);
     return got ? (int64_t)got : result; /* an error comes again */
 }
 
 bool iou_tls_pending(iou_tls *tls) {
-    begin(tls);
+    tls_enter(tls);
     bool ended = tls->failure || SSL_get_shutdown(tls->ssl) & SSL_RECEIVED_SHUTDOWN;
     bool pending = ended || SSL_has_pending(tls->ssl);
-    end(tls);
+    tls_exit(tls);
     return pending;
 }
 
 int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size, bool more) {
     uint64_t sent = 0;
-    begin(tls);
+    tls_enter(tls);
     int64_t result = tls->failure;
     while (result == 0 && sent < size) {
         size_t count = 0;
@@ -222,7 +222,7 @@ int64_t iou_tls_write(iou_tls *tls, const void *memory, uint64_t size, bool more
         if (done != 1 && (result = outcome(tls, done)) == 0)
             result = tls->failure = -EPIPE; /* the peer has ended */
     }
-    end(tls);
+    tls_exit(tls);
     return sent ? (int64_t)sent : result;
 }
 
@@ -235,12 +235,12 @@ int tls_swap_fd(iou_tls *tls, int fd) {
 }
 
 void iou_tls_end(iou_tls *tls) {
-    begin(tls);
+    tls_enter(tls);
     tls->socket.more = false;
     if (!tls->failure && !SSL_in_init(tls->ssl))
         SSL_shutdown(tls->ssl); /* the peer's farewell is not waited for (RFC 8446 6.1) */
     ERR_clear_error();
-    end(tls);
+    tls_exit(tls);
 }
 
 const char *iou_tls_reason(const iou_tls *tls) {

@@ -70,7 +70,7 @@ _Static_assert(IS_LEARNT(CAN_PUNCH_HOLE, IOU_SYS_PUNCH_HOLE) && IS_LEARNT(CAN_ZE
                "capabilities and what is told of them are in the order of the calls");
 
 /* Report a kernel call, learn from its failure, and tell what makes us try another one, once for the image. */
-static int judge(struct op *op, iou_syscall call, int error) {
+static int judge_call(struct op *op, iou_syscall call, int error) {
     struct image *image = op->handle->image;
     int capability = (int)call - (int)IOU_SYS_PUNCH_HOLE;
     if (error >= 0)
@@ -106,7 +106,7 @@ static int punch_or_change_nothing(struct op *op, uint64_t offset, uint64_t leng
     error = sys_fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
     if (error < 0)
         sys_drop_clean(fd, start, end - start); /* as good as it can: the device itself has not changed */
-    return judge(op, IOU_SYS_PUNCH_HOLE, error);
+    return judge_call(op, IOU_SYS_PUNCH_HOLE, error);
 }
 
 static int punch_hole(struct op *op, uint64_t offset, uint64_t length) {
@@ -114,23 +114,23 @@ static int punch_hole(struct op *op, uint64_t offset, uint64_t length) {
     if (op->handle->image->type == IOU_BLOCK && !zeros_follow)
         return punch_or_change_nothing(op, offset, length);
     int error = sys_fallocate(op->handle->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
-    return judge(op, IOU_SYS_PUNCH_HOLE, error);
+    return judge_call(op, IOU_SYS_PUNCH_HOLE, error);
 }
 
 static int zero_range(struct op *op, uint64_t offset, uint64_t length) {
     int error = sys_fallocate(op->handle->fd, FALLOC_FL_ZERO_RANGE | FALLOC_FL_KEEP_SIZE, offset, length);
-    return judge(op, IOU_SYS_ZERO_RANGE, error);
+    return judge_call(op, IOU_SYS_ZERO_RANGE, error);
 }
 
 static int allocate(struct op *op, int mode, uint64_t offset, uint64_t length) {
     int error = sys_fallocate(op->handle->fd, mode, offset, length);
     if (error >= 0)
         op->handle->image->fallocate_proven = true;
-    return judge(op, IOU_SYS_FALLOCATE, error);
+    return judge_call(op, IOU_SYS_FALLOCATE, error);
 }
 
 static int blkzeroout(struct op *op, uint64_t offset, uint64_t length) {
-    return judge(op, IOU_SYS_BLKZEROOUT, sys_blkzeroout(op->handle->fd, offset, length));
+    return judge_call(op, IOU_SYS_BLKZEROOUT, sys_blkzeroout(op->handle->fd, offset, length));
 }
 
 /*

@@ -159,7 +159,7 @@ static int begin_device(struct zeroing *z, uint64_t start, uint64_t end) {
 
 /* ---- all -------------------------------------------------------------------------------------------------------- */
 
-static int begin(struct zeroing *z, struct op *op) {
+static int begin_zeroing(struct zeroing *z, struct op *op) {
     bool file = op->handle->image->type == IOU_FILE;
     const struct methods_in_order *methods =
         (file ? FILES : DEVICES) + (op->flags & IOU_ALLOCATE ? KEEP_ALLOCATED : MAY_FREE);
@@ -178,7 +178,7 @@ int zero_run(struct op *op) {
     uint64_t tail = op->handle->image->type == IOU_FILE ? end : tail_of(op);
     if (op->length == 0)
         return 0;
-    int error = z->methods ? 0 : begin(z, op);
+    int error = z->methods ? 0 : begin_zeroing(z, op);
     if (!error)
         error = zero_steps(z, tail);
     if (!error && tail < end && op_position(op) == tail)

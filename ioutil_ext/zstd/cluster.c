@@ -11,7 +11,7 @@
 #define MOST_WINDOW_BITS 23
 
 /* Each step that moves nothing ends the loop: empty frames cannot go on for ever. */
-static int decode(ZSTD_DCtx *context, ZSTD_outBuffer *output, ZSTD_inBuffer *input) {
+static int decode_step(ZSTD_DCtx *context, ZSTD_outBuffer *output, ZSTD_inBuffer *input) {
     while (output->pos < output->size) {
         size_t made = output->pos, taken = input->pos;
         if (ZSTD_isError(ZSTD_decompressStream(context, output, input)) || (output->pos == made && input->pos == taken))
@@ -28,7 +28,7 @@ int zstd_decode_cluster(void *to, size_t size, const void *from, size_t length) 
         return -ENOMEM;
     int error = -ENOMEM;
     if (!ZSTD_isError(ZSTD_DCtx_setParameter(context, ZSTD_d_windowLogMax, MOST_WINDOW_BITS)))
-        error = decode(context, &output, &input);
+        error = decode_step(context, &output, &input);
     ZSTD_freeDCtx(context);
     return error;
 }

@@ -80,7 +80,7 @@ const char *iou_zstd_version(void) {
 /* ---- the head --------------------------------------------------------------------------------------------------- */
 
 /* Take data until the head has so many bytes. Returns how many were taken. */
-static size_t take(iou_zstd *decoder, const char *data, size_t length, size_t most) {
+static size_t take_head_bytes(iou_zstd *decoder, const char *data, size_t length, size_t most) {
     size_t count = decoder->size < most ? min_u64(length, most - decoder->size) : 0;
     if (count)
         memcpy(decoder->head + decoder->size, data, count);
@@ -100,13 +100,13 @@ static uint64_t read_head(iou_zstd *decoder) {
 
 int64_t iou_zstd_head(iou_zstd *decoder, const void *data, uint64_t length, uint64_t *memory) {
     *memory = 0;
-    size_t taken = take(decoder, data, length, FRAME_LEAST);
+    size_t taken = take_head_bytes(decoder, data, length, FRAME_LEAST);
     if (decoder->size >= FRAME_LEAST && !decoder->needed) {
         decoder->needed = frame_head_size(decoder->head);
         decoder->refusal = decoder->needed ? 0 : IOU_ZSTD_NO_FRAME;
     }
     if (decoder->needed)
-        taken += take(decoder, (const char *)data + taken, length - taken, decoder->needed);
+        taken += take_head_bytes(decoder, (const char *)data + taken, length - taken, decoder->needed);
     if (decoder->needed && decoder->size == decoder->needed && !decoder->refusal)
         *memory = decoder->memory = read_head(decoder);
     return decoder->refusal ? -(int64_t)decoder->refusal : (int64_t)taken;
@@ -136,17 +136,17 @@ uint32_t iou_zstd_is_wanted(const iou_zstd *decoder) {
 
 /* ---- the content ------------------------------------------------------------------------------------------------ */
 
-static int refuse(iou_zstd *decoder, iou_zstd_refusal refusal, iou_zstd_step *step) {
+static int refuse_frame(iou_zstd *decoder, iou_zstd_refusal refusal, iou_zstd_step *step) {
     decoder->refusal = refusal;
     step->refusal = (uint32_t)refusal;
     return -EBADMSG;
 }
 
 /* Give data to the library. Counts what it takes, and what it makes in the room. */
-static int run(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
+static int run_library(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
     size_t before = room->pos, result = ZSTD_decompressStream(decoder->context, room, data);
     if (ZSTD_isError(result))
-        return refuse(decoder, IOU_ZSTD_DATA, step);
+        return refuse_frame(decoder, IOU_ZSTD_DATA, step);
     decoder->left -= room->pos - before;
     decoder->window.made += room->pos - before;
     decoder->ended = result == 0;
@@ -154,7 +154,7 @@ static int run(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou
 }
 
 /* Make the library ready, and give it the head. Its limit is the least power of two with the window. */
-static int begin(iou_zstd *decoder, iou_zstd_step *step) {
+static int begin_decoding(iou_zstd *decoder, iou_zstd_step *step) {
     ZSTD_inBuffer head = {decoder->head, decoder->size, 0};
     ZSTD_outBuffer none = {NULL, 0, 0};
     int log = 10;
@@ -167,30 +167,30 @@ static int begin(iou_zstd *decoder, iou_zstd_step *step) {
         return -ENOMEM;
     if (ZSTD_isError(ZSTD_DCtx_setParameter(decoder->context, ZSTD_d_windowLogMax, log)))
         return -EINVAL;
-    return run(decoder, &head, &none, step);
+    return run_library(decoder, &head, &none, step);
 }
 
 /* Read on to the end of the frame, in which no content may be any more. */
-static int finish(iou_zstd *decoder, ZSTD_inBuffer *data, iou_zstd_step *step) {
+static int finish_frame(iou_zstd *decoder, ZSTD_inBuffer *data, iou_zstd_step *step) {
     char excess;
     ZSTD_outBuffer room = {&excess, sizeof(excess), 0};
     uint64_t left = decoder->left;
-    int error = run(decoder, data, &room, step);
+    int error = run_library(decoder, data, &room, step);
     decoder->left = left;
-    return error || !room.pos ? error : refuse(decoder, IOU_ZSTD_LENGTH, step);
+    return error || !room.pos ? error : refuse_frame(decoder, IOU_ZSTD_LENGTH, step);
 }
 
 /* Decode until the data is used up, or the room is full and all of the frame is read that can be. */
-static int decode(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
+static int decode_data(iou_zstd *decoder, ZSTD_inBuffer *data, ZSTD_outBuffer *room, iou_zstd_step *step) {
     int error = 0;
     if (decoder->left && !decoder->ended)
-        error = run(decoder, data, room, step);
+        error = run_library(decoder, data, room, step);
     if (!error && decoder->left == 0 && !decoder->ended)
-        error = finish(decoder, data, step);
+        error = finish_frame(decoder, data, step);
     if (!error && decoder->ended && decoder->left)
-        error = refuse(decoder, IOU_ZSTD_LENGTH, step);
+        error = refuse_frame(decoder, IOU_ZSTD_LENGTH, step);
     if (!error && decoder->ended && data->pos < data->size)
-        error = refuse(decoder, IOU_ZSTD_TRAILING, step);
+        error = refuse_frame(decoder, IOU_ZSTD_TRAILING, step);
     return error;
 }
 
@@ -200,12 +200,12 @@ int iou_zstd_decode(iou_zstd *decoder, const void *data, uint64_t length, void *
     ZSTD_outBuffer out = {room, min_u64(size, decoder->left), 0};
     *step = (iou_zstd_step){0};
     if (decoder->refusal)
-        return refuse(decoder, decoder->refusal, step);
+        return refuse_frame(decoder, decoder->refusal, step);
     if (length && !in.size)
-        return refuse(decoder, decoder->ended ? IOU_ZSTD_TRAILING : IOU_ZSTD_IDLE, step);
-    int error = decoder->context ? 0 : begin(decoder, step);
+        return refuse_frame(decoder, decoder->ended ? IOU_ZSTD_TRAILING : IOU_ZSTD_IDLE, step);
+    int error = decoder->context ? 0 : begin_decoding(decoder, step);
     if (!error)
-        error = decode(decoder, &in, &out, step);
+        error = decode_data(decoder, &in, &out, step);
     decoder->spare -= in.pos;
     step->taken = in.pos;
     step->made = out.pos;

@@ -102,7 +102,7 @@ static void make_room(uint64_t owner, uint64_t own, uint64_t memory, uint64_t no
 }
 
 /* Take the memory, or ask others to end for it. */
-static int take(struct window *window, uint64_t owner, uint64_t memory) {
+static int take_window(struct window *window, uint64_t owner, uint64_t memory) {
     uint64_t now = now_ns(), own = used_by(owner);
     bool limited = is_slow(owner, now);
     if (!iou_may_have(own, memory, IOU_ZSTD_WINDOWS - used) || (limited && used + memory > IOU_ZSTD_WINDOWS / 2)) {
@@ -120,7 +120,7 @@ static int take(struct window *window, uint64_t owner, uint64_t memory) {
 
 int window_take(struct window *window, uint64_t owner, uint64_t memory) {
     pthread_mutex_lock(&lock);
-    int error = take(window, owner, memory);
+    int error = take_window(window, owner, memory);
     pthread_mutex_unlock(&lock);
     return error;
 }

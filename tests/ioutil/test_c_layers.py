@@ -71,3 +71,10 @@ def test_circle_of_calls_is_refused(tmp_path: Path) -> None:
     (tmp_path / "image/close.c").write_text("int close_it(void) {\n    return open_it();\n}\n")
     status, said = check(tmp_path)
     assert (status, "image/open.c -> image/close.c" in said) == (1, True)
+
+
+def test_function_of_one_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "image").mkdir()
+    for name in ("open", "close"):
+        (tmp_path / f"image/{name}.c").write_text("static int begin(void) {\n    return 0;\n}\n")
+    assert check(tmp_path) == (1, "begin() is in image/close.c and image/open.c\n")
