@@ -68,11 +68,11 @@ from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
 from imageio_daemon.nbdproto import constants, messages, options
-from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused
-from imageio_daemon.nbdproto.client.negotiation import Violation as ServerViolation
+from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused
+from imageio_daemon.nbdproto.client.negotiation import ServerViolation
 from imageio_daemon.nbdproto.client.replies import ClientReplies
 from imageio_daemon.nbdproto.client.request import ClientRequest
-from imageio_daemon.nbdproto.constants import Command, Option
+from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
 from imageio_daemon.storage.qemu import chain, failures
@@ -719,15 +719,15 @@ _FLAGS = struct.pack(">I", 3)
 _OPTIONS = {
     **each(_FLAGS),
     "INFO": lambda size: (
-        _FLAGS + option(Option.INFO, struct.pack(">IH", 0, size // 2 - 30) + bytes(2 * (size // 2 - 30)))
+        _FLAGS + option(OptionType.INFO, struct.pack(">IH", 0, size // 2 - 30) + bytes(2 * (size // 2 - 30)))
     ),
     "queries": lambda size: (
-        _FLAGS + option(Option.SET_META_CONTEXT, struct.pack(">II", 0, size // 4 - 30) + bytes(4 * (size // 4 - 30)))
+        _FLAGS + option(OptionType.SET_META_CONTEXT, struct.pack(">II", 0, size // 4 - 30) + bytes(4 * (size // 4 - 30)))
     ),
-    "small options": cut(option(Option.STRUCTURED_REPLY, b""), _FLAGS),
+    "small options": cut(option(OptionType.STRUCTURED_REPLY, b""), _FLAGS),
     "unknown options": cut(option(99, b""), _FLAGS),
     "an option that is too long": lambda size: _FLAGS + option(99, bytes(size)),
-    "a name": lambda size: _FLAGS + option(Option.EXPORT_NAME, b"a" * (size - 20)),
+    "a name": lambda size: _FLAGS + option(OptionType.EXPORT_NAME, b"a" * (size - 20)),
 }
 
 
@@ -755,14 +755,14 @@ def reply(number: int, kind: int, payload: bytes = b"") -> bytes:
 
 _REPLIES = {
     **each(_GREETING),
-    "replies": cut(reply(Option.EXTENDED_HEADERS, constants.Reply.INFO), _GREETING),
+    "replies": cut(reply(OptionType.EXTENDED_HEADERS, constants.Reply.INFO), _GREETING),
     "refusals": cut(b"a" * 4096, _GREETING + struct.pack(">QIII", constants.OPTION_REPLY, 11, 0x80000001, 8000)),
     "contexts": lambda size: (
         _GREETING
-        + reply(Option.EXTENDED_HEADERS, constants.Reply.ACK)
+        + reply(OptionType.EXTENDED_HEADERS, constants.Reply.ACK)
         + cut(
             reply(
-                Option.LIST_META_CONTEXT,
+                OptionType.LIST_META_CONTEXT,
                 constants.Reply.META_CONTEXT,
                 options.pack_context(1, constants.DIRTY_BITMAP + "a" * 40),
             )
@@ -774,7 +774,7 @@ _REPLIES = {
 @row("option replies of NBD", _REPLIES)
 def negotiate_as_client(data: bytes) -> None:
     negotiation = ClientNegotiation("a", dirty=True)
-    with refusing(ServerViolation, Refused, messages.BadMagic):
+    with refusing(ServerViolation, ExportRefused, messages.BadMagic):
         for start in range(0, len(data), 1024):
             negotiation.feed(data[start : start + 1024])
 

@@ -16,7 +16,7 @@ from ..commands import standard_streams
 from ..commands.printable import printable
 from ..commands.standard_streams import Streams
 from .arguments import parser
-from .commands import Transfer, copy, download, settings_of, upload
+from .commands import ShownTransfer, copy, download, settings_of, upload
 from .display import CLEAR_LINE, draws
 from .errors import ClientError, LocalError, Usage
 from .server.address import is_url
@@ -47,7 +47,7 @@ def _run(given: Sequence[str], streams: Streams) -> int:
     logging.basicConfig(handlers=[handler])
     level = logging.INFO if options.verbose else logging.ERROR if options.quiet else logging.WARNING
     logging.getLogger(__package__).setLevel(level)
-    transfer = Transfer(options, streams)
+    transfer = ShownTransfer(options, streams)
     received = _signals()
     try:
         _add_tickets(options)
@@ -113,8 +113,8 @@ def _fail(options: argparse.Namespace, message: str, status: int, code: str | No
     return status
 
 
-def _question(name: str) -> Callable[[argparse.Namespace, Transfer], None]:
-    def ask(options: argparse.Namespace, _: Transfer) -> None:
+def _question(name: str) -> Callable[[argparse.Namespace, ShownTransfer], None]:
+    def ask(options: argparse.Namespace, _: ShownTransfer) -> None:
         from . import questions  # noqa: PLC0415 - transfers start earlier without it
 
         getattr(questions, name)(options, settings_of(options))
@@ -122,7 +122,7 @@ def _question(name: str) -> Callable[[argparse.Namespace, Transfer], None]:
     return ask
 
 
-def _nbd(options: argparse.Namespace, _: Transfer) -> None:
+def _nbd(options: argparse.Namespace, _: ShownTransfer) -> None:
     from . import nbd_socket  # noqa: PLC0415 - as above
 
     def listening(uri: str, path: str) -> None:
@@ -134,7 +134,7 @@ def _nbd(options: argparse.Namespace, _: Transfer) -> None:
     nbd_socket.serve(options.url, options.socket, settings_of(options), listening)
 
 
-_COMMANDS: dict[str, Callable[[argparse.Namespace, Transfer], None]] = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace, ShownTransfer], None]] = {
     "upload": upload,
     "download": download,
     "copy": copy,

@@ -17,7 +17,7 @@ from .server.session import Settings
 from .transfer.progress import Progress
 
 
-class Transfer:
+class ShownTransfer:
     """The display of a transfer, and the message about what a failed one leaves behind."""
 
     def __init__(self, options: argparse.Namespace, streams: Streams) -> None:
@@ -90,7 +90,7 @@ def _standard_input() -> BinaryIO:
         raise LocalError(f"can't read standard input: {e.strerror}") from e
 
 
-def upload(options: argparse.Namespace, transfer: Transfer) -> None:
+def upload(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Upload an image, or several of an archive. Raises ClientError, as all of these functions do."""
     if options.all:
         names = api.disks(options.image, decompress=options.decompress, progress=transfer.report)
@@ -104,7 +104,7 @@ def upload(options: argparse.Namespace, transfer: Transfer) -> None:
         _upload_one(options, transfer, options.url[0], options.member)
 
 
-def _upload_one(options: argparse.Namespace, transfer: Transfer, url: str, member: str | None) -> None:
+def _upload_one(options: argparse.Namespace, transfer: ShownTransfer, url: str, member: str | None) -> None:
     source: str | BinaryIO = _standard_input() if options.image == "-" else options.image
     if options.dry_run:
         from . import dry_run  # noqa: PLC0415 - other transfers start 1 ms earlier without it
@@ -135,7 +135,7 @@ def _upload_one(options: argparse.Namespace, transfer: Transfer, url: str, membe
     transfer.finish("uploaded", done.progress, checksum=done.checksum, verified=done.verified, disk=disk)
 
 
-def download(options: argparse.Namespace, transfer: Transfer) -> None:
+def download(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Download an image."""
     to_stdout = options.image == "-"
     if to_stdout and options.json:
@@ -176,7 +176,7 @@ def download(options: argparse.Namespace, transfer: Transfer) -> None:
     transfer.finish("downloaded", done.progress, checksum=done.checksum)
 
 
-def copy(options: argparse.Namespace, transfer: Transfer) -> None:
+def copy(options: argparse.Namespace, transfer: ShownTransfer) -> None:
     """Copy an image from one server to another."""
     from .copying import copy as copy_image  # noqa: PLC0415 - few commands need it
 

@@ -10,7 +10,7 @@ from .local.opening import How, open_source
 from .server.address import is_url
 from .server.session import DEFAULTS, ClientSession, Settings, securing
 from .transfer import workers
-from .transfer.manifest import Comparison
+from .transfer.manifest import ManifestComparison
 from .transfer.progress import Counter
 
 
@@ -33,7 +33,7 @@ def verify(
 
             def ask() -> list[tuple[int, int]]:
                 opened = session.open()
-                return Comparison(Path(manifest), opened.size(), Counter()).there(session, opened)
+                return ManifestComparison(Path(manifest), opened.size(), Counter()).there(session, opened)
 
             (found,) = workers.run([ask], session.stop)
     else:
@@ -41,5 +41,5 @@ def verify(
             locked(image, writes=False, shared=shared),
             contextlib.closing(open_source(image, How(format, shared=shared, secure=securing(settings)))) as source,
         ):
-            found = Comparison(Path(manifest), source.size, Counter()).here(source)
+            found = ManifestComparison(Path(manifest), source.size, Counter()).here(source)
     return [(start, end - start) for start, end in found]

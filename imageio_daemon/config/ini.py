@@ -28,7 +28,7 @@ class Section(NamedTuple):
 
 def read(path: Path) -> list[Section]:
     """Return the sections of a file. Names of options are in lower case. Raises ConfigError, in one line."""
-    parser = _Parser()
+    parser = _IniParser()
     try:
         parser.read_file(parser.counted(path.read_text(encoding="utf-8")))
     except OSError as e:
@@ -49,7 +49,7 @@ def read(path: Path) -> list[Section]:
     ]
 
 
-class _Parser(configparser.RawConfigParser):
+class _IniParser(configparser.RawConfigParser):
     """Record the line of each section and option. Without interpolation: values of logging sections contain `%`."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ class Block(NamedTuple):
     digest: str | None
 
 
-class Head(NamedTuple):
+class BlockListHead(NamedTuple):
     """What the digests are. block_size and offset, where the first block begins, in bytes."""
 
     algorithm: str
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 class ListWriter:
     """The text of a list, line by line. Neighbouring zeros become one line."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: BlockListHead) -> None:
         self._position = head.offset
         self._zeros = 0  # bytes before the position that are not told yet
         self._lines = [json.dumps(head._asdict())]
@@ -83,7 +83,7 @@ class ListReader:
 
     def __init__(self, malformed: Exception, most: int) -> None:
         self._most = most
-        self.head: Head | None = None
+        self.head: BlockListHead | None = None
         self.length: int | None = None
         self.checksum: str | None = None
         self._malformed = malformed
@@ -114,7 +114,7 @@ class ListReader:
 
     def _told(self, told: dict[str, object]) -> Block | None:
         if self.head is None or self._total is None:
-            self.head = Head(str(told["algorithm"]), _number(told["block_size"]), _number(told["offset"]))
+            self.head = BlockListHead(str(told["algorithm"]), _number(told["block_size"]), _number(told["offset"]))
             if not MIN_BLOCK <= self.head.block_size <= MAX_BLOCK or self.head.block_size % BLOCK_ALIGNMENT:
                 raise ValueError("block_size")
             self._position = self.head.offset
@@ -127,7 +127,7 @@ class ListReader:
             return None
         return self._block(self.head, self._total, _number(told["start"]), _number(told["length"]), told)
 
-    def _block(self, head: Head, total: Total, start: int, length: int, told: dict[str, object]) -> Block:
+    def _block(self, head: BlockListHead, total: Total, start: int, length: int, told: dict[str, object]) -> Block:
         """Return a block, which has to follow the one before, and add it to the total. Raises ValueError, TypeError."""
         is_zero = told.get("zero") is True
         most = min(head.offset + self._most - start, MAX_OFFSET - start if is_zero else head.block_size)

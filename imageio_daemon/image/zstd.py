@@ -29,7 +29,7 @@ def refused(refusal: int) -> InvalidRequest:
     return InvalidRequest(f"Invalid zstd in the body: {_REFUSALS[refusal]}")
 
 
-class Totals(NamedTuple):
+class DecoderTotals(NamedTuple):
     """What all decoders have, and have done, in bytes.
 
     memory: what they have taken. taken: of encoded data. made: of content.
@@ -40,8 +40,8 @@ class Totals(NamedTuple):
     made: int
 
 
-def totals() -> Totals:
+def totals() -> DecoderTotals:
     """Return the totals of this process."""
     found = ffi.new("iou_zstd_totals *")
     lib.iou_zstd_get_totals(found)
-    return Totals(int(found.memory), int(found.taken), int(found.made))
+    return DecoderTotals(int(found.memory), int(found.taken), int(found.made))

@@ -22,7 +22,7 @@ from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.bucket import Bucket
 from ..storage.completions import METHODS, kind_name
 from ..storage.lease import Lease
-from ..storage.running import Waiting
+from ..storage.running import WaitingOperation
 from ..storage.totals import Totals
 from .image import LaneImage
 from .records import WAITS
@@ -153,13 +153,13 @@ class Lane:
         return float(self.stats.storage_wait / 1e9)
 
     @property
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> WaitingOperation | None:
         """Return the operation that has run longest in storage, with the seconds since its start; None: none runs."""
         record = ffi.new("iou_running *")
         with self._lock:
             if not self._lane or lib.iou_lane_slowest(self._lane, record) != 1:
                 return None
-        return Waiting(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
+        return WaitingOperation(record.elapsed / 1e9, kind_name(record.kind), record.offset, record.length)
 
     def doing(self) -> Doing | None:
         """Return the request that has run longest; None: none runs."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from ioutil_ext import lib
 
 
-class Waiting:
+class WaitingConnection:
     """A connection that waits for a place. granted: called once, when the connection has the place."""
 
     def __init__(self, owner: Hashable, granted: Callable[[], object]) -> None:
@@ -28,7 +28,8 @@ class Places:
         self._recall = recall
         self._taken = 0
         self._taken_by: Counter[Hashable] = Counter()
-        self._waiting: OrderedDict[Hashable, deque[Waiting]] = OrderedDict()  # in the order of turns; no empty queues
+        #: In the order of turns; no empty queues.
+        self._waiting: OrderedDict[Hashable, deque[WaitingConnection]] = OrderedDict()
 
     @property
     def most(self) -> int:
@@ -52,15 +53,15 @@ class Places:
             self._take(owner)
         return free
 
-    def wait(self, owner: Hashable, granted: Callable[[], object]) -> Waiting:
+    def wait(self, owner: Hashable, granted: Callable[[], object]) -> WaitingConnection:
         """Put a connection into the queue, until its place is granted or abandon() is called."""
-        waiting = Waiting(owner, granted)
+        waiting = WaitingConnection(owner, granted)
         self._waiting.setdefault(owner, deque()).append(waiting)
         self._recall(1)
         self._serve()
         return waiting
 
-    def abandon(self, waiting: Waiting) -> bool:
+    def abandon(self, waiting: WaitingConnection) -> bool:
         """Remove a connection from the queue. False: its place was granted, and the caller must leave() it."""
         others = self._waiting.get(waiting.owner, ())
         if waiting not in others:
@@ -87,7 +88,7 @@ class Places:
         self._taken += 1
         self._taken_by[owner] += 1
 
-    def _remove(self, waiting: Waiting) -> None:
+    def _remove(self, waiting: WaitingConnection) -> None:
         others = self._waiting[waiting.owner]
         others.remove(waiting)
         if not others:

@@ -79,7 +79,7 @@ class HandshakeFlag:
     NO_ZEROES = 2
 
 
-class Option(IntEnum):
+class OptionType(IntEnum):
     """Options of the client in the negotiation (proto.md, "Option types")."""
 
     EXPORT_NAME = 1
@@ -113,7 +113,7 @@ class Reply(IntEnum):
     ERR_EXT_HEADER_REQD = 0x8000000A
 
 
-class Info(IntEnum):
+class InfoType(IntEnum):
     """Types of information in a reply NBD_REP_INFO."""
 
     EXPORT = 0

@@ -4,7 +4,7 @@
 from struct import Struct, error
 from typing import NamedTuple, Self
 
-from .constants import IHAVEOPT, MAX_NAME, MAX_QUERIES, MAX_STRING, NBDMAGIC, OPTION_REPLY, Info
+from .constants import IHAVEOPT, MAX_NAME, MAX_QUERIES, MAX_STRING, NBDMAGIC, OPTION_REPLY, InfoType
 from .messages import BadMagic
 
 #: magic, magic, flags
@@ -97,7 +97,7 @@ class InfoRequest(NamedTuple):
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Return the message. Raises Malformed."""
-        reader = _Reader(payload)
+        reader = _PayloadReader(payload)
         name = reader.name()
         count = reader.number(U16)
         if count * U16.size != reader.left:
@@ -118,7 +118,7 @@ class ContextRequest(NamedTuple):
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Return the message. Raises Malformed, TooMany."""
-        reader = _Reader(payload)
+        reader = _PayloadReader(payload)
         name = reader.name()
         count = reader.number(U32)
         if count * U32.size > reader.left:
@@ -138,7 +138,7 @@ class ExportInfo(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the payload of the reply INFO."""
-        return INFO_EXPORT.pack(Info.EXPORT, self.size, self.flags)
+        return INFO_EXPORT.pack(InfoType.EXPORT, self.size, self.flags)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
@@ -156,7 +156,7 @@ class BlockSizes(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the payload of the reply INFO."""
-        return INFO_BLOCK_SIZE.pack(Info.BLOCK_SIZE, *self)
+        return INFO_BLOCK_SIZE.pack(InfoType.BLOCK_SIZE, *self)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
@@ -165,7 +165,7 @@ class BlockSizes(NamedTuple):
         return cls(*sizes)
 
 
-def pack_text_info(info: Info, text: str) -> bytes:
+def pack_text_info(info: InfoType, text: str) -> bytes:
     """Return the payload of the reply INFO for NAME and DESCRIPTION."""
     return U16.pack(info) + text.encode()
 
@@ -206,7 +206,7 @@ def _decode(data: bytes, limit: int) -> str:
         raise Malformed("string that is not UTF-8") from None
 
 
-class _Reader:
+class _PayloadReader:
     """Read the fields of a payload in order, never past its end. Raises Malformed."""
 
     def __init__(self, payload: bytes) -> None:

@@ -26,7 +26,7 @@ MAX_PENDING = 256
 AHEAD = 2
 
 
-class Wanted(NamedTuple):
+class WantedChecksum(NamedTuple):
     """What is to be hashed, and how. block_size, offset, length: in bytes; length None: to the end of the image."""
 
     algorithm: str
@@ -49,7 +49,7 @@ Tell = Callable[[Blocks], Awaitable[None]]
 
 
 async def checksum(
-    transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: Wanted, total: Total, tell: Tell | None = None
+    transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: WantedChecksum, total: Total, tell: Tell | None = None
 ) -> int:
     """Add the digests of the blocks of a range to the total, in order, and return how many bytes were hashed.
 

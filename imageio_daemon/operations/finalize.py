@@ -15,14 +15,14 @@ from ..storage.lending import Buffers
 from ..transfers.store import TransferStore
 from ..transfers.transfer import FINALIZED, Transfer
 from . import operations
-from .checksum import Wanted, checksum
+from .checksum import WantedChecksum, checksum
 from .hashing import Hashing
 
 #: Seconds after which the answer to a finalize does not wait for the result. Proxies give up after 60 s.
 ANSWER_TIMEOUT = 30.0
 
 
-class Expected(NamedTuple):
+class ExpectedImage(NamedTuple):
     """What the client says the image is. block_size: in bytes. checksum: in lower-case hexadecimal.
 
     blocks: the raw digests of all blocks; empty: not told.
@@ -39,10 +39,10 @@ class Expected(NamedTuple):
         return {"algorithm": self.algorithm, "block_size": self.block_size, "checksum": self.checksum}
 
 
-class Comparison(Total):
+class ComparedDigest(Total):
     """The digest of an image, and the blocks that are not what they should be."""
 
-    def __init__(self, expected: Expected) -> None:
+    def __init__(self, expected: ExpectedImage) -> None:
         super().__init__(expected.algorithm)
         self._blocks = expected.blocks
         #: The number of blocks so far.
@@ -66,10 +66,10 @@ class Comparison(Total):
 class Verification:
     """A comparison that runs or has ended. size: of the image, in bytes."""
 
-    def __init__(self, expected: Expected, size: int) -> None:
+    def __init__(self, expected: ExpectedImage, size: int) -> None:
         self.expected = expected._replace(blocks=())
         self.size = size
-        self.comparison = Comparison(expected)
+        self.comparison = ComparedDigest(expected)
         #: The report for the client when the image has been read. An exception if it could not be read.
         self.report: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self.report.add_done_callback(asyncio.Future.exception)  # retrieved: nobody may wait for it
@@ -95,7 +95,7 @@ class Finalizer:
         """Return the verification of a transfer that runs, or the last one; None: there was none in this process."""
         return self._last.get(transfer)
 
-    async def finalize(self, transfer: Transfer, expected: Expected) -> dict[str, object] | None:
+    async def finalize(self, transfer: Transfer, expected: ExpectedImage) -> dict[str, object] | None:
         """Verify an image, and return the report; None: it takes longer than ANSWER_TIMEOUT, and goes on.
 
         The report has "mismatch" if the image is not what is expected; then it may be written again. Otherwise the
@@ -113,7 +113,7 @@ class Finalizer:
         await self._store.keep(transfer)
         return report
 
-    def _begin(self, transfer: Transfer, expected: Expected) -> Verification:
+    def _begin(self, transfer: Transfer, expected: ExpectedImage) -> Verification:
         """Start a verification, or return the equal one that runs. Raises InUse, Forbidden."""
         running = self._last.get(transfer)
         if running is not None and not running.report.done():
@@ -147,7 +147,7 @@ class Finalizer:
             await quiet.wait()
             await operations.flush(transfer)
             async with self._turn(transfer):
-                wanted = Wanted(expected.algorithm, expected.block_size)
+                wanted = WantedChecksum(expected.algorithm, expected.block_size)
                 verification.size = await checksum(transfer, self._buffers, self._hashing, wanted, comparison)
             comparison.end()
             found = comparison.hexdigest()

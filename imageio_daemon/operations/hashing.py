@@ -71,14 +71,14 @@ async def hash_blocks(
         count = min(most, size - start)
         pieces: list[Piece] = []
         for lane, block in enumerate(blocks):
-            place = _Place(backend, op, buffer, lane * most, block.start + start, count)
+            place = _PieceBuffer(backend, op, buffer, lane * most, block.start + start, count)
             pieces.append(await place.fill(of_blocks[lane]))
         add = partial(digests.add, pieces, count, last=start + count == size)
         await hashing.run(add, count * len(blocks), buffer)
     return digests.digests()[: len(blocks)]
 
 
-class _Place(NamedTuple):
+class _PieceBuffer(NamedTuple):
     """The place of a piece in a buffer, from byte `inside`, and in the image, from byte `start`."""
 
     backend: Backend

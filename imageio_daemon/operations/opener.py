@@ -11,10 +11,10 @@ from ..storage.backend import Backend
 from ..storage.file.backend import FileBackend
 from ..storage.file.engine import Engine
 from ..storage.nbd.backend import NbdBackend
-from ..storage.nbd.handshake import Options
+from ..storage.nbd.handshake import ConnectOptions
 from ..storage.qcow2.backend import NotNative, Qcow2Backend
 from ..storage.qemu import chain
-from ..storage.qemu.backend import Image, ManagedBackend, Server
+from ..storage.qemu.backend import QemuImage, ManagedBackend, QemuServer
 from ..storage.qemu.rbd import RbdBackend, RbdImage
 from ..storage.threads import in_thread
 from ..transfers.ticket import Access, Ticket
@@ -48,7 +48,7 @@ class Opener:
         """Open the image of a ticket. Raises Error."""
         writable = ticket.may(Access.WRITE)
         nbd, config = ticket.nbd, self._config.backend_nbd
-        options = Options(
+        options = ConnectOptions(
             dirty=ticket.dirty,
             context=self._nbd_tls if nbd is not None and nbd.tls else None,
             timeout=config.timeout,
@@ -62,9 +62,9 @@ class Opener:
             ceph = self._config.backend_rbd
             since = ticket.since if ticket.dirty else None
             there = RbdImage(ticket.rbd, ceph.conf, ceph.user, ceph.allowed_pools, since)
-            return await RbdBackend.start(engine, there, options, Server(run_dir, config.connections, writable))
+            return await RbdBackend.start(engine, there, options, QemuServer(run_dir, config.connections, writable))
         if ticket.format != "raw":
-            image = Image(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
+            image = QemuImage(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
             if ticket.format == "qcow2" and self._config.backend_file.qcow2 == "native":
                 try:
                     return await _open_native(engine, image, writable=writable)
@@ -92,7 +92,7 @@ class Opener:
         return identity
 
 
-async def _open_native(engine: Engine, image: Image, *, writable: bool) -> Backend:
+async def _open_native(engine: Engine, image: QemuImage, *, writable: bool) -> Backend:
     """Open an image by the engine. Raises NotNative and Error."""
     found = await in_thread(
         lambda: chain.inspect(image.path, image.format, backing_chain=image.backing_chain, allowed=image.allowed)

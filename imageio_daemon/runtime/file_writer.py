@@ -20,7 +20,7 @@ Done = concurrent.futures.Future[bool]
 THREADS = 4
 
 
-class _Wanted(NamedTuple):
+class _WantedFile(NamedTuple):
     """What a file shall become: these bytes, or no file if data is None.
 
     `done` has the futures of all callers that wait. With keep_old, an older file is better than none.
@@ -42,8 +42,8 @@ class FileWriter:
         self._directory = directory
         self._what = what
         self._changed = threading.Condition()
-        self._writes: dict[str, _Wanted] = {}
-        self._removals: dict[str, _Wanted] = {}
+        self._writes: dict[str, _WantedFile] = {}
+        self._removals: dict[str, _WantedFile] = {}
         self._busy: set[str] = set()  # files that a thread writes or removes now
         self._closing = False
         #: Why the last file could not be written; "": it was.
@@ -82,9 +82,9 @@ class FileWriter:
         with self._changed:
             before = self._writes.pop(name, None) or self._removals.pop(name, None)
             if before is None:
-                wanted = _Wanted(data, keep_old, [done])
+                wanted = _WantedFile(data, keep_old, [done])
             else:
-                wanted = _Wanted(data, keep_old and before.keep_old, [*before.done, done])
+                wanted = _WantedFile(data, keep_old and before.keep_old, [*before.done, done])
             (self._removals if data is None else self._writes)[name] = wanted
             self._changed.notify()
         return done
@@ -100,7 +100,7 @@ class FileWriter:
                 self._busy.remove(name)
                 self._changed.notify_all()
 
-    def _take(self) -> tuple[str, _Wanted] | None:
+    def _take(self) -> tuple[str, _WantedFile] | None:
         """Wait until a file is wanted that is not busy, and return name and wish. None: all is done after close()."""
         with self._changed:
             while True:

@@ -38,7 +38,7 @@ class Count(NamedTuple):
         return Count(*(a - b for a, b in zip(self, other, strict=True)))
 
 
-class Source(Hashable, Protocol):
+class Counted(Hashable, Protocol):
     """A connection, or a lane that serves one."""
 
     def served(self) -> Count:
@@ -46,7 +46,7 @@ class Source(Hashable, Protocol):
         ...
 
 
-class Served(Sums[tuple[str, By], Source, Count]):
+class Served(Sums[tuple[str, By], Counted, Count]):
     """The sums of all connections' counts, by service and by what has served."""
 
     def __init__(self) -> None:

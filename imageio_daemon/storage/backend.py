@@ -14,7 +14,7 @@ from ..image.extents import ExtentStream
 from ..runtime import request_activity
 from ..runtime.request_activity import Wait
 from .durable import DurableRecord
-from .running import Kind, Waiting
+from .running import Kind, WaitingOperation
 
 
 class ZeroMethod(StrEnum):
@@ -148,9 +148,9 @@ class Operation:
         return time.monotonic() - self._answered if self.in_storage else 0.0
 
     @property
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> WaitingOperation | None:
         """Return the operation if it is in storage."""
-        return Waiting(self.storage_wait, self.kind, self.offset, self.length) if self.in_storage else None
+        return WaitingOperation(self.storage_wait, self.kind, self.offset, self.length) if self.in_storage else None
 
     def retain(self) -> None:
         """Keep the operation alive until one more release()."""

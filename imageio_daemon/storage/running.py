@@ -24,7 +24,7 @@ HANGING = 30.0
 READING = (Kind.READ, Kind.CHECKSUM)
 
 
-class Waiting(NamedTuple):
+class WaitingOperation(NamedTuple):
     """An operation that storage has not completed. seconds: since it, or its last part, began."""
 
     seconds: float

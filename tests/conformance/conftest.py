@@ -14,9 +14,9 @@ from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.nbd.handshake import ConnectOptions
 from imageio_daemon.storage.qcow2.backend import Qcow2Backend
-from imageio_daemon.storage.qemu.backend import Image, ManagedBackend, Server
+from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend, QemuServer
 from imageio_daemon.storage.qemu.chain import inspect
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.units import MiB
@@ -27,7 +27,7 @@ from tests.support.fakeceph import FakeCeph
 from tests.support.nbdservers import NbdServer, make_qcow2, nbdkit, qemu_nbd
 
 NBD_SERVERS = ("qemu-nbd raw", "qemu-nbd qcow2", "nbdkit memory", "nbdkit blocks")
-NBD_OPTIONS = Options(dirty=False, context=None, timeout=10, greeting_timeout=10)
+NBD_OPTIONS = ConnectOptions(dirty=False, context=None, timeout=10, greeting_timeout=10)
 #: What the filter of nbdkit refuses, and what it tells.
 BLOCK_POLICY = ("blocksize-preferred=4096", "blocksize-maximum=65536", "blocksize-error-policy=error")
 
@@ -118,7 +118,7 @@ async def backend(
         made = MemoryBackend(bytes(SIZE))
     elif request.param == "managed":
         path = make_qcow2(tmp_path / "image", SIZE)
-        image = Image(str(path), "qcow2", backing_chain=True, allowed=())
+        image = QemuImage(str(path), "qcow2", backing_chain=True, allowed=())
         made = await ManagedBackend.start(
             engine, image, NBD_OPTIONS, run_dir=str(run_dir), connections=3, writable=True
         )
@@ -131,7 +131,7 @@ async def backend(
         request.getfixturevalue("monkeypatch").setenv("PATH", ceph.path)
         ceph.create("pool/image", SIZE)
         there = RbdImage(rbd_url.parse("rbd:pool/image"), "/etc/ceph.conf", "me", ("pool",))
-        made = await RbdBackend.start(engine, there, NBD_OPTIONS, Server(str(run_dir), 3, writable=True))
+        made = await RbdBackend.start(engine, there, NBD_OPTIONS, QemuServer(str(run_dir), 3, writable=True))
     else:
         path = tmp_path / "image"
         if request.param == "file":

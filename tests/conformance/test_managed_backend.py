@@ -15,9 +15,9 @@ from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
-from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.nbd.handshake import ConnectOptions
 from imageio_daemon.storage.qemu import backend as managed
-from imageio_daemon.storage.qemu.backend import Image, ManagedBackend
+from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.nbdservers import make_qcow2
@@ -27,8 +27,8 @@ from .test_backend import read, write
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Image:
-    return Image(str(make_qcow2(tmp_path / "image", SIZE)), "qcow2", backing_chain=True, allowed=())
+def image(tmp_path: Path) -> QemuImage:
+    return QemuImage(str(make_qcow2(tmp_path / "image", SIZE)), "qcow2", backing_chain=True, allowed=())
 
 
 @pytest.fixture
@@ -38,23 +38,23 @@ def servers(run_dir: Path) -> Iterator[Path]:
     assert not list(run_dir.iterdir())
 
 
-async def start(engine: Engine, image: Image, run_dir: Path, options: Options = NBD_OPTIONS) -> ManagedBackend:
+async def start(engine: Engine, image: QemuImage, run_dir: Path, options: ConnectOptions = NBD_OPTIONS) -> ManagedBackend:
     return await ManagedBackend.start(engine, image, options, run_dir=str(run_dir), connections=2, writable=True)
 
 
-async def test_closing_ends_the_server(engine: Engine, image: Image, servers: Path) -> None:
+async def test_closing_ends_the_server(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
     assert len(list(servers.iterdir())) == 1
     await backend.close()
 
 
-async def test_its_name_in_logs_is_that_of_the_image(engine: Engine, image: Image, servers: Path) -> None:
+async def test_its_name_in_logs_is_that_of_the_image(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
     assert backend.name == image.path
     await backend.close()
 
 
-async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine, image: Image, servers: Path) -> None:
+async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
     assert await backend.available(Operation())
     Path(image.path).unlink()
@@ -63,7 +63,7 @@ async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine
 
 
 async def test_a_new_image_reads_as_zeros_until_it_is_changed(
-    engine: Engine, image: Image, servers: Path, pool: BufferPool
+    engine: Engine, image: QemuImage, servers: Path, pool: BufferPool
 ) -> None:
     backend = await start(engine, image, servers)
     assert await backend.reads_zero(Operation())
@@ -72,7 +72,7 @@ async def test_a_new_image_reads_as_zeros_until_it_is_changed(
     await backend.close()
 
 
-async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: Image, servers: Path) -> None:
+async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
     await backend.trim(Operation(), 0, SIZE)
     assert not await backend.reads_zero(Operation())
@@ -81,7 +81,7 @@ async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: Image
 
 @pytest.mark.parametrize(("step", "zero"), [(SIZE // 4, True), (SIZE // 4 - 512, False)])
 async def test_a_larger_image_is_asked_for_in_steps_and_no_more_than_so_many(
-    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch, step: int, *, zero: bool
+    engine: Engine, image: QemuImage, servers: Path, monkeypatch: pytest.MonkeyPatch, step: int, *, zero: bool
 ) -> None:
     monkeypatch.setattr(managed, "MAX_ASKED", 4)
     monkeypatch.setattr(managed, "STEP", step)
@@ -91,7 +91,7 @@ async def test_a_larger_image_is_asked_for_in_steps_and_no_more_than_so_many(
 
 
 async def test_nothing_is_known_of_an_image_that_tells_less_than_it_is_asked(
-    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, image: QemuImage, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = await start(engine, image, servers)
     ask = backend._extents
@@ -105,7 +105,7 @@ async def test_nothing_is_known_of_an_image_that_tells_less_than_it_is_asked(
 
 
 async def test_nothing_is_known_of_an_image_that_cannot_be_asked(
-    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, image: QemuImage, servers: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(*_: object) -> None:
         raise StorageError(5, "status", "on purpose")
@@ -121,14 +121,14 @@ async def test_nothing_is_known_of_an_image_that_cannot_be_asked(
 
 @pytest.mark.parametrize("size", [0, 512, 4096])
 async def test_a_small_new_image_reads_as_zeros(engine: Engine, tmp_path: Path, servers: Path, size: int) -> None:
-    image = Image(str(make_qcow2(tmp_path / "small", size)), "qcow2", backing_chain=True, allowed=())
+    image = QemuImage(str(make_qcow2(tmp_path / "small", size)), "qcow2", backing_chain=True, allowed=())
     backend = await start(engine, image, servers)
     assert await backend.reads_zero(Operation())
     await backend.close()
 
 
 async def test_a_server_that_cannot_be_used_is_stopped(
-    engine: Engine, image: Image, servers: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, image: QemuImage, servers: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
         raise ServerGone("nobody", "on purpose")
@@ -139,7 +139,7 @@ async def test_a_server_that_cannot_be_used_is_stopped(
 
 
 async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_another(
-    engine: Engine, image: Image, servers: Path, pool: BufferPool
+    engine: Engine, image: QemuImage, servers: Path, pool: BufferPool
 ) -> None:
     store = TransferStore(lambda _: start(engine, image, servers), most_tickets=1, most_connections=1)
     ops = (Access.WRITE,)
@@ -156,7 +156,7 @@ async def test_an_expired_transfer_ends_its_server_and_a_revived_one_starts_anot
 
 
 async def test_it_is_known_to_be_the_file_that_it_is(
-    engine: Engine, image: Image, servers: Path, tmp_path: Path
+    engine: Engine, image: QemuImage, servers: Path, tmp_path: Path
 ) -> None:
     engine = Engine(1)
     (tmp_path / "link").symlink_to(image.path)
@@ -169,7 +169,7 @@ async def test_it_is_known_to_be_the_file_that_it_is(
     assert engine.stop(10) == []
 
 
-async def test_it_can_all_that_clients_ask_for(engine: Engine, image: Image, servers: Path) -> None:
+async def test_it_can_all_that_clients_ask_for(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
     wanted = ExportFlag.SEND_FLUSH | ExportFlag.SEND_FUA | ExportFlag.SEND_WRITE_ZEROES | ExportFlag.CAN_MULTI_CONN
     assert backend._client.agreed.flags & wanted == wanted

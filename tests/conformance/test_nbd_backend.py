@@ -35,7 +35,7 @@ from imageio_daemon.storage.nbd import handshake
 from imageio_daemon.storage.nbd import session as nbd_session
 from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import ClientHandshake, Options
+from imageio_daemon.storage.nbd.handshake import ClientHandshake, ConnectOptions
 from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse
@@ -48,7 +48,7 @@ from tests.support.polling import SOON, eventually, eventually_async
 
 from .test_backend import read, write
 
-OPTIONS = Options(dirty=False, context=None, timeout=10, greeting_timeout=10)
+OPTIONS = ConnectOptions(dirty=False, context=None, timeout=10, greeting_timeout=10)
 
 #: Bytes of a segment: all reads and writes of one use one connection (ioutil_ext/nbd_client/rounds.h).
 SEGMENT = 128 * MiB
@@ -68,7 +68,7 @@ async def open_nbd(engine: Engine) -> AsyncIterator[Open]:
     made: list[NbdBackend] = []
 
     async def open_backend(
-        where: FakeNbd | str, *, connections: int = 1, writable: bool = True, options: Options = OPTIONS
+        where: FakeNbd | str, *, connections: int = 1, writable: bool = True, options: ConnectOptions = OPTIONS
     ) -> NbdBackend:
         if isinstance(where, FakeNbd):
             await where.start()
@@ -163,7 +163,7 @@ def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
     new_loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class CanceledThen(ClientHandshake):
-        def __init__(self, address: NbdAddress, options: Options, sock: socket.socket) -> None:
+        def __init__(self, address: NbdAddress, options: ConnectOptions, sock: socket.socket) -> None:
             super().__init__(address, options, sock)
             canceled[0].cancel()
 
@@ -717,7 +717,7 @@ async def test_short_request_that_a_server_refuses_fails(server: FakeNbd, open_n
 async def test_a_server_that_vanishes_is_noticed(
     server: FakeNbd, open_nbd: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def connect(address: NbdAddress, options: Options) -> handshake.Connection:
+    async def connect(address: NbdAddress, options: ConnectOptions) -> handshake.Connection:
         connection = await handshake.connect(address, options)
         connected.append(connection.sock.dup())
         return connection

@@ -14,7 +14,7 @@ from imageio_daemon.errors import NotFast, NotFound, StorageError
 from imageio_daemon.storage.backend import Context, Operation
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.qemu import rbd
-from imageio_daemon.storage.qemu.backend import Server
+from imageio_daemon.storage.qemu.backend import QemuServer
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.urls.rbd import parse
 from tests.support.fakeceph import FakeCeph, diff
@@ -48,7 +48,7 @@ async def start(
     allowed: tuple[str, ...] = ("pool",),
 ) -> RbdBackend:
     image = RbdImage(parse(url), "/etc/ceph.conf", "me", allowed, since)
-    return await RbdBackend.start(engine, image, NBD_OPTIONS, Server(str(run_dir), 2, writable))
+    return await RbdBackend.start(engine, image, NBD_OPTIONS, QemuServer(str(run_dir), 2, writable))
 
 
 async def test_qemu_gets_the_node_with_user_and_configuration(engine: Engine, ceph: FakeCeph, servers: Path) -> None:

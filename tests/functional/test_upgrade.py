@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
 from tests.support.daemon import Daemon, MakeDaemon
@@ -45,7 +45,7 @@ class Nbd:
                 return replies
 
     def go(self, name: str = "") -> int:
-        return self.ask(Option.GO, InfoRequest(name, ()).pack())[-1][0]
+        return self.ask(OptionType.GO, InfoRequest(name, ()).pack())[-1][0]
 
     def request(self, command: int, offset: int = 0, length: int = 0, data: bytes = b"") -> tuple[int, bytes]:
         self.connection.send(RequestHeader(command, 0, 7, offset, length).pack() + data)
@@ -90,7 +90,7 @@ def test_requests_before_it_are_served(client: Connection, image: Image) -> None
 
 def test_bytes_behind_the_request_are_those_of_nbd(client: Connection, image: Image) -> None:
     payload = InfoRequest("", ()).pack()
-    early = struct.pack(">I", 3) + OptionHeader(Option.GO, len(payload)).pack() + payload
+    early = struct.pack(">I", 3) + OptionHeader(OptionType.GO, len(payload)).pack() + payload
     early += RequestHeader(Command.READ, 0, 9, 0, 8).pack()
     upgraded(client, image.url, early=early)
     while OptionReply.unpack(head := bytes(client._exactly(20))).reply != Reply.ACK:
@@ -150,13 +150,13 @@ def test_export_is_the_default_one_and_that_of_the_ticket(client: Connection, da
     for name in (other, "unknown", "default"):
         assert nbd.go(name) == Reply.ERR_UNKNOWN
     ticket = image.url.rpartition("/")[2]
-    assert [nbd.ask(Option.INFO, InfoRequest(name, ()).pack())[-1][0] for name in ("", ticket)] == [Reply.ACK] * 2
+    assert [nbd.ask(OptionType.INFO, InfoRequest(name, ()).pack())[-1][0] for name in ("", ticket)] == [Reply.ACK] * 2
     assert nbd.go(ticket) == Reply.ACK
 
 
 def test_tls_and_the_list_are_refused_inside(client: Connection, image: Image) -> None:
     nbd = upgraded(client, image.url)
-    assert [nbd.ask(option)[-1][0] for option in (Option.STARTTLS, Option.LIST)] == [Reply.ERR_POLICY] * 2
+    assert [nbd.ask(option)[-1][0] for option in (OptionType.STARTTLS, OptionType.LIST)] == [Reply.ERR_POLICY] * 2
     assert nbd.go() == Reply.ACK
 
 

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from imageio_daemon.image.block_list import MAX_LINE, Block, Head, ListReader, ListWriter
+from imageio_daemon.image.block_list import MAX_LINE, Block, BlockListHead, ListReader, ListWriter
 from imageio_daemon.image.blockhash import Total, new_hash
 from tests.support.images import MiB, pattern
 
-HEAD = Head("sha256", MiB, 4096)
+HEAD = BlockListHead("sha256", MiB, 4096)
 DATA = [new_hash("sha256"), new_hash("sha256")]
 for number, state in enumerate(DATA):
     state.update(pattern(MiB, number))

@@ -3,7 +3,7 @@
 
 import pytest
 
-from imageio_daemon.lanes.places import Places, Waiting
+from imageio_daemon.lanes.places import Places, WaitingConnection
 
 
 class World:
@@ -18,7 +18,7 @@ class World:
         for owner in owners:
             assert self.places.enter(owner)
 
-    def wait(self, owner: str, name: str = "") -> Waiting:
+    def wait(self, owner: str, name: str = "") -> WaitingConnection:
         return self.places.wait(owner, lambda: self.granted.append(name or owner))
 
 

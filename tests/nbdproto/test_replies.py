@@ -12,8 +12,8 @@ from imageio_daemon.nbdproto.constants import (
     Chunk,
     Command,
     ErrorNumber,
-    Info,
-    Option,
+    InfoType,
+    OptionType,
     Reply,
 )
 from imageio_daemon.nbdproto.messages import (
@@ -182,12 +182,12 @@ def test_extents_survive(context_id: int, extents: list[tuple[int, int]]) -> Non
 
 def test_headers_and_items_survive() -> None:
     assert unpack_greeting(pack_greeting(3)) == 3
-    assert OptionHeader.unpack(OptionHeader(Option.GO, 9).pack()) == (Option.GO, 9)
-    assert OptionReply.unpack(OptionReply(Option.GO, Reply.ACK, 9).pack()) == (Option.GO, Reply.ACK, 9)
+    assert OptionHeader.unpack(OptionHeader(OptionType.GO, 9).pack()) == (OptionType.GO, 9)
+    assert OptionReply.unpack(OptionReply(OptionType.GO, Reply.ACK, 9).pack()) == (OptionType.GO, Reply.ACK, 9)
     assert ExportInfo.unpack(ExportInfo(2**63, 0x0DED).pack()) == (2**63, 0x0DED)
     assert BlockSizes.unpack(BlockSizes(1, 512, 2**25).pack()) == (1, 512, 2**25)
     assert unpack_context(pack_context(5, BASE_ALLOCATION)) == (5, BASE_ALLOCATION)
-    assert pack_text_info(Info.NAME, "a") == b"\0\1a"
+    assert pack_text_info(InfoType.NAME, "a") == b"\0\1a"
 
 
 # Messages: what is not one is refused

@@ -11,7 +11,7 @@ from imageio_daemon.errors import Canceled, StorageError
 from imageio_daemon.image.blockhash import Total, new_hash
 from imageio_daemon.image.extents import Extent, ExtentList, ExtentStream
 from imageio_daemon.image.pieces import SHORT_HOLE
-from imageio_daemon.operations.checksum import Wanted, checksum
+from imageio_daemon.operations.checksum import WantedChecksum, checksum
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend, BackendInfo, Context, Memory, Operation
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
@@ -81,7 +81,7 @@ class World:
 
     async def checksum(self, algorithm: str = "sha256", block_size: int = MiB) -> str:
         total = Total(algorithm)
-        wanted = Wanted(algorithm, block_size)
+        wanted = WantedChecksum(algorithm, block_size)
         await checksum(self.transfer, Buffers(self.pool, self.buffer), self.hashing, wanted, total)
         return total.hexdigest()
 

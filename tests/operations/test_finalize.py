@@ -10,7 +10,7 @@ import pytest
 
 from imageio_daemon.errors import Canceled, Forbidden, InUse, StorageError, Unavailable
 from imageio_daemon.operations import finalize, operations
-from imageio_daemon.operations.finalize import Comparison, Expected, Finalizer
+from imageio_daemon.operations.finalize import ComparedDigest, ExpectedImage, Finalizer
 from imageio_daemon.operations.hashing import Hashing
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.buffers import MIN_BUFFER, BufferPool
@@ -24,9 +24,9 @@ from tests.support.backends import FaultyBackend, MemoryBackend
 CONTENT = bytes(range(250)) * 10_000
 
 
-def expected(content: bytes = CONTENT) -> Expected:
+def expected(content: bytes = CONTENT) -> ExpectedImage:
     blocks = [hashlib.sha256(content[start : start + MiB]).digest() for start in range(0, len(content), MiB)]
-    return Expected("sha256", MiB, hashlib.sha256(b"".join(blocks)).hexdigest(), tuple(blocks))
+    return ExpectedImage("sha256", MiB, hashlib.sha256(b"".join(blocks)).hexdigest(), tuple(blocks))
 
 
 class World:
@@ -48,7 +48,7 @@ class World:
     async def _open(self, ticket: Ticket) -> Backend:
         return cast(Backend, self.backend)
 
-    def begin(self, transfer: Transfer, told: Expected | None = None) -> "asyncio.Task[dict[str, object] | None]":
+    def begin(self, transfer: Transfer, told: ExpectedImage | None = None) -> "asyncio.Task[dict[str, object] | None]":
         return asyncio.create_task(self.finalizer.finalize(transfer, told or expected()))
 
 
@@ -227,7 +227,7 @@ async def test_long_one_is_not_waited_for(world: World, monkeypatch: pytest.Monk
     ],
 )
 def test_mismatch_is_no_longer_than_what_is_expected(found: list[tuple[bytes, int]], mismatch: list[int]) -> None:
-    comparison = Comparison(Expected("sha256", MiB, "", (b"a",) * 3))
+    comparison = ComparedDigest(ExpectedImage("sha256", MiB, "", (b"a",) * 3))
     for digest, count in found:
         comparison.add(digest, min(count, 1000))
     comparison.end()

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from struct import Struct
 from typing import TYPE_CHECKING, ClassVar
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, connect_unix, encode_request
@@ -191,7 +191,7 @@ class NbdLine(Line):
         self.send(b"\0\0\0\3")
 
     def _negotiate(self, ticket: str) -> None:
-        self._ask(Option.GO, InfoRequest(ticket, ()).pack())
+        self._ask(OptionType.GO, InfoRequest(ticket, ()).pack())
 
     def _ask(self, option: int, payload: bytes) -> None:
         """Negotiate an option. Raises Lost if it is refused."""
@@ -237,7 +237,7 @@ class TlsNbd(NbdLine):
         super().__init__(socket.create_connection(("localhost", int(found[1])), TIMEOUT), ticket, choose)
 
     def _negotiate(self, ticket: str) -> None:
-        self._ask(Option.STARTTLS, b"")
+        self._ask(OptionType.STARTTLS, b"")
         try:
             self._sock = self._context.wrap_socket(self._sock, server_hostname="localhost")
         except (ConnectionError, ssl.SSLError) as e:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from imageio_daemon import cli
 from imageio_daemon.frontends.http import connection, handover
-from imageio_daemon.frontends.http.framing import Head
+from imageio_daemon.frontends.http.framing import RequestHead
 
 
 class DecidedHandover(handover.LaneHandover):
     """Leave all requests to handlers."""
 
-    def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
         """Hand nothing over."""
         return False
 

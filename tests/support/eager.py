@@ -9,7 +9,7 @@ from collections.abc import Callable
 from imageio_daemon import cli
 from imageio_daemon.errors import Error
 from imageio_daemon.frontends.http import connection, handover, terms
-from imageio_daemon.frontends.http.framing import Head
+from imageio_daemon.frontends.http.framing import RequestHead
 from imageio_daemon.transfers.ticket import Access
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _METHODS = {"GET": Access.READ, "PUT": Access.WRITE, "PATCH": Access.WRITE}
 class ToldHandover(handover.LaneHandover):
     """Log what C should have had."""
 
-    def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
         """Hand the connection over if C can serve it."""
         given_back = self._given_back
         begun = super().begin(head, received, returned)
@@ -28,7 +28,7 @@ class ToldHandover(handover.LaneHandover):
             self._tell_missed(head)
         return begun
 
-    def _tell_missed(self, head: Head) -> None:
+    def _tell_missed(self, head: RequestHead) -> None:
         """Log that C should have had a request, unless it is none for C, or is refused."""
         if not head.plain or self._service is None:
             return

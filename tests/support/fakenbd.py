@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, Option, Reply
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, DONE, Chunk, Command, OptionType, Reply
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.options import BlockSizes, OptionHeader, OptionReply, pack_greeting
 from imageio_daemon.urls.nbd import NbdAddress, parse
@@ -135,11 +135,11 @@ class FakeNbd:
     async def _negotiate(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         size = self.size if number == 0 or self.later_size is None else self.later_size
         handlers: dict[int, Handler] = {
-            Option.EXTENDED_HEADERS: fixed(ACK if self.extended else UNSUP),
-            Option.STRUCTURED_REPLY: fixed(ACK),
-            Option.LIST_META_CONTEXT: contexts(*self.contexts),
-            Option.SET_META_CONTEXT: contexts(*self.contexts),
-            Option.GO: export(size, self.flags, self.sizes) if self.refusal is None else fixed(self.refusal),
+            OptionType.EXTENDED_HEADERS: fixed(ACK if self.extended else UNSUP),
+            OptionType.STRUCTURED_REPLY: fixed(ACK),
+            OptionType.LIST_META_CONTEXT: contexts(*self.contexts),
+            OptionType.SET_META_CONTEXT: contexts(*self.contexts),
+            OptionType.GO: export(size, self.flags, self.sizes) if self.refusal is None else fixed(self.refusal),
         }
         writer.write(pack_greeting(3))
         await reader.readexactly(4)
@@ -149,9 +149,9 @@ class FakeNbd:
             answers = handlers.get(header.option, fixed(UNSUP))(payload)
             for reply, data in answers:
                 writer.write(OptionReply(header.option, reply, len(data)).pack() + data)
-            if header.option == Option.ABORT:
+            if header.option == OptionType.ABORT:
                 return False
-            if header.option == Option.GO and answers[-1][0] == Reply.ACK:
+            if header.option == OptionType.GO and answers[-1][0] == Reply.ACK:
                 return True
 
     async def _transmit(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

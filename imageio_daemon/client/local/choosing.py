@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from .. import local
 from ..errors import LocalError, Usage
 from .formats import Named, is_elsewhere, named, on_ceph, on_nbd
-from .target import ExistingImage, NewFile, Stream, Target, UpdatedImage, is_existing_device
+from .target import ExistingImage, NewFile, StreamTarget, Target, UpdatedImage, is_existing_device
 
 if TYPE_CHECKING:
     from .nbd_image import Secure
@@ -53,7 +53,7 @@ def choose_target(target: str | os.PathLike[str] | BinaryIO, making: Making) -> 
     if not isinstance(target, str | os.PathLike):
         if making.compress or making.dirty or making.format not in (None, "raw"):
             raise Usage("a stream can't be written in another format, nor where something has changed")
-        return Chosen(partial(Stream, target), None, in_place=False)
+        return Chosen(partial(StreamTarget, target), None, in_place=False)
     if is_elsewhere(target):
         what = "an image on Ceph" if on_ceph(target) else "an export of an NBD server"
         if making.compress or making.format not in (None, "raw"):

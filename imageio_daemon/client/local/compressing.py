@@ -11,7 +11,7 @@ from typing import BinaryIO, Protocol
 from ..errors import LocalError
 from .compressed import zstd
 from .part_file import PartFile
-from .target import Stream
+from .target import StreamTarget
 
 #: Threads of zstd beside the one that has its turn.
 ZSTD_THREADS = 2
@@ -66,7 +66,7 @@ class _Writer:
             rest = rest[self._file.write(rest) :]
 
 
-class CompressedFile(Stream):
+class CompressedFile(StreamTarget):
     """A new file with the compressed image, called NAME.part until it is complete. kind: of ENCODERS."""
 
     def __init__(self, path: Path, kind: str) -> None:

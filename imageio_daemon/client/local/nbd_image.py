@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from ...image.extents import Extent
-from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused, Violation
+from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
 from ...nbdproto.client.replies import ClientReplies
 from ...nbdproto.client.request import ClientRequest
 from ...nbdproto.constants import BASE_ALLOCATION, Command, CommandFlag, ExportFlag, Status
@@ -50,7 +50,7 @@ class NbdImage:
         self._address = address
         self._stop = stop
         self._secure = secure
-        self._idle: list[_Connection] = []
+        self._idle: list[_ImageConnection] = []
         self._places = threading.Semaphore(1)
         with self._connection() as connection:
             self._agreed = connection.agreed
@@ -142,26 +142,29 @@ class NbdImage:
             raise LocalError(f"can't {what} {self._name} at byte {request.offset}: {why}")
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator["_Connection"]:
+    def _connection(self) -> Iterator["_ImageConnection"]:
         """Return an idle or a new connection for the block. It is closed after an error, and else idle again."""
         try:
             with self._places:
-                connection = self._taken() or _Connection(self._address, self._stop, self._secure)
+                connection = self._taken() or _ImageConnection(self._address, self._stop, self._secure)
                 with connection.closed_on_error():
                     yield connection
                 self._idle.append(connection)
-        except (OSError, Refused, Violation, BadMagic, ValueError) as e:
+        except (OSError, ExportRefused, ServerViolation, BadMagic, ValueError) as e:
             raise LocalError(f"the server of {self._name} failed: {e}") from e
 
-    def _taken(self) -> "_Connection | None":
+    def _taken(self) -> "_ImageConnection | None":
         """Take an idle connection; None: there is none, perhaps because another thread has just taken the last one."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         return None
 
 
-class _Connection:
-    """A connection for one request at a time. Raises OSError, Refused, Violation, BadMagic; a new one Stopped, too."""
+class _ImageConnection:
+    """A connection for one request at a time.
+
+    Raises OSError, ExportRefused, ServerViolation, BadMagic; a new one Stopped, too.
+    """
 
     def __init__(self, address: NbdAddress, stop: Stop, secure: Secure | None) -> None:
         self._stop = stop
@@ -213,7 +216,7 @@ class _Connection:
 
     def _start_tls(self, host: str) -> None:
         if self._secure is None:
-            raise Refused("no rules for TLS were given")
+            raise ExportRefused("no rules for TLS were given")
         self._stop.discard(self._socket)
         self._socket = self._secure(self._socket, host)
         self._stop.add(self._socket)

@@ -15,7 +15,7 @@ from .archive import Member, choose, disks, enter, members, members_of_file
 from .formats import Named, is_elsewhere, named, on_ceph
 from .marks import DECOMPRESSED, FILE, HEAD, MEMBER, PIPE, TAIL, WITHIN, check_raw
 from .source import FileSource, Source, open_image
-from .stream import Ahead, Expected, Input, Reader, StreamSource, Watch, unwatched
+from .stream import Ahead, ExpectedDigest, Input, Reader, StreamSource, Watch, unwatched
 
 if TYPE_CHECKING:
     from .nbd_image import Secure
@@ -51,7 +51,7 @@ def open_source(
 
     watch: told of what is read of compressed data and streams before the image is open, which may be all of it.
     """
-    expect = None if how.expect is None else Expected(how.expect)
+    expect = None if how.expect is None else ExpectedDigest(how.expect)
     if not isinstance(source, str | os.PathLike):
         name = source.file_name if isinstance(source, Fetched) else ""
         return _open_stream(Input(source, watch=watch, expect=expect), how, _kind(name, how))

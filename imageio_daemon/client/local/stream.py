@@ -40,7 +40,7 @@ def unwatched(read: int, of: int | None) -> None:
 CHECKED = 1 * MiB
 
 
-class Expected:
+class ExpectedDigest:
     """What the bytes of a file have to be, as it was published: `sha256:HEX`. Raises Usage for anything else."""
 
     def __init__(self, told: str) -> None:
@@ -76,7 +76,7 @@ class Input:
         stream: BinaryIO | Fetched,
         path: Path | None = None,
         watch: Watch = unwatched,
-        expect: Expected | None = None,
+        expect: ExpectedDigest | None = None,
     ) -> None:
         self.watch = watch
         self._expect = expect
@@ -96,7 +96,7 @@ class Input:
         return self._size
 
     @classmethod
-    def of_file(cls, path: Path, watch: Watch = unwatched, expect: Expected | None = None) -> Self:
+    def of_file(cls, path: Path, watch: Watch = unwatched, expect: ExpectedDigest | None = None) -> Self:
         """Open a file or block device. Raises LocalError."""
         return cls(os.fdopen(open_image(path), "rb", buffering=0), path, watch, expect)
 

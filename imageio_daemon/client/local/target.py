@@ -228,7 +228,7 @@ class Writer(Protocol):
         """Write what is kept back."""
 
 
-class Stream:
+class StreamTarget:
     """Standard output, or another stream."""
 
     portion = 4 * MiB

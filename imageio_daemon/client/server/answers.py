@@ -36,7 +36,7 @@ class Framing(NamedTuple):
     ends: bool
 
 
-class Head(NamedTuple):
+class AnswerHead(NamedTuple):
     """The head of an answer: all its lines, and the value of Content-Range."""
 
     lines: list[bytes]
@@ -101,19 +101,19 @@ class Answers(io.BufferedReader):
         finally:
             self._incoming.is_held = False
 
-    def head(self) -> Head:
+    def head(self) -> AnswerHead:
         """Receive the next head that is not 100 Continue. Raises OSError, HTTPException."""
         while (head := self._any_head()).lines[0].split(None, 2)[1:2] == [b"100"]:
             pass
         return head
 
-    def response(self, method: str, head: Head) -> http.client.HTTPResponse:
+    def response(self, method: str, head: AnswerHead) -> http.client.HTTPResponse:
         """Return the answer to a method, whose head has come. Raises HTTPException."""
         response = _parsed(b"".join(head.lines), method)
         response.fp = self
         return response
 
-    def _any_head(self) -> Head:
+    def _any_head(self) -> AnswerHead:
         lines: list[bytes] = []
         content_range = b""
         while (line := self.readline(MAX_LINE + 1)) not in (b"\r\n", b"\n", b""):
@@ -128,10 +128,10 @@ class Answers(io.BufferedReader):
                 content_range = line[14:].strip()
         if not line or not lines:
             raise http.client.RemoteDisconnected("the peer has ended it without an answer")
-        return Head(lines, content_range.decode("latin-1"))
+        return AnswerHead(lines, content_range.decode("latin-1"))
 
 
-class Body:
+class AnswerBody:
     """The body of the answer to a GET for a range. The caller reads it to its end. length: None if it is not told."""
 
     def __init__(self, answers: Answers, content_range: str, length: int | None) -> None:

@@ -14,7 +14,7 @@ from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
 from ..stopping import Stop
 from .address import Endpoint
-from .answers import Answers, Body, Framing, Head
+from .answers import Answers, AnswerBody, Framing, AnswerHead
 from .failures import client_refused, failure_of, not_connected
 from .pace import UNLIMITED, Pace, Paced
 from .secure_socket import SecureSocket
@@ -152,7 +152,7 @@ class ClientConnection:
             for head, answers in self._exchange([request], WORK_TIMEOUT):
                 self._require_ok("PATCH", head, answers)
 
-    def read(self, requests: Sequence[Request]) -> Iterator[Body]:
+    def read(self, requests: Sequence[Request]) -> Iterator[AnswerBody]:
         """Send GETs of ranges, all before their answers, and yield the answers. The caller reads all of each.
 
         Raises as request() does.
@@ -160,7 +160,7 @@ class ClientConnection:
         with self.translated():
             for head, answers in self._exchange(requests, DATA_TIMEOUT):
                 framing = self._accept("GET", head, answers, (200, 206))
-                yield Body(answers, head.content_range, framing.length)
+                yield AnswerBody(answers, head.content_range, framing.length)
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: Sized | None = None) -> bytes:
         """Return the head of a request."""
@@ -183,7 +183,7 @@ class ClientConnection:
 
     def _exchange(
         self, requests: Sequence[Request], timeout: float, moved: Moved = not_counted
-    ) -> Iterator[tuple[Head, Answers]]:
+    ) -> Iterator[tuple[AnswerHead, Answers]]:
         """Send requests, and yield the head of each answer. The caller reads its body before it takes the next one."""
         for number in range(len(requests)):
             left = requests[number:] if number == 0 or self._ends else []
@@ -207,7 +207,7 @@ class ClientConnection:
             pass
         return answers
 
-    def _require_ok(self, method: str, head: Head, answers: Answers) -> None:
+    def _require_ok(self, method: str, head: AnswerHead, answers: Answers) -> None:
         """Read an answer that has to be 200. Its body is nothing to know: http.client would take 0.2 ms for it."""
         framing = self._accept(method, head, answers, (200,))
         if framing.length is None or framing.length > PIECE:
@@ -223,7 +223,7 @@ class ClientConnection:
             raise http.client.IncompleteRead(data, response.length)
         return data
 
-    def _accept(self, method: str, head: Head, answers: Answers, expected: tuple[int, ...]) -> Framing:
+    def _accept(self, method: str, head: AnswerHead, answers: Answers, expected: tuple[int, ...]) -> Framing:
         framing = head.framing
         self._ends = framing.ends
         if framing.status in expected:

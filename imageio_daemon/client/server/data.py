@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...units import MiB
 from ..errors import ServerFailed
 from ..file_part import FilePart
-from .answers import Body
+from .answers import AnswerBody
 from .connection import ClientConnection
 from .sending import Moved, Request
 
@@ -122,7 +122,7 @@ def _put(connection: ClientConnection, path: str, piece: Piece | FilePiece | Enc
     return Request(connection.head("PUT", f"{path}?flush=n", headers, body), body, len(data))
 
 
-def _check(connection: ClientConnection, body: Body, wanted: Range, size: int | None) -> None:
+def _check(connection: ClientConnection, body: AnswerBody, wanted: Range, size: int | None) -> None:
     told, _, total = body.content_range.partition("/")
     if told != f"bytes {wanted}" or body.length != wanted.length:
         raise ServerFailed(f"{connection.endpoint.peer} sent another range than asked for")
@@ -133,7 +133,7 @@ def _check(connection: ClientConnection, body: Body, wanted: Range, size: int | 
         )
 
 
-def _received(body: Body, offset: int, buffer: memoryview, moved: Moved) -> Iterator[Piece]:
+def _received(body: AnswerBody, offset: int, buffer: memoryview, moved: Moved) -> Iterator[Piece]:
     length = body.length or 0
     for position in range(0, length, len(buffer)):
         piece = buffer[: length - position]

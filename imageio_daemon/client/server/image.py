@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ...image.block_list import Block, Head
+from ...image.block_list import Block, BlockListHead
 from ...image.extents import Extent, ExtentList
 from ...units import MAX_OFFSET
 from ..errors import FlushFailed, NoDecoder, Refused, ServerFailed, StorageFailed, Temporary
@@ -167,7 +167,7 @@ class RemoteImage:
 
     def blocks(self, algorithm: str, block_size: int, part: tuple[int, int]) -> list[Block]:
         """Return the server's digests of the blocks of a part, as of checksum(); for servers with `checksum_blocks`."""
-        wanted = Head(algorithm, block_size, part[0])
+        wanted = BlockListHead(algorithm, block_size, part[0])
         return self._repeated(lambda: lists.blocks(self.connection, self._path, wanted, part[1]))
 
     def finalize(self, checksum: dict[str, object]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from ...image.block_list import Block, Head, ListReader
+from ...image.block_list import Block, BlockListHead, ListReader
 from ...image.extents import Extent
 from ...image.extents_json import ExtentReader
 from ..errors import ServerFailed
@@ -29,7 +29,7 @@ def extents(connection: ClientConnection, path: str, size: int, context: str) ->
     reader.end()
 
 
-def blocks(connection: ClientConnection, path: str, wanted: Head, length: int) -> list[Block]:
+def blocks(connection: ClientConnection, path: str, wanted: BlockListHead, length: int) -> list[Block]:
     """Ask for the digests of the blocks of a part of so many bytes. Raises as ClientConnection.stream()."""
     peer = connection.endpoint.peer
     query = {"blocks": wanted.block_size, "algorithm": wanted.algorithm, "offset": wanted.offset, "length": length}

@@ -11,7 +11,7 @@ from ...image.ranges import RangeSet
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .connections import Run
+from .connections import RunQueue
 from .digest import Digest
 from .hashing import hash_unit
 from .plan import Queue, Unit
@@ -28,7 +28,7 @@ def unchanged(
     checksum: str,
     source: RemoteSource,
     session: ClientSession,
-    run: Run,
+    run: RunQueue,
     images: list[RemoteImage],
     digest: Digest | None,
 ) -> RangeSet | None:
@@ -54,7 +54,7 @@ class Base:
     clean: the blocks of the source that have not changed since, by the bitmap.
     """
 
-    def __init__(self, checksum: str, clean: RangeSet, source: RemoteSource, session: ClientSession, run: Run) -> None:
+    def __init__(self, checksum: str, clean: RangeSet, source: RemoteSource, session: ClientSession, run: RunQueue) -> None:
         self._checksum = checksum
         self._clean = clean
         self._source = source

@@ -25,7 +25,7 @@ LAST_FLUSH = 10.0
 CHECKPOINT = 10.0
 
 
-class Sent(NamedTuple):
+class SentRange(NamedTuple):
     """Bytes from start to end that the target has taken. restarts: Restarts.count before they were sent."""
 
     start: int
@@ -39,12 +39,12 @@ class Confirmed:
     def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
         self._lock = threading.Lock()
         self._safe = new_ranges(done)
-        self._sent: list[Sent] = []
+        self._sent: list[SentRange] = []
         self._lost = new_ranges()
         self._interval = interval
         self._next = time.monotonic() + interval
 
-    def add(self, sent: Sent) -> bool:
+    def add(self, sent: SentRange) -> bool:
         """Add what was sent; return True, to one thread at a time, when a flush is due."""
         with self._lock:
             self._sent.append(sent)
@@ -53,13 +53,13 @@ class Confirmed:
             self._next = time.monotonic() + self._interval
             return True
 
-    def take_sent(self) -> list[Sent]:
+    def take_sent(self) -> list[SentRange]:
         """Return what was sent since the last call. Called before the flush that confirms it."""
         with self._lock:
             sent, self._sent = self._sent, []
             return sent
 
-    def give_back(self, sent: list[Sent]) -> None:
+    def give_back(self, sent: list[SentRange]) -> None:
         """Add again what was taken for a flush that was not answered."""
         with self._lock:
             self._sent = sent + self._sent
@@ -70,7 +70,7 @@ class Confirmed:
         with self._lock:
             return bool(self._sent)
 
-    def flushed(self, sent: list[Sent], restarts: int) -> None:
+    def flushed(self, sent: list[SentRange], restarts: int) -> None:
         """Note a flush of what was sent before it. What was sent before a restart may be lost.
 
         restarts: Restarts.count after the flush.
@@ -123,7 +123,7 @@ class Checkpoints:
 
         restarts: Restarts.count before they were sent. Raises as confirm() does.
         """
-        if self._confirmed.add(Sent(start, end, restarts)):
+        if self._confirmed.add(SentRange(start, end, restarts)):
             self._save(image)
 
     def confirm(self, image: RemoteImage) -> None:

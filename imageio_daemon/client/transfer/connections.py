@@ -21,7 +21,7 @@ BUFFER_SIZE = 8 * MiB
 Worker = Callable[[RemoteImage, memoryview], Callable[[Unit], None]]
 
 
-class Run(Protocol):
+class RunQueue(Protocol):
     """Do all units of a queue, on all connections."""
 
     def __call__(self, images: list[RemoteImage], queue: Queue, worker: Worker) -> None: ...

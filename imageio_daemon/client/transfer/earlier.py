@@ -19,7 +19,7 @@ from ..server.data import Range
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .connections import Run
+from .connections import RunQueue
 from .digest import Digest
 from .equality import Equality
 from .hashing import hash_unit
@@ -53,7 +53,7 @@ class Earlier:
     """The earlier transfers of a local image that can be read in any order. remote_size: bytes of the remote one."""
 
     def __init__(
-        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: Run, remote_size: int
+        self, source: Source, session: ClientSession, record: Record, counter: Counter, run: RunQueue, remote_size: int
     ) -> None:
         self._source = source
         self._session = session
@@ -122,7 +122,7 @@ class Earlier:
 
     def _compare(self, images: list[RemoteImage], done: RangeSet, *, every: bool) -> StateMismatch | Refused | None:
         """Return the first difference between source and target in these ranges; None: they are equal."""
-        comparison = Comparison(self._source, done, by_checksum=self._by_checksum)
+        comparison = EarlierProof(self._source, done, by_checksum=self._by_checksum)
         ((amount, units),) = workers.run([partial(comparison.plan, every=every)], self._session.stop)
         log.info("%s are there from before: comparing %s of them", human(done.size()), human(amount))
         different: list[StateMismatch | Refused] = []
@@ -145,7 +145,7 @@ class Earlier:
         return different[0] if different else None
 
 
-class Comparison:
+class EarlierProof:
     """Proof that source and target are still the same where an upload has been.
 
     by_checksum: the server computes checksums of ranges; otherwise it sends them back.

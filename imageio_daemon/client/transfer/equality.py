@@ -14,7 +14,7 @@ from ..errors import Refused
 from ..local.source import Source
 from ..server.image import RemoteImage
 from ..server.session import ClientSession
-from .connections import Run
+from .connections import RunQueue
 from .digest import Digest
 from .hashing import hash_unit
 from .plan import Queue, Unit, units
@@ -53,7 +53,7 @@ class Equality:
     """
 
     def __init__(
-        self, local: Source, session: ClientSession, counter: Counter, run: Run, digest: Digest | None = None
+        self, local: Source, session: ClientSession, counter: Counter, run: RunQueue, digest: Digest | None = None
     ) -> None:
         self._local = local
         self._session = session

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...image.block_list import Block, Head, ListReader, ListWriter
+from ...image.block_list import Block, BlockListHead, ListReader, ListWriter
 from ...units import MiB, TiB
 from ..errors import LocalError
 from ..local.part_file import PartFile
@@ -34,7 +34,7 @@ class Manifest:
 
     def write(self, digest: Digest, size: int) -> None:
         """Write the digests of an image, which has so many bytes, and give the file its name."""
-        listed = ListWriter(Head(digest.algorithm, digest.block_size, 0))
+        listed = ListWriter(BlockListHead(digest.algorithm, digest.block_size, 0))
         for start, end, found in digest.listed(size):
             if found is None:
                 listed.zeros(end - start)
@@ -51,7 +51,7 @@ class Manifest:
         self._part.remove()
 
 
-class Comparison:
+class ManifestComparison:
     """The comparison of an image with a manifest. size: of the image, in bytes. Raises LocalError.
 
     `head`, `length` and `checksum` are what the manifest tells: what its digests are, of how many bytes, and of all.

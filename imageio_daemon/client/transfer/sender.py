@@ -14,7 +14,7 @@ from ..server.image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
 from .digest import Digest, DigestPart
-from .earlier import Comparison
+from .earlier import EarlierProof
 from .plan import Unit
 from .progress import Counter
 from .wire_compression import Choice, Compressor
@@ -48,7 +48,7 @@ class Sending:
     done: RangeSet
     skip_zeros: bool
     digest: Digest | None
-    comparison: Comparison | None
+    comparison: EarlierProof | None
     choice: Choice | None
     part: Callable[[int, int], FilePart] | None
 

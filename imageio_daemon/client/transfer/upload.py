@@ -17,7 +17,7 @@ from .base import unchanged
 from .checkpoints import RemoteCheckpoints
 from .connections import Worker, run_all
 from .digest import Digest
-from .earlier import Comparison, Earlier
+from .earlier import EarlierProof, Earlier
 from .equality import Equality, require_ranges
 from .options import DEFAULTS, Options, Uploaded
 from .plan import Queue, Unit, data_left, units, units_left
@@ -175,7 +175,7 @@ class Upload:
             done=done,
             skip_zeros=self._session.abilities.reads_zero,
             digest=digest,
-            comparison=Comparison(self._source, self._done, by_checksum=True) if compares else None,
+            comparison=EarlierProof(self._source, self._done, by_checksum=True) if compares else None,
             choice=choice_for(self._session, self._options.wire_compression),
             part=None if digest else self._part(),
         )

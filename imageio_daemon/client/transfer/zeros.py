@@ -14,7 +14,7 @@ from ..file_part import FilePart
 STEP = 64 * KiB
 
 
-class Run(NamedTuple):
+class BufferRun(NamedTuple):
     """A part of a buffer, from start to end, in bytes."""
 
     start: int
@@ -22,7 +22,7 @@ class Run(NamedTuple):
     zero: bool
 
 
-def runs(data: memoryview | FilePart, offset: int) -> Iterator[Run]:
+def runs(data: memoryview | FilePart, offset: int) -> Iterator[BufferRun]:
     """Yield the runs of zeros and of other data. offset: that of the data in the image; runs are aligned to it."""
     start, kind = 0, None
     position = 0
@@ -31,11 +31,11 @@ def runs(data: memoryview | FilePart, offset: int) -> Iterator[Run]:
         # The first byte of most data is not zero: checking it first takes 0.6 µs instead of 1.4.
         zero = not data[position] and _is_zero(data[position:end])
         if kind is not None and zero != kind:
-            yield Run(start, position, kind)
+            yield BufferRun(start, position, kind)
             start = position
         kind, position = zero, end
     if kind is not None:
-        yield Run(start, len(data), kind)
+        yield BufferRun(start, len(data), kind)
 
 
 def _is_zero(data: memoryview | FilePart) -> bool:

@@ -10,7 +10,7 @@ from ...errors import PeerGone
 from ...runtime import request_log
 from ...runtime.request_activity import begin as begin_work
 from .aiohttp_transport import ConnectionControl
-from .carrying import Sent
+from .carrying import SentByLane
 from .cors import cors_headers
 from .messages import COMMON, SERVER
 from .request import connection_of
@@ -77,7 +77,7 @@ class Answering:
 
 async def _send(request: web.Request, response: web.StreamResponse, connection: ConnectionControl) -> None:
     """Send what is left of an answer, and go on with the connection."""
-    if isinstance(response, Sent):
+    if isinstance(response, SentByLane):
         connection.answered(close=response.is_last)
         return
     try:

@@ -15,7 +15,7 @@ from .messages import head_template
 from .request import connection_of
 
 
-class Sent(web.StreamResponse):
+class SentByLane(web.StreamResponse):
     """An answer that a lane has sent. is_last: the connection ends with it."""
 
     def __init__(self, status: int, *, is_last: bool) -> None:
@@ -36,7 +36,7 @@ def answer_to(request: web.Request, status: int, headers: Mapping[str, str], len
     return head_template(status, headers, str(length), DATE, close=is_last, minor=minor)
 
 
-async def carry_out(request: web.Request, transfer: Transfer, instruction: Instruction, *, is_last: bool) -> Sent:
+async def carry_out(request: web.Request, transfer: Transfer, instruction: Instruction, *, is_last: bool) -> SentByLane:
     """Have a lane carry out a request for the image of a transfer. is_last: its answer says so.
 
     Raises OutOfRange, Forbidden, Canceled, Unavailable, Truncated, InvalidRequest, TooManyDecoders, StorageError. After
@@ -48,4 +48,4 @@ async def carry_out(request: web.Request, transfer: Transfer, instruction: Instr
     async with operations.ready(transfer, access, instruction.offset, instruction.length or 0):
         ended = await connection.hand_out(transfer, instruction)
     connection.take_back(instruction, await ended)
-    return Sent(instruction.status, is_last=is_last)
+    return SentByLane(instruction.status, is_last=is_last)

@@ -23,9 +23,9 @@ from .incoming import Incoming
 from .messages import encode
 from .phase import Phase, State
 from .sequence import RequestSequence
-from .services import Services
+from .services import HttpServices
 from .transport import ClientTransport
-from .usage import Usage
+from .usage import ConnectionUsage
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 class ServerConnection(asyncio.BufferedProtocol):
     """Serve the requests of one client, one after the other."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: HttpServices) -> None:
         self._services = services
         self._loop = asyncio.get_running_loop()
         self._phase = Phase()
         self._watchdog = Watchdog(self._loop, services.inactivity_timeout, self._waits_for_peer, self._timed_out)
         self._incoming = Incoming(services.scratch, self._watchdog)
-        self._usage = Usage(self._loop)
+        self._usage = ConnectionUsage(self._loop)
         self._transport: ClientTransport
         self._place: Place
         self._handover: LaneHandover

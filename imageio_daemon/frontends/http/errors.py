@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 SERVER_FAILED = "The server failed to perform the operation"
 
 
-class _Answer(NamedTuple):
+class _ErrorAnswer(NamedTuple):
     status: int
     code: str
     close: bool = False
@@ -40,45 +40,45 @@ MISMATCH, NOT_READY = "mismatch", "not_ready"
 
 #: NBD has its own table in frontends/nbd/errors.py.
 #: The codes are part of the API: docs/images-api.md explains each.
-_TABLE: dict[type[BaseException], _Answer] = {
-    errors.InvalidRequest: _Answer(400, "invalid_request"),
-    errors.Truncated: _Answer(400, "truncated_request", close=True),
-    errors.TooLarge: _Answer(413, "too_large"),
-    errors.HeadTooLarge: _Answer(431, "head_too_large", close=True),
-    errors.UnsupportedEncoding: _Answer(415, "unsupported_encoding"),
-    errors.Forbidden: _Answer(403, "not_allowed", close=True),
-    errors.NotFound: _Answer(404, "not_found"),
-    errors.MethodNotAllowed: _Answer(405, "method_not_allowed"),
-    errors.InUse: _Answer(409, "in_use"),
-    errors.ImageInUse: _Answer(409, "image_in_use"),
-    errors.BitmapInUse: _Answer(404, "bitmap_in_use"),
-    errors.Changed: _Answer(412, "changed"),
-    errors.OutOfRange: _Answer(416, "out_of_range"),
-    errors.Unusable: _Answer(422, "image_unusable"),
-    errors.NotFast: _Answer(422, "not_fast"),
-    errors.TooManyConnections: _Answer(503, "too_many_connections", close=True),
-    errors.TooManyTickets: _Answer(503, "too_many_tickets"),
-    errors.TooManyTransfers: _Answer(503, "too_many_transfers", close=True),
-    errors.TooManyDecoders: _Answer(503, "too_many_decoders", close=True),
-    errors.Unavailable: _Answer(503, "unavailable", close=True),
-    errors.PeerGone: _Answer(400, "truncated_request", close=True),
-    errors.StorageError: _Answer(500, "storage_io", text=SERVER_FAILED),
-    errors.CannotFlush: _Answer(
+_TABLE: dict[type[BaseException], _ErrorAnswer] = {
+    errors.InvalidRequest: _ErrorAnswer(400, "invalid_request"),
+    errors.Truncated: _ErrorAnswer(400, "truncated_request", close=True),
+    errors.TooLarge: _ErrorAnswer(413, "too_large"),
+    errors.HeadTooLarge: _ErrorAnswer(431, "head_too_large", close=True),
+    errors.UnsupportedEncoding: _ErrorAnswer(415, "unsupported_encoding"),
+    errors.Forbidden: _ErrorAnswer(403, "not_allowed", close=True),
+    errors.NotFound: _ErrorAnswer(404, "not_found"),
+    errors.MethodNotAllowed: _ErrorAnswer(405, "method_not_allowed"),
+    errors.InUse: _ErrorAnswer(409, "in_use"),
+    errors.ImageInUse: _ErrorAnswer(409, "image_in_use"),
+    errors.BitmapInUse: _ErrorAnswer(404, "bitmap_in_use"),
+    errors.Changed: _ErrorAnswer(412, "changed"),
+    errors.OutOfRange: _ErrorAnswer(416, "out_of_range"),
+    errors.Unusable: _ErrorAnswer(422, "image_unusable"),
+    errors.NotFast: _ErrorAnswer(422, "not_fast"),
+    errors.TooManyConnections: _ErrorAnswer(503, "too_many_connections", close=True),
+    errors.TooManyTickets: _ErrorAnswer(503, "too_many_tickets"),
+    errors.TooManyTransfers: _ErrorAnswer(503, "too_many_transfers", close=True),
+    errors.TooManyDecoders: _ErrorAnswer(503, "too_many_decoders", close=True),
+    errors.Unavailable: _ErrorAnswer(503, "unavailable", close=True),
+    errors.PeerGone: _ErrorAnswer(400, "truncated_request", close=True),
+    errors.StorageError: _ErrorAnswer(500, "storage_io", text=SERVER_FAILED),
+    errors.CannotFlush: _ErrorAnswer(
         500, "cannot_flush", text="The server that has the image cannot put it on stable storage"
     ),
-    errors.ServerGone: _Answer(502, "server_gone", text="The server that has the image is gone"),
-    errors.WayGone: _Answer(502, "server_gone", close=True, text="The server that has the image is gone"),
-    errors.WaySilent: _Answer(504, "server_silent", close=True, text="The server that has the image is silent"),
+    errors.ServerGone: _ErrorAnswer(502, "server_gone", text="The server that has the image is gone"),
+    errors.WayGone: _ErrorAnswer(502, "server_gone", close=True, text="The server that has the image is gone"),
+    errors.WaySilent: _ErrorAnswer(504, "server_silent", close=True, text="The server that has the image is silent"),
     # Any other exception is a bug.
-    BaseException: _Answer(500, "internal_error", text=SERVER_FAILED),
+    BaseException: _ErrorAnswer(500, "internal_error", text=SERVER_FAILED),
 }
 
 #: The answers to a StorageError that is not of a class with its own answer.
-_STORAGE: dict[errors.Fault, _Answer] = {
-    errors.Fault.FULL: _Answer(507, "storage_full", text="The storage of the image has no room left"),
-    errors.Fault.PERMISSION: _Answer(500, "storage_permission", text="The server has no permission for this image"),
-    errors.Fault.GONE: _Answer(500, "storage_gone", text="The storage of the image is gone"),
-    errors.Fault.NO_IMAGE: _Answer(422, "image_unusable", text="The ticket names neither a file nor a block device"),
+_STORAGE: dict[errors.Fault, _ErrorAnswer] = {
+    errors.Fault.FULL: _ErrorAnswer(507, "storage_full", text="The storage of the image has no room left"),
+    errors.Fault.PERMISSION: _ErrorAnswer(500, "storage_permission", text="The server has no permission for this image"),
+    errors.Fault.GONE: _ErrorAnswer(500, "storage_gone", text="The storage of the image is gone"),
+    errors.Fault.NO_IMAGE: _ErrorAnswer(422, "image_unusable", text="The ticket names neither a file nor a block device"),
     errors.Fault.IO: _TABLE[errors.StorageError],
 }
 
@@ -133,7 +133,7 @@ def codes() -> set[str]:
     return {entry.code for table in (_TABLE, _STORAGE) for entry in table.values()}
 
 
-def _entry(exception: BaseException) -> _Answer:
+def _entry(exception: BaseException) -> _ErrorAnswer:
     entry = next(_TABLE[kind] for kind in type(exception).__mro__ if kind in _TABLE)
     if isinstance(exception, errors.StorageError) and entry is _TABLE[errors.StorageError]:
         return _STORAGE[exception.fault]

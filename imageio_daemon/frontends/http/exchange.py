@@ -11,7 +11,7 @@ from ...runtime.request_activity import RequestActivity, Worker
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
-from .usage import Kept, Usage
+from .usage import Kept, ConnectionUsage
 
 
 class Exchange:
@@ -23,7 +23,7 @@ class Exchange:
     def __init__(
         self,
         transport: ClientTransport,
-        usage: Usage,
+        usage: ConnectionUsage,
         incoming: Incoming,
         watchdog: Watchdog,
         place: Place,
@@ -77,7 +77,7 @@ class Exchange:
         self._watchdog.timeout = transfer.ticket.inactivity_timeout
 
     def kept(self, transfer: Transfer, make: Callable[[], Kept]) -> Kept:
-        """Return what the connection keeps for a transfer that it uses; see Usage.kept()."""
+        """Return what the connection keeps for a transfer that it uses; see ConnectionUsage.kept()."""
         return self._usage.kept(transfer, make)
 
     def require_alive(self) -> None:

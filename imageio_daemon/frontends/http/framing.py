@@ -35,7 +35,7 @@ _HEAD_REFUSALS: dict[int, tuple[type[Error], str]] = {
 }
 
 
-class Body(Protocol):
+class BodyFraming(Protocol):
     """Find the end of a message's body while its bytes pass."""
 
     @property
@@ -88,7 +88,7 @@ class ChunkedBody:
         return count
 
 
-class Head:
+class RequestHead:
     """The head of a request: the values that decide where the message ends, and whether C or Python serves it.
 
     data: the bytes as they were received, with the empty line at the end. length: bytes of the body, unless it is
@@ -116,12 +116,12 @@ class Head:
         pairs = [line.partition(":") for line in lines]
         return {name.lower(): value.strip(" \t") for name, _, value in pairs}
 
-    def body(self) -> Body:
-        """Return a Body for the message, before its first byte."""
+    def body(self) -> BodyFraming:
+        """Return a BodyFraming for the message, before its first byte."""
         return ChunkedBody() if self.chunked else FixedBody(self.length)
 
 
-def read_head(data: bytearray, searched: int = 0) -> Head | None:
+def read_head(data: bytearray, searched: int = 0) -> RequestHead | None:
     """Return the head at the beginning of the data; None if its end was not received yet.
 
     searched: bytes of the data in which an earlier call found no end. Raises HeadTooLarge: the head has more than
@@ -130,7 +130,7 @@ def read_head(data: bytearray, searched: int = 0) -> Head | None:
     said = ffi.new("iou_head *")
     result = lib.iou_head_read(ffi.from_buffer(data), len(data), searched, said)
     if result == _WHOLE:
-        return Head(bytes(data[: said.size]), said)
+        return RequestHead(bytes(data[: said.size]), said)
     if result == _MORE:
         return None
     kind, text = _HEAD_REFUSALS[result]

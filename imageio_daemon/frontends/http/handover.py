@@ -24,7 +24,7 @@ from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from . import errors
 from .exchange import Exchange
-from .framing import Head
+from .framing import RequestHead
 from .lane_place import LanePlace, busy
 from .lane_service import LaneService
 from .terms import ticket_id
@@ -82,7 +82,7 @@ class LaneHandover:
         """Tell whether a lane has the connection."""
         return self._lane is not None
 
-    def begin(self, head: Head, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
+    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[Returned], None]) -> bool:
         """Hand the connection over if the request is for a lane. received: the client's bytes, from this head on.
 
         True: `returned` will be called, unless the connection is lost before. False: the request is for a handler.
@@ -184,7 +184,7 @@ class LaneHandover:
             self._exchange.go_on(request)
         self._give_back(_untouched(received))
 
-    def _wait(self, place: LanePlace, transfer: Transfer, head: Head, received: bytes) -> None:
+    def _wait(self, place: LanePlace, transfer: Transfer, head: RequestHead, received: bytes) -> None:
         """Wait for a place, then give the connection back. It is handed over at once if it has the place."""
         late = Returned(Count(), received[len(head.data) :], busy(), head.asks, head.length, None)
         self._waits = received

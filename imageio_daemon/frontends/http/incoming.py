@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...errors import InvalidRequest, Truncated
 from ...net.watchdog import Watchdog
 from ...units import KiB
-from .framing import Body, Head, read_head
+from .framing import BodyFraming, RequestHead, read_head
 
 #: Bytes read at once where no body is expected: a head, and all of a request with 4 KiB of data.
 HEAD_READ = 8 * KiB
@@ -23,7 +23,7 @@ class Incoming:
         #: Bytes behind the request that runs: the beginning of the next one.
         self.ahead = bytearray()
         #: Of the last request whose head was read; None: there was none, or where the next one begins is unknown.
-        self.body: Body | None = None
+        self.body: BodyFraming | None = None
         #: The client sends no more.
         self.at_eof = False
         #: Bytes of `ahead` without the end of a head: when the head comes in pieces, each byte is searched once.
@@ -37,7 +37,7 @@ class Incoming:
 
     # From head to head
 
-    def next_head(self) -> Head | None:
+    def next_head(self) -> RequestHead | None:
         """Return the head at the beginning of what was received, which stays there; None: it is not complete.
 
         Raises HeadTooLarge, InvalidRequest.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ...errors import Unavailable
-from ...lanes.places import Places, Waiting
+from ...lanes.places import Places, WaitingConnection
 from ...transfers.transfer import Transfer
 
 
@@ -16,7 +16,7 @@ def busy() -> Unavailable:
 
 
 class _Wait(NamedTuple):
-    waiting: Waiting
+    waiting: WaitingConnection
     timer: asyncio.TimerHandle
 
 

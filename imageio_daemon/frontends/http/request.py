@@ -66,7 +66,7 @@ def waits_for_continue(request: web.Request) -> bool:
     return request.version >= HttpVersion11 and request.headers.get("expect", "").lower() == "100-continue"
 
 
-class Body:
+class RequestBody:
     """The body of a request, read once from its beginning. The first read tells a client that waits to send it."""
 
     def __init__(self, request: web.Request) -> None:
@@ -120,7 +120,7 @@ async def read_json(request: web.Request, most: int = MAX_JSON) -> object:
     """Return the body's JSON document. most: bytes of it. Raises TooLarge, InvalidRequest, Truncated, PeerGone."""
     if (request.content_length or 0) > most:
         raise TooLarge(f"The body is larger than {most} bytes")
-    body = Body(request)
+    body = RequestBody(request)
     view = memoryview(bytearray(most + 1))
     filled = 0
     while not body.ended:

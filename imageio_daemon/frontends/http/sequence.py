@@ -16,14 +16,14 @@ from .aiohttp_transport import AiohttpTransport
 from .cors import cors_headers
 from .ending import Ending
 from .exchange import Exchange
-from .framing import ChunkedBody, FixedBody, Head
+from .framing import ChunkedBody, FixedBody, RequestHead
 from .handover import LaneHandover, Returned
 from .incoming import Incoming
 from .messages import encode
 from .phase import Phase, State
-from .services import Services
+from .services import HttpServices
 from .transport import ClientTransport
-from .usage import Usage
+from .usage import ConnectionUsage
 
 
 class RequestSequence:
@@ -31,11 +31,11 @@ class RequestSequence:
 
     def __init__(
         self,
-        services: Services,
+        services: HttpServices,
         phase: Phase,
         transport: ClientTransport,
         incoming: Incoming,
-        usage: Usage,
+        usage: ConnectionUsage,
         watchdog: Watchdog,
         exchange: Exchange,
         handover: LaneHandover,
@@ -190,7 +190,7 @@ class RequestSequence:
 
     # One request
 
-    def _start(self, head: Head) -> None:
+    def _start(self, head: RequestHead) -> None:
         ahead = self._incoming.ahead
         if not self._closing and self._handover.begin(head, ahead, self._returned):
             ahead.clear()
@@ -212,7 +212,7 @@ class RequestSequence:
         if not self._incoming.is_full:
             self._transport.release("ahead")
 
-    def _hand_on(self, head: Head) -> None:
+    def _hand_on(self, head: RequestHead) -> None:
         """Pass a request to aiohttp. Its body follows when it is wanted."""
         self.carried_out = False
         if self._handler is None:

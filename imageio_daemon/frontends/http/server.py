@@ -27,7 +27,7 @@ from ...units import KiB
 from .admission import Admission
 from .answering import Answering
 from .connection import ServerConnection
-from .framing import MAX_HEAD, Head
+from .framing import MAX_HEAD, RequestHead
 from .headers import parse_target
 from .lane_service import LaneService
 from .messages import json_response
@@ -44,7 +44,7 @@ from .resources.page import Page
 from .resources.proxied import Proxied
 from .resources.tickets import Tickets
 from .routes import Resource, Routes, preflight
-from .services import Services
+from .services import HttpServices
 from .upgrade import NbdService, Upgrades
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class HttpServer:
         self.limit = limit
         self._routes = routes
         self._admission = Admission(limit, trusts=trusts)
-        self._services = Services(
+        self._services = HttpServices(
             inactivity_timeout=inactivity_timeout,
             admission=self._admission,
             make_handler=self._make_handler,
@@ -150,7 +150,7 @@ class HttpServer:
             raise RuntimeError("the server was not started")
         return server()
 
-    def _direct(self, head: Head) -> web.Response | Exception | None:
+    def _direct(self, head: RequestHead) -> web.Response | Exception | None:
         """Return the answer to a request whose method or path aiohttp does not know; None if aiohttp can answer it.
 
         It is an error, or for `OPTIONS *` the methods of the server, which need no ticket (RFC 9110 9.3.7).

@@ -10,12 +10,12 @@ from aiohttp import web
 from ...net.connection_limit import LOCAL
 from ...runtime.served import Served
 from .admission import Admission
-from .framing import Head
+from .framing import RequestHead
 from .lane_service import LaneService
 
 
 @dataclass(frozen=True)
-class Services:
+class HttpServices:
     """The objects that the connections of one server share.
 
     inactivity_timeout: of a connection that has used no ticket, in seconds. make_handler: makes a handler of aiohttp.
@@ -27,7 +27,7 @@ class Services:
     inactivity_timeout: float
     admission: Admission
     make_handler: Callable[[], asyncio.Protocol]
-    direct: Callable[[Head], web.Response | Exception | None]
+    direct: Callable[[RequestHead], web.Response | Exception | None]
     lanes: LaneService | None
     served: Served
     names: tuple[str, str]

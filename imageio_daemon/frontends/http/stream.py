@@ -9,7 +9,7 @@ from ...errors import PeerGone
 from ...runtime.request_activity import Wait, waiting
 
 
-class Stream:
+class AnswerStream:
     """Send an answer piece by piece. Its head is sent with the first piece, so an earlier error gets its own answer.
 
     If the length of the body is unknown, the first piece is kept until the second or the end: a body of one piece gets

@@ -11,7 +11,7 @@ from ...net.connection_limit import LOCAL
 from ...net.tls_socket import TlsSocket
 from ...net.transports import pause_when_anything_waits
 from ...runtime.audit_log import Caller
-from .usage import Usage
+from .usage import ConnectionUsage
 
 #: struct ucred: pid, uid, gid.
 _CREDENTIALS = struct.Struct("iII")
@@ -45,7 +45,7 @@ _GONE = _Gone()
 class ClientTransport:
     """The transport of one client. It pauses reading while there is a reason to, and counts the bytes it sends."""
 
-    def __init__(self, transport: asyncio.Transport, usage: Usage) -> None:
+    def __init__(self, transport: asyncio.Transport, usage: ConnectionUsage) -> None:
         self.asyncio_transport = transport
         self.tls = transport.get_extra_info("sslcontext") is not None
         #: Whether asyncio's transport holds bytes that the socket did not take.

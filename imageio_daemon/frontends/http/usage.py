@@ -21,7 +21,7 @@ class Closable(Protocol):
 Kept = TypeVar("Kept", bound=Closable)
 
 
-class Usage:
+class ConnectionUsage:
     """Keep the transfers of one connection, what it has for each, and count its requests and bytes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -12,7 +12,7 @@ from ...transfers.transfer import Transfer
 from . import exports
 from .exports import Attachment
 from .handshake import ServerHandshake
-from .services import Services
+from .services import NbdServices
 
 
 class AdoptedHandshake(ServerHandshake):
@@ -22,7 +22,7 @@ class AdoptedHandshake(ServerHandshake):
     TooManyConnections, Forbidden.
     """
 
-    def __init__(self, services: Services, transfer: Transfer, client: str) -> None:
+    def __init__(self, services: NbdServices, transfer: Transfer, client: str) -> None:
         super().__init__(services)
         services.options.lanes.require_room(NbdLane)
         self._transfer = transfer

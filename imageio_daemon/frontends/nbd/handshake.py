@@ -26,7 +26,7 @@ from . import exports
 from .errors import refusal
 from .exports import Attachment
 from .handover import LaneSession
-from .services import Services
+from .services import NbdServices
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ RECEIVE = 16 * KiB
 class ServerHandshake(asyncio.BufferedProtocol):
     """Negotiate with one client, then hand the connection over to a lane."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: NbdServices) -> None:
         self._options = options = services.options
         self._admission = services.admission
         self._handshakes = services.handshakes

@@ -13,7 +13,7 @@ from ...transfers.transfer import Transfer
 from .admission import Admission
 from .adopted import AdoptedHandshake
 from .handshake import ServerHandshake
-from .services import MakeContext, Options, Services
+from .services import MakeContext, NbdOptions, NbdServices
 
 #: The services of HTTP whose connections may become NBD.
 UPGRADED = ("remote", "local")
@@ -31,7 +31,7 @@ def nbd_servers(
 
     context: returns the TLS context to use now; None: there is no TLS.
     """
-    remote = Options(
+    remote = NbdOptions(
         store=store,
         lanes=lanes,
         tls=Tls(config.nbd.tls),
@@ -55,17 +55,17 @@ def upgraded_servers(
     The connections have TLS already, or none. limit: that of HTTP.
     """
     timeout = config.nbd.handshake_timeout
-    common = Options(store=store, lanes=lanes, tls=Tls.OFF, context=None, handshake_timeout=timeout, listed=False)
+    common = NbdOptions(store=store, lanes=lanes, tls=Tls.OFF, context=None, handshake_timeout=timeout, listed=False)
     return {name: NbdServer(dataclasses.replace(common, name=name), limit, handshakes) for name in UPGRADED}
 
 
 class NbdServer:
     """Serve the connections of one listening socket. connection() makes their protocols."""
 
-    def __init__(self, options: Options, limit: ConnectionLimit, handshakes: Handshakes) -> None:
+    def __init__(self, options: NbdOptions, limit: ConnectionLimit, handshakes: Handshakes) -> None:
         self.limit = limit
         self._admission = Admission(limit)
-        self._services = Services(options, self._admission, handshakes)
+        self._services = NbdServices(options, self._admission, handshakes)
 
     async def start(self) -> None:
         """Do nothing: there is nothing to prepare."""

@@ -16,7 +16,7 @@ MakeContext = Callable[[], TlsContext]
 
 
 @dataclass(frozen=True)
-class Options:
+class NbdOptions:
     """The options of one listening socket.
 
     tls: whether clients must, may or cannot use TLS. context: returns its context; None: there is no TLS.
@@ -33,12 +33,12 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Services:
+class NbdServices:
     """The objects that the connections of one server share.
 
     handshakes: of TLS. Their poller has the last second of connections that lanes have served; see Poller.linger().
     """
 
-    options: Options
+    options: NbdOptions
     admission: Admission
     handshakes: Handshakes

@@ -28,8 +28,8 @@ from ..constants import (
     SMALLEST_PREFERRED,
     ExportFlag,
     HandshakeFlag,
-    Info,
-    Option,
+    InfoType,
+    OptionType,
     Reply,
 )
 from ..options import (
@@ -56,11 +56,11 @@ _INTERMEDIATE = (Reply.SERVER, Reply.INFO, Reply.META_CONTEXT)
 _HANDSHAKE_FLAGS = HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES
 
 
-class Violation(Exception):
+class ServerViolation(Exception):
     """The server violated the protocol, and the connection must be closed. The message is for the log."""
 
 
-class Refused(Exception):
+class ExportRefused(Exception):
     """The server refuses the export or does not support what is needed. The message is for the log.
 
     `option`, `reply`: what was refused, and the type of the server's reply; 0 if there was none.
@@ -127,20 +127,20 @@ class ClientNegotiation:
         self._need = next(self._talk)
 
     def take_output(self) -> bytes:
-        """Return the bytes to send to the server, once. After Refused they have the option ABORT."""
+        """Return the bytes to send to the server, once. After ExportRefused they have the option ABORT."""
         output = bytes(self._output)
         self._output.clear()
         return output
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take bytes that were received. Raises Violation, BadMagic, Refused."""
+        """Take bytes that were received. Raises ServerViolation, BadMagic, ExportRefused."""
         self._input += data
         try:
             self._go_on()
         except struct.error as e:
-            raise Violation(f"a reply that cannot be read: {e}") from None
+            raise ServerViolation(f"a reply that cannot be read: {e}") from None
         if self._input and (self.agreed is not None or self.wants_tls):
-            raise Violation("the server speaks without being asked")
+            raise ServerViolation("the server speaks without being asked")
 
     def tls_started(self) -> None:
         """Continue after wants_tls, when the TLS handshake is complete."""
@@ -165,25 +165,25 @@ class ClientNegotiation:
         zeroes = not flags & HandshakeFlag.NO_ZEROES
         if not flags & HandshakeFlag.FIXED_NEWSTYLE:
             if self._tls:
-                raise Refused("the server is too old for TLS")
+                raise ExportRefused("the server is too old for TLS")
             return (yield from self._enter_by_name(structured=False, zeroes=zeroes))
         if self._tls:
             yield from self._start_tls()
-        extended = (yield from self._ask(Option.EXTENDED_HEADERS)).ok
-        structured = extended or (yield from self._ask(Option.STRUCTURED_REPLY)).ok
+        extended = (yield from self._ask(OptionType.EXTENDED_HEADERS)).ok
+        structured = extended or (yield from self._ask(OptionType.STRUCTURED_REPLY)).ok
         contexts = (yield from self._select_contexts()) if structured else {}
-        answer = yield from self._ask(Option.GO, InfoRequest(self._export, (Info.BLOCK_SIZE,)).pack())
+        answer = yield from self._ask(OptionType.GO, InfoRequest(self._export, (InfoType.BLOCK_SIZE,)).pack())
         if answer.reply == Reply.ERR_UNSUP and not extended:
             return (yield from self._enter_by_name(structured=structured, zeroes=zeroes, contexts=contexts))
         if not answer.ok:
-            raise self._refused(Option.GO, answer)
+            raise self._refused(OptionType.GO, answer)
         export, sizes = _infos(answer)
         return Agreed(export.size, export.flags, sizes, structured, extended, contexts)
 
     def _start_tls(self) -> Generator[int, bytes, None]:
-        answer = yield from self._ask(Option.STARTTLS)
+        answer = yield from self._ask(OptionType.STARTTLS)
         if not answer.ok:
-            raise self._refused(Option.STARTTLS, answer)
+            raise self._refused(OptionType.STARTTLS, answer)
         self.wants_tls = True
         yield 0
 
@@ -191,18 +191,18 @@ class ClientNegotiation:
         bitmaps: list[str] = []
         if self._dirty:
             query = ContextRequest(self._export, (DIRTY_BITMAP,)).pack()
-            answer = yield from self._ask(Option.LIST_META_CONTEXT, query)
+            answer = yield from self._ask(OptionType.LIST_META_CONTEXT, query)
             found = {name for _, name in _contexts(answer) if name.startswith(DIRTY_BITMAP)}
             bitmaps = sorted(found - {DIRTY_BITMAP})
         wanted = [BASE_ALLOCATION, ALLOCATION_DEPTH, *bitmaps]
         if len(wanted) > MAX_CONTEXTS:
-            raise Refused(f"the server has more than {MAX_CONTEXTS} bitmaps")
-        answer = yield from self._ask(Option.SET_META_CONTEXT, ContextRequest(self._export, tuple(wanted)).pack())
+            raise ExportRefused(f"the server has more than {MAX_CONTEXTS} bitmaps")
+        answer = yield from self._ask(OptionType.SET_META_CONTEXT, ContextRequest(self._export, tuple(wanted)).pack())
         if not answer.ok:
             return {}
         selected = dict(_contexts(answer))
         if not set(selected.values()) <= set(wanted):
-            raise Violation("a context that was not asked for")
+            raise ServerViolation("a context that was not asked for")
         if not set(bitmaps) <= set(selected.values()):  # what only the others mark would be told as unchanged
             return {number: name for number, name in selected.items() if name not in bitmaps}
         return selected
@@ -211,49 +211,49 @@ class ClientNegotiation:
         self, *, structured: bool, zeroes: bool, contexts: dict[int, str] | None = None
     ) -> Generator[int, bytes, Agreed]:
         name = self._export.encode()
-        self._output += OptionHeader(Option.EXPORT_NAME, len(name)).pack() + name
+        self._output += OptionHeader(OptionType.EXPORT_NAME, len(name)).pack() + name
         size, flags = EXPORT.unpack((yield EXPORT.size))
         if zeroes:
             yield len(ZEROES)
         return Agreed(size, flags, DEFAULT_SIZES, structured, False, contexts or {})
 
-    def _ask(self, option: Option, payload: bytes = b"") -> Generator[int, bytes, _Answer]:
+    def _ask(self, option: OptionType, payload: bytes = b"") -> Generator[int, bytes, _Answer]:
         self._output += OptionHeader(option, len(payload)).pack() + payload
         items: list[tuple[int, bytes]] = []
         while True:
             header = OptionReply.unpack((yield REPLY.size))
             if header.option != option:
-                raise Violation(f"a reply to option {header.option}, asked was {option}")
+                raise ServerViolation(f"a reply to option {header.option}, asked was {option}")
             if header.length > MAX_OPTION_REPLY:
-                raise Violation(f"an option reply of {header.length} bytes")
+                raise ServerViolation(f"an option reply of {header.length} bytes")
             if not self._replies_left:
-                raise Violation("too many option replies")
+                raise ServerViolation("too many option replies")
             self._replies_left -= 1
             data = (yield header.length) if header.length else b""
             if header.reply not in _INTERMEDIATE:
                 return _final(header.reply, data, items)
             items.append((header.reply, data))
 
-    def _refused(self, option: Option, answer: _Answer) -> Refused:
-        self._output += OptionHeader(Option.ABORT, 0).pack()
+    def _refused(self, option: OptionType, answer: _Answer) -> ExportRefused:
+        self._output += OptionHeader(OptionType.ABORT, 0).pack()
         try:
             reason = Reply(answer.reply).name
         except ValueError:
             reason = f"{answer.reply:#x}"
-        return Refused(f"{option.name} refused: {reason} {answer.text!r}", option, answer.reply)
+        return ExportRefused(f"{option.name} refused: {reason} {answer.text!r}", option, answer.reply)
 
 
 def _not_oldstyle(greeting: bytes) -> bytes:
     if int.from_bytes(greeting[8:16]) == OLDSTYLE:
-        raise Refused("the server is older than what can be talked to (oldstyle negotiation)")
+        raise ExportRefused("the server is older than what can be talked to (oldstyle negotiation)")
     return greeting
 
 
 def _final(reply: int, data: bytes, items: list[tuple[int, bytes]]) -> _Answer:
     if reply == Reply.ACK and data:
-        raise Violation("an acknowledgement with a payload")
+        raise ServerViolation("an acknowledgement with a payload")
     if reply != Reply.ACK and not reply & 0x80000000:
-        raise Violation(f"an unknown option reply {reply:#x}")
+        raise ServerViolation(f"an unknown option reply {reply:#x}")
     return _Answer(reply, data.decode(errors="replace"), items)
 
 
@@ -261,7 +261,7 @@ def _contexts(answer: _Answer) -> list[tuple[int, str]]:
     try:
         return [unpack_context(data) for reply, data in answer.items if reply == Reply.META_CONTEXT]
     except UnicodeDecodeError:
-        raise Violation("a context's name that is not UTF-8") from None
+        raise ServerViolation("a context's name that is not UTF-8") from None
 
 
 def _infos(answer: _Answer) -> tuple[ExportInfo, BlockSizes]:
@@ -270,12 +270,12 @@ def _infos(answer: _Answer) -> tuple[ExportInfo, BlockSizes]:
         if reply != Reply.INFO:
             continue
         (kind,) = U16.unpack_from(data)
-        if kind == Info.EXPORT:
+        if kind == InfoType.EXPORT:
             export = ExportInfo.unpack(data)
-        elif kind == Info.BLOCK_SIZE:
+        elif kind == InfoType.BLOCK_SIZE:
             sizes = _sane(BlockSizes.unpack(data))
     if export is None:
-        raise Violation("nothing was told about the export")
+        raise ServerViolation("nothing was told about the export")
     return export, sizes
 
 
@@ -292,7 +292,7 @@ def _sane(sizes: BlockSizes) -> BlockSizes:
 
 def _checked(agreed: Agreed) -> Agreed:
     if agreed.size > MAX_SIZE:
-        raise Violation(f"an export of {agreed.size} bytes")
+        raise ServerViolation(f"an export of {agreed.size} bytes")
     if not agreed.can(ExportFlag.HAS_FLAGS):
-        raise Violation("an export without flags")
+        raise ServerViolation("an export without flags")
     return agreed

@@ -35,7 +35,7 @@ from ..messages import (
     unpack_error,
     unpack_hole,
 )
-from .negotiation import Agreed, Violation
+from .negotiation import Agreed, ServerViolation
 from .request import ClientRequest
 
 #: Bytes of a connection's buffer for headers and small payloads.
@@ -90,7 +90,7 @@ class ClientReplies:
         return self._staging[self._end : min(STAGING, self._end + self._window)]
 
     def received(self, count: int) -> None:
-        """Parse count bytes that were received into get_buffer(). Raises Violation, BadMagic."""
+        """Parse count bytes that were received into get_buffer(). Raises ServerViolation, BadMagic."""
         if self._target is not None:
             self._advance(self._target, count)
         else:
@@ -139,7 +139,7 @@ class ClientReplies:
             return self._header(SIMPLE.size, self._simple_reply)
         if magic == (EXTENDED_CHUNK if extended else CHUNK) and self._agreed.structured:
             return self._header(EXTENDED.size if extended else STRUCTURED.size, self._chunk)
-        raise Violation(f"a reply that begins with {magic:#x}")
+        raise ServerViolation(f"a reply that begins with {magic:#x}")
 
     def _header(self, size: int, handle: Callable[[bytes], None]) -> bool:
         if self._end - self._start < size:
@@ -152,7 +152,7 @@ class ClientReplies:
     def _find(self, cookie: int) -> ClientRequest:
         request = self.waiting.get(cookie)
         if request is None:
-            raise Violation("a reply to no request")
+            raise ServerViolation("a reply to no request")
         return request
 
     def _end_request(self, request: ClientRequest) -> None:
@@ -164,9 +164,9 @@ class ClientReplies:
         reply = SimpleReply.unpack(data)
         request = self._find(reply.cookie)
         if request.command == Command.BLOCK_STATUS and not reply.error:
-            raise Violation("a status without extents")
+            raise ServerViolation("a status without extents")
         if request.command == Command.READ and self._agreed.structured:
-            raise Violation("a simple reply to a READ")
+            raise ServerViolation("a simple reply to a READ")
         if reply.error:
             request.fail(reply.error)
         elif request.command == Command.READ:
@@ -179,14 +179,14 @@ class ClientReplies:
         header = ChunkHeader.unpack(data, extended=self._agreed.extended)
         request = self._find(header.cookie)
         if self._agreed.extended and header.offset != request.offset:
-            raise Violation("a reply with the offset of another request")
+            raise ServerViolation("a reply with the offset of another request")
         if header.type == _OFFSET_DATA:
             if header.length <= OFFSET.size:
-                raise Violation("data of no bytes")
+                raise ServerViolation("data of no bytes")
             self._small(OFFSET.size, partial(self._data, request, header))
         elif header.type == _NONE:
             if header.length or not header.done:
-                raise Violation("an empty chunk that is not empty, or not the last one")
+                raise ServerViolation("an empty chunk that is not empty, or not the last one")
             self._end_chunk(request, header)
         else:
             self._small(self._checked_length(request, header), partial(self._small_chunk, request, header))
@@ -200,9 +200,9 @@ class ClientReplies:
         elif header.type & _ERROR_TYPE:
             limit = MAX_ERROR_CHUNK
         else:
-            raise Violation(f"a chunk of the unknown type {header.type:#x}")
+            raise ServerViolation(f"a chunk of the unknown type {header.type:#x}")
         if not 0 < header.length <= limit:
-            raise Violation(f"a chunk of type {header.type:#x} with {header.length} bytes")
+            raise ServerViolation(f"a chunk of type {header.type:#x} with {header.length} bytes")
         return header.length
 
     def _small(self, length: int, handle: Callable[[bytes], None]) -> None:
@@ -229,18 +229,18 @@ class ClientReplies:
             else:
                 self._status(request, payload)
         except ValueError as e:
-            raise Violation(str(e)) from None
+            raise ServerViolation(str(e)) from None
         self._end_chunk(request, header)
 
     def _status(self, request: ClientRequest, payload: bytes) -> None:
         form = CONTEXT_COUNT if self._agreed.extended else CONTEXT
         if len(payload) < form.size:
-            raise Violation("a status without a context")
+            raise ServerViolation("a status without a context")
         context = form.unpack_from(payload)[0]
         if request.command != Command.BLOCK_STATUS or context not in self._agreed.contexts:
-            raise Violation("a status that was not asked for")
+            raise ServerViolation("a status that was not asked for")
         if context in request.statuses:
-            raise Violation("two statuses of one context")
+            raise ServerViolation("two statuses of one context")
         request.statuses[context] = payload
 
     def _end_chunk(self, request: ClientRequest, header: ChunkHeader) -> None:

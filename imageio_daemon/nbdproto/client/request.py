@@ -3,7 +3,7 @@
 
 from ...image.ranges import RangeSet
 from ..constants import MAX_PIECES, Command, CommandFlag, ErrorNumber
-from .negotiation import Violation
+from .negotiation import ServerViolation
 
 # A plain number: the lookup of an enumeration's member takes a tenth of the time of a chunk.
 _READ = int(Command.READ)
@@ -43,24 +43,24 @@ class ClientRequest:
             self.error, self.text = (error if known else ErrorNumber.EINVAL), text
 
     def place(self, offset: int, length: int) -> memoryview:
-        """Return the memory for a range of the image. Raises Violation if the reply may have no data there."""
+        """Return the memory for a range of the image. Raises ServerViolation if the reply may have no data there."""
         start = offset - self.offset
         if self.command != _READ or self.view is None:
-            raise Violation(f"data in reply to {self.command.name}")
+            raise ServerViolation(f"data in reply to {self.command.name}")
         if not length or start < 0 or start + length > self.length:
-            raise Violation("data outside of what was asked for")
+            raise ServerViolation("data outside of what was asked for")
         if self._pieces is None:
             self._pieces = RangeSet(MAX_PIECES)
         before = self._pieces.size()
         self._pieces.add(offset, offset + length)
         # Above MAX_PIECES the set joins ranges across gaps, so that it grows by more than `length`.
         if self._pieces.size() != before + length:
-            raise Violation("data that was there before, or in too many pieces")
+            raise ServerViolation("data that was there before, or in too many pieces")
         return self.view[start : start + length]
 
     def check_complete(self) -> None:
-        """Raise Violation if a reply without error does not have all data."""
+        """Raise ServerViolation if a reply without error does not have all data."""
         if self.error or self.command != Command.READ:
             return
         if self._pieces is None or self._pieces.size() != self.length:
-            raise Violation("a reply without all data")
+            raise ServerViolation("a reply without all data")

@@ -10,12 +10,12 @@ The caller feeds what it receives, sends `take_output()`, and acts on each event
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from ..constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, Option, Reply
+from ..constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, OptionType, Reply
 from ..messages import BadMagic, clean_text
 from ..options import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
 from .events import Close, Event, FindExport, StartTls, Transmit
 from .option_replies import OptionReplies
-from .option_stream import ClientFlags, ClientOption, OptionStream, Violation
+from .option_stream import ClientFlags, ClientOption, OptionStream, ClientViolation
 from .transmission import Agreement, Export, Selection
 
 #: Bytes of options that a client may send before the first is answered. Known clients wait for each reply.
@@ -74,7 +74,7 @@ class ServerNegotiation:
                 event = self._take(message)
                 if event is not None:
                     return event
-        except (BadMagic, Violation) as e:
+        except (BadMagic, ClientViolation) as e:
             return self._close(str(e))
         return None
 
@@ -88,7 +88,7 @@ class ServerNegotiation:
     def refused(self, reply: Reply, text: str) -> Event | None:
         """Answer FindExport with an error: the export is unknown or forbidden. text: for the client."""
         self._answer = None
-        if self._replies.option == Option.EXPORT_NAME:
+        if self._replies.option == OptionType.EXPORT_NAME:
             return self._close(None)  # EXPORT_NAME has no error reply
         self._replies.add(reply, clean_text(text))
         return None
@@ -108,34 +108,34 @@ class ServerNegotiation:
         option, payload = message
         self._replies.option = option
         self._require_polite(option)
-        if option == Option.SET_META_CONTEXT:
+        if option == OptionType.SET_META_CONTEXT:
             self._agreed.selected = None  # proto.md: after an error no context is selected
         refusal = self._refusal(option, payload)
         if refusal is not None:
-            if option == Option.EXPORT_NAME:
-                raise Violation(f"EXPORT_NAME answered by {refusal[0].name}")
+            if option == OptionType.EXPORT_NAME:
+                raise ClientViolation(f"EXPORT_NAME answered by {refusal[0].name}")
             self._replies.add(*refusal)
             return None
         try:
             return _HANDLERS[option](self, payload or b"")
         except Malformed as e:
-            if option == Option.EXPORT_NAME:
-                raise Violation(str(e)) from None
+            if option == OptionType.EXPORT_NAME:
+                raise ClientViolation(str(e)) from None
             self._replies.add(Reply.ERR_INVALID, str(e).encode())
         except TooMany as e:
             self._replies.add(Reply.ERR_TOO_BIG, str(e).encode())
         return None
 
     def _require_polite(self, option: int) -> None:
-        if not self._flags.fixed_newstyle and option != Option.EXPORT_NAME:
-            raise Violation(f"option {option} from a client that does not know replies")
+        if not self._flags.fixed_newstyle and option != OptionType.EXPORT_NAME:
+            raise ClientViolation(f"option {option} from a client that does not know replies")
 
     def _refusal(self, option: int, payload: bytes | None) -> tuple[Reply, bytes] | None:
         """Return the error reply to an option that is refused whatever its payload; None if it is not."""
-        if self.stopping and option != Option.ABORT:
+        if self.stopping and option != OptionType.ABORT:
             return Reply.ERR_SHUTDOWN, b"the server is shutting down"
         clear = self._tls is Tls.REQUIRED and not self._secure
-        if clear and option not in (Option.ABORT, Option.STARTTLS):
+        if clear and option not in (OptionType.ABORT, OptionType.STARTTLS):
             return Reply.ERR_TLS_REQD, b"TLS first"
         if option not in _HANDLERS:
             return Reply.ERR_UNSUP, b"unknown option"
@@ -147,7 +147,7 @@ class ServerNegotiation:
 
     def _export_name(self, payload: bytes) -> Event | None:
         if self._agreed.extended:
-            raise Violation("EXPORT_NAME with extended headers")
+            raise ClientViolation("EXPORT_NAME with extended headers")
         return self._find(unpack_name(payload), self._enter_by_name, enter=True)
 
     def _enter_by_name(self, export: Export) -> Event | None:
@@ -177,7 +177,7 @@ class ServerNegotiation:
         if self._secure:
             raise Malformed("TLS has already started")
         if self._stream.waiting:
-            raise Violation("clear text after STARTTLS")
+            raise ClientViolation("clear text after STARTTLS")
         self._replies.add(Reply.ACK)
         return StartTls()
 
@@ -266,14 +266,14 @@ def _lists(query: str, name: str) -> bool:
 
 
 _HANDLERS: dict[int, Callable[[ServerNegotiation, bytes], Event | None]] = {
-    Option.EXPORT_NAME: ServerNegotiation._export_name,
-    Option.ABORT: ServerNegotiation._abort,
-    Option.LIST: ServerNegotiation._list,
-    Option.STARTTLS: ServerNegotiation._starttls,
-    Option.INFO: ServerNegotiation._info,
-    Option.GO: ServerNegotiation._go,
-    Option.STRUCTURED_REPLY: ServerNegotiation._structured_reply,
-    Option.LIST_META_CONTEXT: ServerNegotiation._list_contexts,
-    Option.SET_META_CONTEXT: ServerNegotiation._set_contexts,
-    Option.EXTENDED_HEADERS: ServerNegotiation._extended_headers,
+    OptionType.EXPORT_NAME: ServerNegotiation._export_name,
+    OptionType.ABORT: ServerNegotiation._abort,
+    OptionType.LIST: ServerNegotiation._list,
+    OptionType.STARTTLS: ServerNegotiation._starttls,
+    OptionType.INFO: ServerNegotiation._info,
+    OptionType.GO: ServerNegotiation._go,
+    OptionType.STRUCTURED_REPLY: ServerNegotiation._structured_reply,
+    OptionType.LIST_META_CONTEXT: ServerNegotiation._list_contexts,
+    OptionType.SET_META_CONTEXT: ServerNegotiation._set_contexts,
+    OptionType.EXTENDED_HEADERS: ServerNegotiation._extended_headers,
 }

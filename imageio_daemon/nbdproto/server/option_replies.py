@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..constants import MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, Info, Reply
+from ..constants import MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, InfoType, Reply
 from ..messages import clean_text
 from ..options import (
     EXPORT,
@@ -56,12 +56,12 @@ class OptionReplies:
         """
         self.add(Reply.INFO, ExportInfo(export.size, export.flags(chunks=chunks)).pack())
         self.add(Reply.INFO, BlockSizes(MIN_BLOCK, preferred, MAX_PAYLOAD).pack())
-        if Info.NAME in infos:
-            self.add(Reply.INFO, pack_text_info(Info.NAME, export.name))
-        if Info.DESCRIPTION in infos and export.description:
+        if InfoType.NAME in infos:
+            self.add(Reply.INFO, pack_text_info(InfoType.NAME, export.name))
+        if InfoType.DESCRIPTION in infos and export.description:
             # Clients limit the length of a reply, and a file name may be longer.
             text = clean_text(export.description).decode()
-            self.add(Reply.INFO, pack_text_info(Info.DESCRIPTION, text))
+            self.add(Reply.INFO, pack_text_info(InfoType.DESCRIPTION, text))
         self.add(Reply.ACK)
 
     def add_export(self, export: Export, *, chunks: bool, zeroes: bool) -> None:

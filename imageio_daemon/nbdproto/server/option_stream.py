@@ -9,7 +9,7 @@ from ..options import CLIENT_FLAGS, OPTION, OptionHeader
 _FLAGS = HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES
 
 
-class Violation(Exception):
+class ClientViolation(Exception):
     """The client violated the protocol, and the connection must be closed. The message is for the log."""
 
 
@@ -53,7 +53,7 @@ class OptionStream:
         return bytes(self._input)
 
     def next(self) -> ClientFlags | ClientOption | None:
-        """Return the next message; None if more bytes are needed. Raises Violation, BadMagic."""
+        """Return the next message; None if more bytes are needed. Raises ClientViolation, BadMagic."""
         if self._skip:
             return None
         return self._next_option() if self._flags_seen else self._next_flags()
@@ -63,7 +63,7 @@ class OptionStream:
             return None
         (flags,) = CLIENT_FLAGS.unpack(self._take(CLIENT_FLAGS.size))
         if flags & ~_FLAGS:
-            raise Violation(f"client flags {flags:#x}")
+            raise ClientViolation(f"client flags {flags:#x}")
         self._flags_seen = True
         return ClientFlags(bool(flags & HandshakeFlag.FIXED_NEWSTYLE), bool(flags & HandshakeFlag.NO_ZEROES))
 
@@ -72,12 +72,12 @@ class OptionStream:
             return None
         header = OptionHeader.unpack(bytes(self._input[: OPTION.size]))
         if header.length > MAX_DRAINED_OPTION:
-            raise Violation(f"option {header.option} with {header.length} bytes")
+            raise ClientViolation(f"option {header.option} with {header.length} bytes")
         too_long = header.length > MAX_OPTION
         if not too_long and len(self._input) < OPTION.size + header.length:
             return None
         if not self.options_left:
-            raise Violation("too many options")
+            raise ClientViolation("too many options")
         self.options_left -= 1
         self._take(OPTION.size)
         payload = self._take(min(header.length, len(self._input)))

@@ -18,7 +18,7 @@ from ..backend import BackendInfo, Context, Operation
 from ..file.engine import Engine
 from ..file.image import EXTENTS_BATCH, EngineImage
 from .client import DRAIN_TIMEOUT, NbdClient, Zeroing
-from .handshake import Options
+from .handshake import ConnectOptions
 from .session import open_session
 from .warm_up import WARM_UP, WarmUp
 
@@ -63,7 +63,7 @@ class NbdBackend(EngineImage):
         cls,
         engine: Engine,
         address: NbdAddress,
-        options: Options,
+        options: ConnectOptions,
         *,
         connections: int,
         writable: bool,

@@ -16,7 +16,7 @@ from ...nbdproto.constants import Command
 from ...units import MiB
 from ...urls.nbd import NbdAddress
 from ..completions import check
-from .handshake import Options
+from .handshake import ConnectOptions
 from .session import Session, open_session, same_image
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class NbdClient:
     """
 
     def __init__(
-        self, address: NbdAddress, options: Options, connections: int, session: Session, name: str, zeroing: Zeroing
+        self, address: NbdAddress, options: ConnectOptions, connections: int, session: Session, name: str, zeroing: Zeroing
     ) -> None:
         self.address = address
         #: What was negotiated the last time.

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ...errors import ServerGone, ServerRefuses
-from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, Refused, Violation
-from ...nbdproto.constants import Command, Option, Reply
+from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from ...nbdproto.constants import Command, OptionType, Reply
 from ...nbdproto.messages import BadMagic, RequestHeader
 from ...net.tls_socket import WANTS_INPUT, WANTS_ROOM, TlsContext, TlsSocket
 from ...net.transports import keep_alive, send_at_once
@@ -44,7 +44,7 @@ _REFUSALS = {
 }
 
 
-class Options(NamedTuple):
+class ConnectOptions(NamedTuple):
     """How to connect to a server.
 
     dirty: negotiate the dirty bitmaps of the export. context: for TLS; None: the address has no TLS. timeout: seconds
@@ -76,7 +76,7 @@ class Connection(NamedTuple):
         self.sock.close()
 
 
-async def connect(address: NbdAddress, options: Options) -> Connection:
+async def connect(address: NbdAddress, options: ConnectOptions) -> Connection:
     """Return a connection in its transmission phase.
 
     Raises ServerGone, with the reason: the server cannot be reached, violates the protocol, exceeds a timeout or does
@@ -95,10 +95,10 @@ async def connect(address: NbdAddress, options: Options) -> Connection:
                     raise
     except TimeoutError:
         raise ServerGone(str(address), "it does not answer in time") from None
-    except (Violation, BadMagic) as e:
+    except (ServerViolation, BadMagic) as e:
         log.error("NBD server %s breaks the protocol: %s", address, e)
         raise ServerGone(str(address), str(e)) from None
-    except (OSError, Refused) as e:
+    except (OSError, ExportRefused) as e:
         told = _refusal(e)
         raise (ServerRefuses(str(address), str(e), told) if told else ServerGone(str(address), str(e))) from None
 
@@ -106,7 +106,7 @@ async def connect(address: NbdAddress, options: Options) -> Connection:
 class ClientHandshake:
     """Negotiate on a socket that is connected."""
 
-    def __init__(self, address: NbdAddress, options: Options, sock: socket.socket) -> None:
+    def __init__(self, address: NbdAddress, options: ConnectOptions, sock: socket.socket) -> None:
         self._address = address
         self._options = options
         self._sock = sock
@@ -116,7 +116,10 @@ class ClientHandshake:
         self._memory = memoryview(bytearray(_MEMORY))
 
     async def run(self, greeted: Callable[[], None]) -> Connection:
-        """Negotiate. greeted: called after the server's greeting. Raises OSError, Refused, Violation, BadMagic."""
+        """Negotiate. greeted: called after the server's greeting.
+
+        Raises OSError, ExportRefused, ServerViolation, BadMagic.
+        """
         negotiation = self._negotiation
         was_greeted = False
         while negotiation.agreed is None:
@@ -228,8 +231,8 @@ def _refusal(error: Exception) -> str | None:
     """Return what peers are told of a refusal that stays; None: it may pass."""
     if isinstance(error, OSError) and error.errno == errno.EKEYREJECTED:
         return "The certificate of the server that has the image is not trusted"
-    if not isinstance(error, Refused):
+    if not isinstance(error, ExportRefused):
         return None
-    if error.option == Option.STARTTLS and error.reply != Reply.ERR_SHUTDOWN:  # by various replies
+    if error.option == OptionType.STARTTLS and error.reply != Reply.ERR_SHUTDOWN:  # by various replies
         return "The server that has the image does not have TLS"
     return _REFUSALS.get(error.reply)

@@ -14,7 +14,7 @@ from ...nbdproto.client.negotiation import Agreed
 from ...nbdproto.constants import ALLOCATION_DEPTH, BASE_ALLOCATION, ExportFlag
 from ...runtime import logs
 from ...urls.nbd import NbdAddress
-from .handshake import Connection, Options, connect
+from .handshake import Connection, ConnectOptions, connect
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def _tells(name: str, bitmaps: Sequence[str]) -> int:
     return int(lib.IOU_EXTENT_HOLE if name == ALLOCATION_DEPTH else lib.IOU_EXTENT_DIRTY << bitmaps.index(name))
 
 
-async def open_session(address: NbdAddress, options: Options, wanted: int) -> Session:
+async def open_session(address: NbdAddress, options: ConnectOptions, wanted: int) -> Session:
     """Open a session of 1 to `wanted` connections. Raises ServerGone if the first connection fails.
 
     It leaves out further connections that fail, get no greeting in GREETING_TIMEOUT, or negotiate something else. If

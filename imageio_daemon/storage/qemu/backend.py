@@ -14,7 +14,7 @@ from ..backend import BackendInfo, Operation
 from ..file.backend import FileBackend
 from ..file.engine import Engine
 from ..nbd.backend import NbdBackend
-from ..nbd.handshake import Options
+from ..nbd.handshake import ConnectOptions
 from ..threads import in_thread
 from . import chain, failures, leftovers
 from .process import QemuNbd
@@ -31,7 +31,7 @@ MAX_ASKED = 600
 LAST = 512
 
 
-class Server(NamedTuple):
+class QemuServer(NamedTuple):
     """How an image is served.
 
     run_dir: has the server's socket. bitmap: one of the image that the server tells. answer_timeout: as in
@@ -54,7 +54,7 @@ class QemuBackend(NbdBackend):
     _may_read_zero: bool
 
     @classmethod
-    async def serve(cls, engine: Engine, found: chain.Chain, image: str, options: Options, how: Server) -> Self:
+    async def serve(cls, engine: Engine, found: chain.Chain, image: str, options: ConnectOptions, how: QemuServer) -> Self:
         """Start a server and connect to it. image: its name for logs.
 
         Raises StorageError, ServerGone, ImageInUse, and Unavailable while what a killed daemon has left uses the image.
@@ -147,7 +147,7 @@ def _nothing() -> None:
     pass
 
 
-def _started(found: chain.Chain, image: str, how: Server) -> Awaitable[QemuNbd]:
+def _started(found: chain.Chain, image: str, how: QemuServer) -> Awaitable[QemuNbd]:
     return QemuNbd.start(
         found,
         image,
@@ -159,7 +159,7 @@ def _started(found: chain.Chain, image: str, how: Server) -> Awaitable[QemuNbd]:
     )
 
 
-class Image(NamedTuple):
+class QemuImage(NamedTuple):
     """An image file and how it is to be opened.
 
     backing_chain: with the files below it. allowed: directories in which the files that it names may be. bitmap: what
@@ -181,7 +181,7 @@ class ManagedBackend(QemuBackend):
 
     @classmethod
     async def start(
-        cls, engine: Engine, image: Image, options: Options, *, run_dir: str, connections: int, writable: bool
+        cls, engine: Engine, image: QemuImage, options: ConnectOptions, *, run_dir: str, connections: int, writable: bool
     ) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 
@@ -197,7 +197,7 @@ class ManagedBackend(QemuBackend):
                 shared=image.shared,
             )
         )
-        how = Server(run_dir, connections, writable, image.bitmap)
+        how = QemuServer(run_dir, connections, writable, image.bitmap)
         try:
             backend = await cls.serve(engine, found, image.path, options, how)
         except (NotFound, BitmapInUse) as e:

@@ -10,9 +10,9 @@ from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
 from ..backend import Context, Operation
 from ..file.engine import Engine
-from ..nbd.handshake import Options
+from ..nbd.handshake import ConnectOptions
 from . import changes
-from .backend import QemuBackend, Server
+from .backend import QemuBackend, QemuServer
 from .chain import Chain
 
 #: librbd zeroes whole sectors by requests that have no data.
@@ -47,7 +47,7 @@ class RbdBackend(QemuBackend):
     _image: RbdImage
 
     @classmethod
-    async def start(cls, engine: Engine, image: RbdImage, options: Options, how: Server) -> Self:
+    async def start(cls, engine: Engine, image: RbdImage, options: ConnectOptions, how: QemuServer) -> Self:
         """Start a server and connect to it. Raises StorageError, ServerGone.
 
         A cluster that does not answer is waited for until ANSWER_TIMEOUT.

@@ -6,7 +6,7 @@ from collections import Counter
 from ...image.ranges import RangeSet
 from ...lanes.lane import Lane
 from ...storage.backend import Operation, ZeroMethod
-from ...storage.running import Kind, Waiting
+from ...storage.running import Kind, WaitingOperation
 from ...storage.totals import Totals, totals_of
 from ...units import MiB
 
@@ -44,7 +44,7 @@ class Traffic:
         return [wait for used in self.all() if (wait := used.storage_wait)]
 
     @property
-    def slowest(self) -> Waiting | None:
+    def slowest(self) -> WaitingOperation | None:
         """Return the operation that has been in storage longest; None if none is there."""
         return max((waiting for used in self.all() if (waiting := used.waiting)), default=None)
 

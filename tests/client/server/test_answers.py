@@ -4,7 +4,7 @@
 import socket
 import tracemalloc
 
-from imageio_daemon.client.server.answers import KEPT, Answers, Head
+from imageio_daemon.client.server.answers import KEPT, Answers, AnswerHead
 from imageio_daemon.client.server.pace import UNLIMITED, Paced
 from imageio_daemon.client.stopping import Stop
 from imageio_daemon.units import KiB, MiB
@@ -14,7 +14,7 @@ def test_long_heads_that_all_differ_take_no_memory() -> None:
     tracemalloc.start()
     try:
         for number in range(KEPT // 16):
-            head = Head([b"HTTP/1.1 200 OK\r\n", b"X-Number: %d\r\n" % number, b"X: " + b"x" * 32 * KiB], "")
+            head = AnswerHead([b"HTTP/1.1 200 OK\r\n", b"X-Number: %d\r\n" % number, b"X: " + b"x" * 32 * KiB], "")
             assert head.framing.status == 200
         kept, _ = tracemalloc.get_traced_memory()
     finally:

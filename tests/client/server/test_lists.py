@@ -8,11 +8,11 @@ import pytest
 
 from imageio_daemon.client.errors import ServerFailed
 from imageio_daemon.client.server.lists import blocks, checked
-from imageio_daemon.image.block_list import Block, Head, ListWriter
+from imageio_daemon.image.block_list import Block, BlockListHead, ListWriter
 from imageio_daemon.image.blockhash import Total, new_hash
 from tests.support.images import MiB
 
-WANTED = Head("sha256", MiB, 4096)
+WANTED = BlockListHead("sha256", MiB, 4096)
 
 
 def answering(text: bytes) -> Any:
@@ -20,7 +20,7 @@ def answering(text: bytes) -> Any:
     return SimpleNamespace(endpoint=SimpleNamespace(peer="host:1"), stream=lambda path, timeout: iter([text]))
 
 
-def listed(head: Head, length: int) -> bytes:
+def listed(head: BlockListHead, length: int) -> bytes:
     zeros, total, text = new_hash("sha256"), Total("sha256"), ListWriter(head)
     zeros.update(bytes(length))
     total.add(zeros.digest())
@@ -39,7 +39,7 @@ def test_malformed_list_is_told(text: bytes) -> None:
         blocks(answering(text), "/images/x", WANTED, MiB)
 
 
-@pytest.mark.parametrize("text", [listed(Head("sha256", MiB, 0), MiB), listed(WANTED, MiB - 1)])
+@pytest.mark.parametrize("text", [listed(BlockListHead("sha256", MiB, 0), MiB), listed(WANTED, MiB - 1)])
 def test_list_of_another_part_is_told(text: bytes) -> None:
     with pytest.raises(ServerFailed, match="host:1 sent the digests of another part"):
         blocks(answering(text), "/images/x", WANTED, MiB)

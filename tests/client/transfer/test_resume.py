@@ -24,7 +24,7 @@ from imageio_daemon.client import (
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.server.image import RemoteImage
 from imageio_daemon.client.transfer import earlier, sender
-from imageio_daemon.client.transfer.earlier import Comparison
+from imageio_daemon.client.transfer.earlier import EarlierProof
 from imageio_daemon.client.transfer.plan import Unit
 from imageio_daemon.client.transfer.progress import Phase
 from imageio_daemon.client.transfer.record import new_ranges
@@ -244,13 +244,13 @@ def test_block_device_is_compared_as_a_whole(
     url, target = interrupted
     monkeypatch.setattr("imageio_daemon.client.local.source.identity", lambda _: None)
     compared: list[int] = []
-    compare = Comparison.compare
+    compare = EarlierProof.compare
 
-    def counted(self: Comparison, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
+    def counted(self: EarlierProof, image: RemoteImage, unit: Unit, buffer: memoryview) -> None:
         compared.append(unit.end - unit.start)
         compare(self, image, unit, buffer)
 
-    monkeypatch.setattr(Comparison, "compare", counted)
+    monkeypatch.setattr(EarlierProof, "compare", counted)
     done = upload(full, url, settings=settings, state=False).progress
     assert sum(compared) == done.resumed
     assert target.content() == full.read_bytes()
@@ -258,7 +258,7 @@ def test_block_device_is_compared_as_a_whole(
 
 def sampled(source: Path, done: list[tuple[int, int]], *, by_checksum: bool = True) -> list[tuple[int, int]]:
     opened = FileSource(source)
-    units = list(Comparison(opened, new_ranges(done), by_checksum=by_checksum).sample())
+    units = list(EarlierProof(opened, new_ranges(done), by_checksum=by_checksum).sample())
     opened.close()
     return [(unit.start, unit.end) for unit in units]
 

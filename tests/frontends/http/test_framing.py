@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from imageio_daemon.errors import HeadTooLarge, InvalidRequest
-from imageio_daemon.frontends.http.framing import MAX_FIELDS, MAX_HEAD, ChunkedBody, FixedBody, Head, read_head
+from imageio_daemon.frontends.http.framing import MAX_FIELDS, MAX_HEAD, ChunkedBody, FixedBody, RequestHead, read_head
 from ioutil_ext import lib
 from tests.support import headoracle
 
@@ -20,7 +20,7 @@ def head(*lines: str, request: str = "PUT /images/a HTTP/1.1", host: bool = True
     return "\r\n".join([request, *fields]).encode("latin-1") + b"\r\n\r\n"
 
 
-def parse_head(data: bytes) -> Head:
+def parse_head(data: bytes) -> RequestHead:
     found = read_head(bytearray(data))
     assert found is not None
     assert found.data == data

@@ -17,10 +17,10 @@ from imageio_daemon.frontends.http import server as http_server
 from imageio_daemon.frontends.http.connection import ServerConnection
 from imageio_daemon.frontends.http.headers import MAX_JSON
 from imageio_daemon.frontends.http.incoming import HEAD_READ
-from imageio_daemon.frontends.http.request import READ_BUFFER, Body, name_of, read_json
+from imageio_daemon.frontends.http.request import READ_BUFFER, RequestBody, name_of, read_json
 from imageio_daemon.frontends.http.routes import Handler, Resource, Routes
 from imageio_daemon.frontends.http.server import SCRATCH, HttpServer
-from imageio_daemon.frontends.http.stream import Stream
+from imageio_daemon.frontends.http.stream import AnswerStream
 from imageio_daemon.net import connection_limit
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
 from imageio_daemon.units import KiB, MiB
@@ -52,7 +52,7 @@ class Service:
         return await self.handle(request)
 
     async def _echo(self, request: web.Request) -> web.StreamResponse:
-        body, received = Body(request), bytearray()
+        body, received = RequestBody(request), bytearray()
         view = memoryview(bytearray(64 * 1024))
         while not body.ended:
             received += view[: await body.readinto(view)]
@@ -440,7 +440,7 @@ def streaming(*pieces: bytes, length: int | None = None, error: Exception | None
         response.content_length = length
         if request.method == "HEAD":
             return response
-        stream = Stream(request, response)
+        stream = AnswerStream(request, response)
         for piece in pieces:
             await stream.write(piece)
         if error is not None:

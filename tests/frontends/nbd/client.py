@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from struct import pack, unpack
 from typing import Self
 
-from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import Chunk, Command, CommandFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import (
     OFFSET,
     ChunkHeader,
@@ -155,7 +155,7 @@ class Client:
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
         """Make the connection a TLS one."""
-        await self.ask(Option.STARTTLS)
+        await self.ask(OptionType.STARTTLS)
         await self.writer.start_tls(context, server_hostname="localhost")
 
     async def go(
@@ -163,20 +163,20 @@ class Client:
     ) -> "Client":
         """Negotiate what is asked for and enter the transmission."""
         if extended:
-            await self.ask(Option.EXTENDED_HEADERS)
+            await self.ask(OptionType.EXTENDED_HEADERS)
         elif structured:
-            await self.ask(Option.STRUCTURED_REPLY)
+            await self.ask(OptionType.STRUCTURED_REPLY)
         self.structured, self.extended = structured and not extended, extended
         if allocation and (structured or extended):
-            await self.ask(Option.SET_META_CONTEXT, ContextRequest(name, ("base:allocation", *self.bitmaps)).pack())
-        replies = await self.ask(Option.GO, InfoRequest(name, ()).pack())
+            await self.ask(OptionType.SET_META_CONTEXT, ContextRequest(name, ("base:allocation", *self.bitmaps)).pack())
+        replies = await self.ask(OptionType.GO, InfoRequest(name, ()).pack())
         (export,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == b"\0\0"]
         self.export = ExportInfo.unpack(export)
         return self
 
     async def list(self) -> list[str]:
         """Return the names of the exports."""
-        return [unpack_server(data)[0] for reply, data in await self.ask(Option.LIST) if reply == Reply.SERVER]
+        return [unpack_server(data)[0] for reply, data in await self.ask(OptionType.LIST) if reply == Reply.SERVER]
 
     # Transmission
 

@@ -6,7 +6,7 @@ import contextlib
 import ssl
 from struct import pack
 
-from imageio_daemon.nbdproto.constants import Option
+from imageio_daemon.nbdproto.constants import OptionType
 from imageio_daemon.nbdproto.options import OptionHeader
 
 TIMEOUT = 20.0
@@ -32,7 +32,7 @@ class Records:
         reader, writer = await asyncio.open_unix_connection(address)
         async with asyncio.timeout(TIMEOUT):
             await reader.readexactly(18)
-            writer.write(pack(">I", 3) + OptionHeader(Option.STARTTLS, 0).pack())
+            writer.write(pack(">I", 3) + OptionHeader(OptionType.STARTTLS, 0).pack())
             await reader.readexactly(20)
             records = cls(reader, writer, trust)
             await records._shake_hands()

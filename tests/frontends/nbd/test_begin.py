@@ -4,7 +4,7 @@
 import pytest
 
 from imageio_daemon.frontends.nbd.handshake import PREFERRED_BLOCK
-from imageio_daemon.nbdproto.constants import Command, Info, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, InfoType, OptionType, Reply
 from imageio_daemon.nbdproto.messages import ChunkHeader, RequestHeader
 from imageio_daemon.nbdproto.options import BlockSizes, InfoRequest, OptionHeader, OptionReply
 from tests.frontends.nbd.client import Client, Refused
@@ -14,7 +14,7 @@ from tests.frontends.nbd.conftest import MakeWorld
 async def answered_options(client: Client) -> list[int]:
     """Read until GO is acknowledged; return what was acknowledged before, too."""
     answered: list[int] = []
-    while Option.GO not in answered:
+    while OptionType.GO not in answered:
         reply = OptionReply.unpack(await client.read(20))
         await client.read(reply.length)
         answered += [reply.option] if reply.reply == Reply.ACK else []
@@ -27,7 +27,7 @@ async def test_requests_sent_with_the_options_are_answered_after_them(make_world
         for number in range(names):  # so that there is more to answer than C takes: 90,000 bytes
             world.add(f"{number:01000}")
         client = await world.connect()
-        options = [(Option.STRUCTURED_REPLY, b""), (Option.LIST, b""), (Option.GO, InfoRequest("disk", ()).pack())]
+        options = [(OptionType.STRUCTURED_REPLY, b""), (OptionType.LIST, b""), (OptionType.GO, InfoRequest("disk", ()).pack())]
         asked = b"".join(OptionHeader(option, len(payload)).pack() + payload for option, payload in options)
         client.writer.write(asked + RequestHeader(Command.READ, 0, 77, 0, 512).pack(extended=False))
         assert await answered_options(client) == [option for option, _ in options]
@@ -36,8 +36,8 @@ async def test_requests_sent_with_the_options_are_answered_after_them(make_world
 
 async def preferred_size(client: Client) -> int:
     """Return what the server advises to send at once."""
-    replies = await client.ask(Option.INFO, InfoRequest("disk", (Info.BLOCK_SIZE,)).pack())
-    (sizes,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == Info.BLOCK_SIZE.to_bytes(2)]
+    replies = await client.ask(OptionType.INFO, InfoRequest("disk", (InfoType.BLOCK_SIZE,)).pack())
+    (sizes,) = [data for reply, data in replies if reply == Reply.INFO and data[:2] == InfoType.BLOCK_SIZE.to_bytes(2)]
     return BlockSizes.unpack(sizes).preferred
 
 

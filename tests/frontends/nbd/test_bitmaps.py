@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from imageio_daemon.image.extents import Extent, ExtentList
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, OptionType, Reply
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import Options
+from imageio_daemon.storage.nbd.handshake import ConnectOptions
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.urls.nbd import NbdAddress
 from tests.frontends.nbd.client import Client, Refused
@@ -270,7 +270,7 @@ async def world_of(
 ) -> AsyncIterator[World]:
     """Make a world whose image is that of a server with bitmaps."""
     async with lane_world(size=SIZE) as world:
-        address, options = NbdAddress(socket=str(server.socket)), Options(True, None, 10, 10)
+        address, options = NbdAddress(socket=str(server.socket)), ConnectOptions(True, None, 10, 10)
 
         async def open_backend(_: Ticket) -> Backend:
             return await NbdBackend.open(world.engine, address, options, connections=2, writable=False)
@@ -385,15 +385,15 @@ async def test_refused_bitmap_refuses_the_export_until_the_client_goes_without(w
     world.add("unchanged", size=SIZE, ops=(Access.READ,), dirty=True)
     client = await Client.connect(world.address)
     world.clients.append(client)
-    await client.ask(Option.STRUCTURED_REPLY)
+    await client.ask(OptionType.STRUCTURED_REPLY)
     for option, payload in (
-        (Option.SET_META_CONTEXT, ContextRequest("unchanged", (A, "base:allocation")).pack()),
-        (Option.GO, InfoRequest("unchanged", ()).pack()),
+        (OptionType.SET_META_CONTEXT, ContextRequest("unchanged", (A, "base:allocation")).pack()),
+        (OptionType.GO, InfoRequest("unchanged", ()).pack()),
     ):
         with pytest.raises(Refused, match="has no dirty bitmap") as refused:
             await client.ask(option, payload)
         assert refused.value.reply == Reply.ERR_UNKNOWN
-    await client.ask(Option.SET_META_CONTEXT, ContextRequest("unchanged", ("base:allocation",)).pack())
-    await client.ask(Option.GO, InfoRequest("unchanged", ()).pack())
+    await client.ask(OptionType.SET_META_CONTEXT, ContextRequest("unchanged", ("base:allocation",)).pack())
+    await client.ask(OptionType.GO, InfoRequest("unchanged", ()).pack())
     client.structured = True
     assert list((await client.request(Command.BLOCK_STATUS, 0, SIZE)).statuses) == [1]

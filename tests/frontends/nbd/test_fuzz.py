@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, Option
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, OptionType
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from tests.frontends.nbd.conftest import MakeWorld
@@ -16,9 +16,9 @@ from tests.frontends.nbd.records import Records
 from tests.frontends.nbd.world import World
 
 OPTIONS = [
-    (Option.STRUCTURED_REPLY, b""),
-    (Option.SET_META_CONTEXT, ContextRequest("disk", ("base:allocation",)).pack()),
-    (Option.GO, InfoRequest("disk", ()).pack()),
+    (OptionType.STRUCTURED_REPLY, b""),
+    (OptionType.SET_META_CONTEXT, ContextRequest("disk", ("base:allocation",)).pack()),
+    (OptionType.GO, InfoRequest("disk", ()).pack()),
 ]
 REQUESTS = [
     (Command.WRITE, 0, 100, 0, b"w" * 100),
@@ -34,7 +34,7 @@ REQUESTS = [
 
 
 def conversation(extended: bool) -> bytes:
-    options = [(Option.EXTENDED_HEADERS, b""), *OPTIONS[1:]] if extended else OPTIONS
+    options = [(OptionType.EXTENDED_HEADERS, b""), *OPTIONS[1:]] if extended else OPTIONS
     stream = b"\0\0\0\3"
     for option, payload in options:
         stream += OptionHeader(option, len(payload)).pack() + payload

@@ -12,7 +12,7 @@ import pytest
 from imageio_daemon.errors import Forbidden
 from imageio_daemon.frontends.nbd import handshake
 from imageio_daemon.lanes import shared
-from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
@@ -20,7 +20,7 @@ from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.world import REQUESTS, SIZE, MiB, World
 
 READ, WRITE, FLUSH, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.DISC
-GO = OptionHeader(Option.GO, 10).pack() + InfoRequest("disk", ()).pack()
+GO = OptionHeader(OptionType.GO, 10).pack() + InfoRequest("disk", ()).pack()
 
 
 def info(name: str) -> bytes:
@@ -30,8 +30,8 @@ def info(name: str) -> bytes:
 # Tickets
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
-async def test_unknown_expired_cancelled_and_forbidden_get_one_answer(world: World, option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO])
+async def test_unknown_expired_cancelled_and_forbidden_get_one_answer(world: World, option: OptionType) -> None:
     world.add("expired").permission.lease.expires = 0
     world.add("cancelled").cancel()
     world.add("nothing", ops=())
@@ -49,16 +49,16 @@ async def test_unknown_expired_cancelled_and_forbidden_get_one_answer(world: Wor
 async def test_refused_client_may_try_another_name(world: World) -> None:
     client = await world.connect()
     with pytest.raises(Refused):
-        await client.ask(Option.GO, info("unknown"))
+        await client.ask(OptionType.GO, info("unknown"))
     await client.go("disk")
     assert client.export.size == SIZE
 
 
 async def test_image_is_opened_only_for_a_ticket(world: World) -> None:
     client = await world.connect()
-    await client.ask(Option.STRUCTURED_REPLY)
+    await client.ask(OptionType.STRUCTURED_REPLY)
     assert world.opened == []
-    await client.ask(Option.INFO, info("disk"))
+    await client.ask(OptionType.INFO, info("disk"))
     assert world.opened == ["disk"]
 
 
@@ -68,7 +68,7 @@ async def test_image_that_cannot_be_opened_is_said_so_and_logged(
     world.add("lost", path=Path("/nowhere/image"))
     client = await world.connect()
     with pytest.raises(Refused) as e:
-        await client.ask(Option.GO, info("lost"))
+        await client.ask(OptionType.GO, info("lost"))
     assert e.value.reply == Reply.ERR_PLATFORM
     assert "nowhere" not in str(e.value)
     assert "/nowhere/image" in caplog.text
@@ -79,9 +79,9 @@ async def test_negotiation_tries_to_open_an_image_once_until_it_is_refused(world
     world.add("lost", path=Path("/nowhere/image"))
     client = await world.connect()
     for tries in (1, 2):
-        await client.ask(Option.STRUCTURED_REPLY)
+        await client.ask(OptionType.STRUCTURED_REPLY)
         contexts = ContextRequest("lost", ("base:allocation",)).pack()
-        for option, payload in ((Option.SET_META_CONTEXT, contexts), (Option.GO, info("lost"))):
+        for option, payload in ((OptionType.SET_META_CONTEXT, contexts), (OptionType.GO, info("lost"))):
             with pytest.raises(Refused) as e:
                 await client.ask(option, payload)
             assert e.value.reply == Reply.ERR_PLATFORM
@@ -117,7 +117,7 @@ async def test_connections_of_a_ticket_are_limited(world: World) -> None:
         await world.go()
     client = await world.connect()
     with pytest.raises(Refused) as e:
-        await client.ask(Option.GO, info("disk"))
+        await client.ask(OptionType.GO, info("disk"))
     assert e.value.reply == Reply.ERR_POLICY
 
 
@@ -223,7 +223,7 @@ async def test_client_that_dies_while_storage_works_frees_everything(world: Worl
     await world.until(lambda: not world.disk.status()["active"])
 
 
-HANDSHAKE = b"\0\0\0\3" + OptionHeader(Option.STRUCTURED_REPLY, 0).pack() + GO
+HANDSHAKE = b"\0\0\0\3" + OptionHeader(OptionType.STRUCTURED_REPLY, 0).pack() + GO
 
 
 @pytest.mark.parametrize("where", range(0, len(HANDSHAKE) + 1, 3))
@@ -255,7 +255,7 @@ async def test_client_that_says_nothing_is_closed_in_time() -> None:
 async def test_client_that_stalls_inside_an_option_is_closed_in_time() -> None:
     async with World(handshake_timeout=1).running() as world:
         client = await world.connect()
-        await client.ask(Option.STRUCTURED_REPLY)
+        await client.ask(OptionType.STRUCTURED_REPLY)
         client.writer.write(GO[:20])
         assert await client.at_end()
 
@@ -276,7 +276,7 @@ async def test_time_that_storage_takes_to_open_is_not_the_clients() -> None:
 async def test_client_that_stalls_after_the_image_was_opened_is_closed_in_time() -> None:
     async with World(handshake_timeout=1).running() as world:
         client = await world.connect()
-        await client.ask(Option.INFO, info("disk"))
+        await client.ask(OptionType.INFO, info("disk"))
         assert await client.at_end()
 
 
@@ -287,7 +287,7 @@ async def test_client_without_a_ticket_has_no_more_time_while_storage_hangs() ->
         await world.until(lambda: world.opened)
         stranger = await world.connect()
         with pytest.raises(Refused):
-            await stranger.ask(Option.GO, info("unknown"))
+            await stranger.ask(OptionType.GO, info("unknown"))
         assert await stranger.at_end()
         assert not waiting.done()
         world.opens.set()
@@ -324,7 +324,7 @@ async def test_clients_above_the_limit_are_told() -> None:
         first, _ = await world.go(), await world.go()
         client = await world.connect()
         with pytest.raises(Refused, match="the limit is 2") as e:
-            await client.ask(Option.GO, info("disk"))
+            await client.ask(OptionType.GO, info("disk"))
         assert e.value.reply == Reply.ERR_POLICY
         assert world.disk.status()["connections"] == 2
         await first.close()
@@ -337,7 +337,7 @@ async def test_client_for_whom_there_is_no_lane_is_told(world: World, monkeypatc
     monkeypatch.setattr(shared, "MAX_LANES", 1)
     first, client = await world.go(), await world.connect()
     with pytest.raises(Refused, match="the limit is 1") as e:
-        await client.ask(Option.GO, info("disk"))
+        await client.ask(OptionType.GO, info("disk"))
     assert e.value.reply == Reply.ERR_POLICY
     assert world.disk.status()["connections"] == 1
     await first.close()
@@ -366,7 +366,7 @@ async def test_oldest_client_in_the_negotiation_goes_for_a_new_one(
             reader, writer = await asyncio.open_unix_connection(world.address)
             await reader.readexactly(18)
             if speaks:
-                writer.write(b"\0\0\0\3" + OptionHeader(Option.LIST, 0).pack())
+                writer.write(b"\0\0\0\3" + OptionHeader(OptionType.LIST, 0).pack())
                 await reader.readexactly(20)
             greeted.append((reader, writer))
         with contextlib.suppress(asyncio.IncompleteReadError):
@@ -432,13 +432,13 @@ async def test_stopping_server_waits_for_requests_although_it_was_idle_before(wo
 
 async def test_stopping_server_tells_clients_in_the_negotiation(world: World) -> None:
     client = await world.connect()
-    await client.ask(Option.STRUCTURED_REPLY)
+    await client.ask(OptionType.STRUCTURED_REPLY)
     stopping = asyncio.create_task(world.server.stop(10))
     await asyncio.sleep(0)
     with pytest.raises(Refused) as e:
-        await client.ask(Option.GO, info("disk"))
+        await client.ask(OptionType.GO, info("disk"))
     assert e.value.reply == Reply.ERR_SHUTDOWN
-    await client.ask(Option.ABORT)
+    await client.ask(OptionType.ABORT)
     assert await client.at_end()
     await stopping
 

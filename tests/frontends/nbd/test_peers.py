@@ -15,7 +15,7 @@ from struct import pack
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, OptionType, Reply
 from imageio_daemon.nbdproto.options import ContextRequest, ExportInfo, InfoRequest, OptionHeader
 from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.conftest import MakeNbdDaemon
@@ -38,7 +38,7 @@ async def test_linux_kernel_client_with_two_connections(world: World, tmp_path: 
     sockets = []
     for _ in range(2):
         client = await world.connect()
-        replies = await client.ask(Option.GO, InfoRequest("kernel", ()).pack())
+        replies = await client.ask(OptionType.GO, InfoRequest("kernel", ()).pack())
         client.export = ExportInfo.unpack(replies[0][1])
         sockets.append(client)
     chance, wanted, counter = random.Random(3), bytearray(size), 0
@@ -69,14 +69,14 @@ async def test_ovirt_imageio_client(world: World, tmp_path: Path) -> None:
         file.truncate(size)
     world.add("imageio", size=size, path=path, sparse=True)
     client = await world.connect(1)
-    await client.ask(Option.STRUCTURED_REPLY)
+    await client.ask(OptionType.STRUCTURED_REPLY)
     client.structured = True
-    listed = await client.ask(Option.LIST_META_CONTEXT, ContextRequest("imageio", ("qemu:dirty-bitmap:",)).pack())
+    listed = await client.ask(OptionType.LIST_META_CONTEXT, ContextRequest("imageio", ("qemu:dirty-bitmap:",)).pack())
     assert [reply for reply, _ in listed] == [Reply.ACK]
     queries = ("base:allocation", "qemu:allocation-depth", "qemu:dirty-bitmap:backup")
-    selected = await client.ask(Option.SET_META_CONTEXT, ContextRequest("imageio", queries).pack())
+    selected = await client.ask(OptionType.SET_META_CONTEXT, ContextRequest("imageio", queries).pack())
     assert [data[4:] for reply, data in selected if reply == Reply.META_CONTEXT] == [b"base:allocation"]
-    await client.ask(Option.GO, InfoRequest("imageio", ()).pack())
+    await client.ask(OptionType.GO, InfoRequest("imageio", ()).pack())
     assert (await client.request(WRITE, MiB, data=pattern(MiB))).error == 0
     for start in range(2 * MiB, size, 1 << 30):
         assert (await client.request(ZERO, start, min(1 << 30, size - start), 0)).error == 0
@@ -181,21 +181,21 @@ async def outcome(client: Client, action: Awaitable[object]) -> str:
 OPTIONS: dict[str, tuple[int, bytes, str, str, str]] = {
     "unknown with 1 MiB": (77, bytes(MiB), "ERR_UNSUP", "ERR_UNSUP", "ERR_UNSUP"),
     "unknown, claiming 4 GiB": (77, b"", "closed", "closed", "closed"),
-    "list with data": (Option.LIST, b"x", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
-    "abort with data": (Option.ABORT, b"bye", "ok", "ok", "ok"),
-    "starttls without tls": (Option.STARTTLS, b"", "ERR_POLICY", "ERR_POLICY", "ERR_POLICY"),
-    "structured with data": (Option.STRUCTURED_REPLY, b"x", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
-    "extended headers": (Option.EXTENDED_HEADERS, b"", "ok", "ERR_UNSUP", "ERR_UNSUP"),
-    "info": (Option.INFO, InfoRequest("image", (3, 3, 77)).pack(), "ok", "ok", "ok"),
-    "info, unknown name": (Option.INFO, InfoRequest("other", ()).pack(), "ERR_UNKNOWN", "ERR_UNKNOWN", "ok"),
-    "info, long name": (Option.INFO, InfoRequest("n" * 4097, ()).pack(), "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
-    "info, too short": (Option.INFO, b"\0", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
+    "list with data": (OptionType.LIST, b"x", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
+    "abort with data": (OptionType.ABORT, b"bye", "ok", "ok", "ok"),
+    "starttls without tls": (OptionType.STARTTLS, b"", "ERR_POLICY", "ERR_POLICY", "ERR_POLICY"),
+    "structured with data": (OptionType.STRUCTURED_REPLY, b"x", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
+    "extended headers": (OptionType.EXTENDED_HEADERS, b"", "ok", "ERR_UNSUP", "ERR_UNSUP"),
+    "info": (OptionType.INFO, InfoRequest("image", (3, 3, 77)).pack(), "ok", "ok", "ok"),
+    "info, unknown name": (OptionType.INFO, InfoRequest("other", ()).pack(), "ERR_UNKNOWN", "ERR_UNKNOWN", "ok"),
+    "info, long name": (OptionType.INFO, InfoRequest("n" * 4097, ()).pack(), "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
+    "info, too short": (OptionType.INFO, b"\0", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
     "context before structured": (
-        Option.SET_META_CONTEXT, ContextRequest("image", ("base:allocation",)).pack(),
+        OptionType.SET_META_CONTEXT, ContextRequest("image", ("base:allocation",)).pack(),
         "ERR_INVALID", "ERR_INVALID", "ERR_INVALID",
     ),
     "queries that are not there": (
-        Option.LIST_META_CONTEXT, pack(">I", 5) + b"image" + pack(">I", 1000),
+        OptionType.LIST_META_CONTEXT, pack(">I", 5) + b"image" + pack(">I", 1000),
         "ERR_INVALID", "ERR_INVALID", "ERR_INVALID",
     ),
 }  # fmt: skip
@@ -217,7 +217,7 @@ async def test_options_are_answered_as_other_servers_do(server: tuple[str, Conne
         found = await outcome(client, client.ask(option, payload))
     expected = answers[["imageio-daemon", "qemu-nbd", "nbdkit"].index(program)]
     assert found in (expected, NEWER.get((program, name)))
-    if found != "closed" and option not in (Option.ABORT, Option.EXTENDED_HEADERS):
+    if found != "closed" and option not in (OptionType.ABORT, OptionType.EXTENDED_HEADERS):
         await client.go("image")
         assert (await client.request(READ, 0, 512)).data == pattern(512)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from imageio_daemon.config.services import TlsSection
-from imageio_daemon.nbdproto.constants import Command, Option, Reply
+from imageio_daemon.nbdproto.constants import Command, OptionType, Reply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.negotiation import Tls
 from imageio_daemon.net.tls_contexts import ServerTls
@@ -67,7 +67,7 @@ async def test_image_moves_over_tls(context: TlsContext, trust: ssl.SSLContext, 
 async def test_without_tls_nothing_is_told(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
-        for option in (Option.LIST, Option.GO, Option.INFO, Option.STRUCTURED_REPLY, 77):
+        for option in (OptionType.LIST, OptionType.GO, OptionType.INFO, OptionType.STRUCTURED_REPLY, 77):
             with pytest.raises(Refused) as e:
                 await client.ask(option, InfoRequest("disk", ()).pack())
             assert e.value.reply == Reply.ERR_TLS_REQD
@@ -89,7 +89,7 @@ async def test_old_tls_is_refused(context: TlsContext, trust: ssl.SSLContext) ->
 async def test_failed_tls_ends_the_connection(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
-        await client.ask(Option.STARTTLS)
+        await client.ask(OptionType.STARTTLS)
         client.writer.write(b"this is no ClientHello, whatever it looks like")
         await client.drop_all()  # an alert, maybe
         assert await client.at_end()
@@ -100,7 +100,7 @@ async def test_client_that_leaves_while_tls_starts_is_not_counted(context: TlsCo
     async with serving(context) as world:
         for _ in range(20):  # more than the limit
             client = await world.connect()
-            await client.ask(Option.STARTTLS)
+            await client.ask(OptionType.STARTTLS)
             client.writer.write(data)
             client.writer.transport.abort()
         await world.until(lambda: not world.server.connections)
@@ -117,7 +117,7 @@ async def test_client_that_resets_while_tls_starts_is_not_counted(context: TlsCo
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
                 await loop.sock_connect(client, world.address)
-                await loop.sock_sendall(client, b"\0\0\0\3" + OptionHeader(Option.STARTTLS, 0).pack())
+                await loop.sock_sendall(client, b"\0\0\0\3" + OptionHeader(OptionType.STARTTLS, 0).pack())
                 received = b""
                 while len(received) < 18 + 20:
                     received += await loop.sock_recv(client, 18 + 20 - len(received))
@@ -131,21 +131,21 @@ async def test_client_that_resets_while_tls_starts_is_not_counted(context: TlsCo
 async def test_clear_text_behind_starttls_ends_the_connection(context: TlsContext) -> None:
     async with serving(context) as world:
         client = await world.connect()
-        client.writer.write(OptionHeader(Option.STARTTLS, 0).pack() + OptionHeader(Option.ABORT, 0).pack())
+        client.writer.write(OptionHeader(OptionType.STARTTLS, 0).pack() + OptionHeader(OptionType.ABORT, 0).pack())
         assert await client.at_end()
 
 
 async def test_stalled_tls_is_closed_in_time(context: TlsContext) -> None:
     async with serving(context, handshake_timeout=1) as world:
         client = await world.connect()
-        await client.ask(Option.STARTTLS)
+        await client.ask(OptionType.STARTTLS)
         assert await client.at_end()
 
 
 async def test_state_from_before_tls_is_forgotten(context: TlsContext, trust: ssl.SSLContext) -> None:
     async with serving(context, Tls.OPTIONAL) as world:
         client = await world.connect()
-        await client.ask(Option.STRUCTURED_REPLY)
+        await client.ask(OptionType.STRUCTURED_REPLY)
         await client.start_tls(trust)
         await client.go("disk", structured=False)
         assert (await client.request(READ, 0, 512)).data == bytes(512)  # a simple reply: no chunk came
@@ -209,7 +209,7 @@ async def test_peer_that_sends_many_records_without_data_is_cut(context: TlsCont
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(SOON)
             sock.connect(address)
-            sock.sendall(b"\0\0\0\3" + OptionHeader(Option.STARTTLS, 0).pack())
+            sock.sendall(b"\0\0\0\3" + OptionHeader(OptionType.STARTTLS, 0).pack())
             received = b""
             while len(received) < 18 + 20:
                 received += sock.recv(18 + 20 - len(received))

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from imageio_daemon.nbdproto.constants import Command, Option
+from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
 from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
@@ -23,8 +23,8 @@ from tests.support.polling import SOON
 from tests.support.tlsflood import FloodingClient
 
 READ, WRITE, FLUSH, DISC = Command.READ, Command.WRITE, Command.FLUSH, Command.DISC
-STARTTLS = b"\0\0\0\3" + OptionHeader(Option.STARTTLS, 0).pack()
-GO = OptionHeader(Option.GO, 10).pack() + InfoRequest("disk", ()).pack()
+STARTTLS = b"\0\0\0\3" + OptionHeader(OptionType.STARTTLS, 0).pack()
+GO = OptionHeader(OptionType.GO, 10).pack() + InfoRequest("disk", ()).pack()
 #: What the server says before TLS, and to GO.
 GREETING, ENTERED = 18 + 20, (20 + 12) + (20 + 14) + 20
 

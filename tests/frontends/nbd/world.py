@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imageio_daemon.frontends.nbd.server import NbdServer
-from imageio_daemon.frontends.nbd.services import Options
+from imageio_daemon.frontends.nbd.services import NbdOptions
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
@@ -27,7 +27,7 @@ from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import Options as RemoteOptions
+from imageio_daemon.storage.nbd.handshake import ConnectOptions
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer
@@ -84,7 +84,7 @@ class World:
         self.engine = Engine(1024)
         self.lanes = Lanes(self.engine, lanes)
         self.store = TransferStore(self._open, most_tickets=99, most_connections=9)
-        options = Options(
+        options = NbdOptions(
             store=self.store,
             tls=tls,
             context=None if context is None else lambda: context,
@@ -135,7 +135,7 @@ class World:
         writable = ticket.may(Access.WRITE)
         if ticket.url.startswith("file:"):
             return await FileBackend.open(self.engine, ticket.path, writable=writable)
-        options = RemoteOptions(dirty=False, context=None, timeout=SOON, greeting_timeout=SOON)
+        options = ConnectOptions(dirty=False, context=None, timeout=SOON, greeting_timeout=SOON)
         address = self.remote.address
         return await NbdBackend.open(self.engine, address, options, connections=1, writable=writable, zero_unit=4096)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation
-from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, ExportFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.options import (
     CLIENT_FLAGS,
     OPTION,
@@ -67,12 +67,12 @@ def fixed(answers: Answers) -> Handler:
 
 #: A server that knows everything.
 MODERN: Mapping[int, Handler] = {
-    Option.EXTENDED_HEADERS: fixed(ACK),
-    Option.STRUCTURED_REPLY: fixed(ACK),
-    Option.LIST_META_CONTEXT: contexts(BASE_ALLOCATION),
-    Option.SET_META_CONTEXT: contexts(BASE_ALLOCATION),
-    Option.STARTTLS: fixed(ACK),
-    Option.GO: export(),
+    OptionType.EXTENDED_HEADERS: fixed(ACK),
+    OptionType.STRUCTURED_REPLY: fixed(ACK),
+    OptionType.LIST_META_CONTEXT: contexts(BASE_ALLOCATION),
+    OptionType.SET_META_CONTEXT: contexts(BASE_ALLOCATION),
+    OptionType.STARTTLS: fixed(ACK),
+    OptionType.GO: export(),
 }
 
 
@@ -108,7 +108,7 @@ class Server:
     def _answer(self, option: int, payload: bytes) -> bytes:
         if option in self.raw:
             return self.raw[option]
-        if option == Option.EXPORT_NAME:
+        if option == OptionType.EXPORT_NAME:
             return self.by_name
         answers = self.handlers.get(option, fixed(UNSUP))(payload)
         return b"".join(OptionReply(option, reply, len(data)).pack() + data for reply, data in answers)

@@ -9,7 +9,7 @@ from struct import pack
 import pytest
 
 from imageio_daemon.nbdproto.client import replies as client_replies
-from imageio_daemon.nbdproto.client.negotiation import Agreed, Violation
+from imageio_daemon.nbdproto.client.negotiation import Agreed, ServerViolation
 from imageio_daemon.nbdproto.client.replies import ClientReplies
 from imageio_daemon.nbdproto.client.request import ClientRequest
 from imageio_daemon.nbdproto.constants import (
@@ -229,7 +229,7 @@ def test_a_reply_to_no_request_is_a_violation(any_client: Client, cookie: int) -
     request = any_client.begin(Command.WRITE)
     request.cookie = cookie
     reply = any_client.none(request) if any_client.form != "simple" else SimpleReply(cookie, 0).pack()
-    with pytest.raises(Violation, match="no request"):
+    with pytest.raises(ServerViolation, match="no request"):
         any_client.feed(reply)
 
 
@@ -237,14 +237,14 @@ def test_a_second_reply_is_a_violation(any_client: Client) -> None:
     request = any_client.begin(Command.WRITE)
     reply = any_client.none(request) if any_client.form != "simple" else SimpleReply(request.cookie, 0).pack()
     any_client.feed(reply)
-    with pytest.raises(Violation, match="no request"):
+    with pytest.raises(ServerViolation, match="no request"):
         any_client.feed(reply)
     assert any_client.ended == [request]
 
 
 def test_a_chunk_after_the_last_one_is_a_violation(client: Client, read: Read) -> None:
     client.feed(client.data(read.request, 8192, b"a" * 4096))
-    with pytest.raises(Violation, match="no request"):
+    with pytest.raises(ServerViolation, match="no request"):
         client.feed(client.hole(read.request, 8192, 10))
     assert read.content == b"a" * 4096
 
@@ -268,7 +268,7 @@ def test_a_chunk_after_the_last_one_is_a_violation(client: Client, read: Read) -
 )
 def test_data_outside_of_the_request_is_a_violation(client: Client, read: Read, offset: int, length: int) -> None:
     header = ChunkHeader(Chunk.OFFSET_DATA, DONE, read.request.cookie, 8 + length, 8192)
-    with pytest.raises(Violation, match="outside"):
+    with pytest.raises(ServerViolation, match="outside"):
         client.feed(header.pack(extended=client.extended) + pack(">Q", offset))
     assert read.content == b"\x55" * 4096
 
@@ -277,7 +277,7 @@ def test_data_outside_of_the_request_is_a_violation(client: Client, read: Read, 
     ("offset", "length"), [(8191, 1), (8192, 4097), (8192, 0), (8192, 2**32 - 1), (2**64 - 1, 2), (12288, 1)]
 )
 def test_a_hole_outside_of_the_request_is_a_violation(client: Client, read: Read, offset: int, length: int) -> None:
-    with pytest.raises(Violation, match="outside"):
+    with pytest.raises(ServerViolation, match="outside"):
         client.feed(client.hole(read.request, offset, length))
     assert read.content == b"\x55" * 4096
 
@@ -286,7 +286,7 @@ def test_a_hole_outside_of_the_request_is_a_violation(client: Client, read: Read
 def test_data_that_was_there_before_is_a_violation(client: Client, read: Read, offset: int, length: int) -> None:
     client.feed(client.data(read.request, 8192, b"a" * 500, done=False))
     client.feed(client.data(read.request, 8192 + 1000, b"b" * 500, done=False))
-    with pytest.raises(Violation, match="before"):
+    with pytest.raises(ServerViolation, match="before"):
         client.feed(client.hole(read.request, offset, length))
 
 
@@ -294,26 +294,26 @@ def test_data_that_was_there_before_is_a_violation(client: Client, read: Read, o
 def test_a_success_without_all_data_is_a_violation(client: Client, read: Read, parts: list[tuple[int, int]]) -> None:
     for offset, length in parts:
         client.feed(client.hole(read.request, offset, length, done=False))
-    with pytest.raises(Violation, match="without all data"):
+    with pytest.raises(ServerViolation, match="without all data"):
         client.feed(client.none(read.request))
     assert not client.ended
 
 
 @pytest.mark.parametrize("length", [0, 7, 8])
 def test_data_of_no_bytes_is_a_violation(client: Client, read: Read, length: int) -> None:
-    with pytest.raises(Violation, match="no bytes"):
+    with pytest.raises(ServerViolation, match="no bytes"):
         client.feed(client.chunk(read.request, Chunk.OFFSET_DATA, bytes(length)))
 
 
 def test_data_in_too_many_pieces_is_a_violation(client: Client) -> None:
     read = client.read(0, 400 * KiB)
-    with pytest.raises(Violation, match="too many pieces"):
+    with pytest.raises(ServerViolation, match="too many pieces"):
         client.feed(b"".join(client.hole(read.request, i, 1, done=False) for i in range(0, 400 * KiB, 2)))
 
 
 def test_data_in_reply_to_something_else_is_a_violation(client: Client) -> None:
     request = client.begin(Command.WRITE)
-    with pytest.raises(Violation, match="data in reply"):
+    with pytest.raises(ServerViolation, match="data in reply"):
         client.feed(client.data(request, 0, b"x"))
 
 
@@ -322,7 +322,7 @@ def test_data_in_reply_to_something_else_is_a_violation(client: Client) -> None:
 
 def test_a_chunk_without_structured_replies_is_a_violation() -> None:
     client = Client("simple")
-    with pytest.raises(Violation, match="begins with"):
+    with pytest.raises(ServerViolation, match="begins with"):
         client.feed(client.none(client.begin(Command.WRITE)))
 
 
@@ -330,7 +330,7 @@ def test_a_simple_reply_to_a_read_with_structured_replies_is_a_violation() -> No
     client = Client("structured")
     for error in (0, 5):
         read = client.read(0, 10)
-        with pytest.raises(Violation, match="simple reply to a READ"):
+        with pytest.raises(ServerViolation, match="simple reply to a READ"):
             client.feed(SimpleReply(read.request.cookie, error).pack())
 
 
@@ -338,7 +338,7 @@ def test_other_forms_than_extended_headers_are_a_violation() -> None:
     for reply in (SimpleReply(1, 0).pack(), ChunkHeader(0, 1, 1, 0).pack()):
         client = Client("extended")
         client.begin(Command.WRITE)
-        with pytest.raises(Violation, match="begins with"):
+        with pytest.raises(ServerViolation, match="begins with"):
             client.feed(reply)
 
 
@@ -348,7 +348,7 @@ def test_an_extended_reply_with_the_offset_of_another_request_is_a_violation() -
     request.offset = 0
     reply = client.none(request)
     request.offset = 4096
-    with pytest.raises(Violation, match="offset of another"):
+    with pytest.raises(ServerViolation, match="offset of another"):
         client.feed(reply)
 
 
@@ -396,7 +396,7 @@ def test_an_unknown_type_of_error_fails_the_request_only(client: Client, read: R
     [b"\0" * 5, pack(">IH", 0, 0), pack(">IH", 5, 1), pack(">IH", 5, 0xFFFF), pack(">IH", 5, 4000) + bytes(99)],
 )
 def test_a_broken_error_is_a_violation(client: Client, read: Read, payload: bytes) -> None:
-    with pytest.raises(Violation):
+    with pytest.raises(ServerViolation):
         client.feed(client.chunk(read.request, Chunk.ERROR, payload))
 
 
@@ -404,13 +404,13 @@ def test_a_broken_error_is_a_violation(client: Client, read: Read, payload: byte
 @pytest.mark.parametrize("length", [0, 5000, 0xFFFFFFFF])
 def test_an_error_of_a_wrong_length_is_a_violation(client: Client, read: Read, kind: int, length: int) -> None:
     header = ChunkHeader(kind, DONE, read.request.cookie, length, 8192)
-    with pytest.raises(Violation):
+    with pytest.raises(ServerViolation):
         client.feed(header.pack(extended=client.extended) + bytes(20))
 
 
 @pytest.mark.parametrize("kind", [3, 4, 7, 0x7FFF])
 def test_an_unknown_type_of_content_is_a_violation(client: Client, read: Read, kind: int) -> None:
-    with pytest.raises(Violation, match="unknown type"):
+    with pytest.raises(ServerViolation, match="unknown type"):
         client.feed(client.chunk(read.request, kind, b"1234"))
 
 
@@ -418,13 +418,13 @@ def test_an_unknown_type_of_content_is_a_violation(client: Client, read: Read, k
 def test_an_empty_chunk_that_is_not_empty_or_not_the_last_is_a_violation(
     client: Client, read: Read, payload: bytes, done: bool
 ) -> None:
-    with pytest.raises(Violation, match="empty chunk"):
+    with pytest.raises(ServerViolation, match="empty chunk"):
         client.feed(client.chunk(read.request, Chunk.NONE, payload, done=done))
 
 
 def test_garbage_is_a_violation(any_client: Client) -> None:
     any_client.begin(Command.WRITE)
-    with pytest.raises(Violation, match="begins with"):
+    with pytest.raises(ServerViolation, match="begins with"):
         any_client.feed(b"HTTP/1.1 200 OK\r\n\r\n")
 
 
@@ -443,27 +443,27 @@ def test_a_status_has_a_payload_for_each_context(client: Client, step: int) -> N
 
 def test_a_status_of_another_context_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
-    with pytest.raises(Violation, match="not asked for"):
+    with pytest.raises(ServerViolation, match="not asked for"):
         client.feed(client.status(request, 99, (1, 1)))
 
 
 def test_a_second_status_of_a_context_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
     client.feed(client.status(request, 1, (1, 1), done=False))
-    with pytest.raises(Violation, match="two statuses"):
+    with pytest.raises(ServerViolation, match="two statuses"):
         client.feed(client.status(request, 1, (1, 1)))
 
 
 def test_a_status_in_reply_to_something_else_is_a_violation(client: Client) -> None:
     request = client.begin(Command.WRITE)
-    with pytest.raises(Violation, match="not asked for"):
+    with pytest.raises(ServerViolation, match="not asked for"):
         client.feed(client.status(request, 1, (1, 1)))
 
 
 def test_a_status_of_the_other_form_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
     other = Chunk.BLOCK_STATUS if client.extended else Chunk.BLOCK_STATUS_EXT
-    with pytest.raises(Violation, match="unknown type"):
+    with pytest.raises(ServerViolation, match="unknown type"):
         client.feed(client.chunk(request, other, pack_extents(1, [1], [1], extended=not client.extended)))
 
 
@@ -476,7 +476,7 @@ def test_a_status_of_more_extents_than_the_limit_is_refused_before_memory_is_tak
         8 + 16 * MAX_STATUS_EXTENTS + 16,
         request.offset,
     )
-    with pytest.raises(Violation, match="bytes"):
+    with pytest.raises(ServerViolation, match="bytes"):
         client.feed(header.pack(extended=client.extended))
 
 
@@ -484,19 +484,19 @@ def test_statuses_of_one_request_are_limited_together(client: Client, monkeypatc
     monkeypatch.setattr(client_replies, "MAX_STATUS_BYTES", 100)
     request = client.begin(Command.BLOCK_STATUS)
     client.feed(client.status(request, 1, (1, 1), (1, 2), done=False))
-    with pytest.raises(Violation, match="bytes"):
+    with pytest.raises(ServerViolation, match="bytes"):
         client.feed(client.status(request, 2, *[(1, 1)] * 10))
 
 
 def test_a_status_without_a_context_is_a_violation(client: Client) -> None:
     request = client.begin(Command.BLOCK_STATUS)
     kind = Chunk.BLOCK_STATUS_EXT if client.extended else Chunk.BLOCK_STATUS
-    with pytest.raises(Violation, match="without a context"):
+    with pytest.raises(ServerViolation, match="without a context"):
         client.feed(client.chunk(request, kind, b"\0\0\1"))
 
 
 def test_a_simple_success_is_no_status() -> None:
     client = Client("structured")
     request = client.begin(Command.BLOCK_STATUS)
-    with pytest.raises(Violation, match="without extents"):
+    with pytest.raises(ServerViolation, match="without extents"):
         client.feed(SimpleReply(request.cookie, 0).pack())

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from struct import pack, unpack_from
 
-from imageio_daemon.nbdproto.constants import Info, Option, Reply
+from imageio_daemon.nbdproto.constants import InfoType, OptionType, Reply
 from imageio_daemon.nbdproto.options import (
     BlockSizes,
     ContextRequest,
@@ -23,7 +23,7 @@ PREFERRED = 65536
 
 #: How bytes arrive: at once, one by one, or with the first bytes of an option that never becomes complete.
 DELIVERIES = ("whole", "byte by byte", "with trailing data")
-TRAILING = OptionHeader(Option.LIST, 0).pack()[:15]
+TRAILING = OptionHeader(OptionType.LIST, 0).pack()[:15]
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,11 @@ class Conversation:
 
     def ask(self, option: int, payload: bytes = b"") -> list[Answer]:
         """Send one option and return its replies, of which the last is final and the others are not."""
-        trailing = self.delivery == "with trailing data" and option not in (Option.STARTTLS, Option.GO)
+        trailing = self.delivery == "with trailing data" and option not in (OptionType.STARTTLS, OptionType.GO)
         self.send(OptionHeader(option, len(payload)).pack() + payload + (TRAILING if trailing else b""))
         answers = self.answers()
         if trailing:  # complete it, so that the next option begins where it should
-            self.send(OptionHeader(Option.LIST, 0).pack()[15:])
+            self.send(OptionHeader(OptionType.LIST, 0).pack()[15:])
             self.answers()
         assert all(answer.option == option for answer in answers)
         assert all(answer.reply in (Reply.SERVER, Reply.INFO, Reply.META_CONTEXT) for answer in answers[:-1])
@@ -131,7 +131,7 @@ class Conversation:
 
     def go(self, name: str = "disk") -> Transmission:
         """Enter the transmission."""
-        assert self.final(Option.GO, InfoRequest(name, ()).pack()) == Reply.ACK
+        assert self.final(OptionType.GO, InfoRequest(name, ()).pack()) == Reply.ACK
         return self.transmission
 
     @property
@@ -141,16 +141,16 @@ class Conversation:
 
     def flags(self, name: str = "disk") -> int:
         """Return the transmission flags that INFO tells."""
-        return self.export_info(self.ask(Option.INFO, InfoRequest(name, ()).pack())).flags
+        return self.export_info(self.ask(OptionType.INFO, InfoRequest(name, ()).pack())).flags
 
     @staticmethod
     def export_info(answers: list[Answer]) -> ExportInfo:
-        (item,) = [a for a in answers if a.reply == Reply.INFO and a.info == Info.EXPORT]
+        (item,) = [a for a in answers if a.reply == Reply.INFO and a.info == InfoType.EXPORT]
         return ExportInfo.unpack(item.payload)
 
     @staticmethod
     def block_sizes(answers: list[Answer]) -> BlockSizes:
-        (item,) = [a for a in answers if a.reply == Reply.INFO and a.info == Info.BLOCK_SIZE]
+        (item,) = [a for a in answers if a.reply == Reply.INFO and a.info == InfoType.BLOCK_SIZE]
         return BlockSizes.unpack(item.payload)
 
     def contexts(self, option: int, *queries: str, name: str = "disk") -> list[str]:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS, ExportFlag, Option, Reply
+from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, MAX_OPTION, MAX_OPTIONS, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import BadMagic
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.nbdproto.server.events import Transmit
@@ -56,7 +56,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule()
     def structured_reply(self) -> None:
-        reply = self.ask(Option.STRUCTURED_REPLY)
+        reply = self.ask(OptionType.STRUCTURED_REPLY)
         if reply is not None:
             assert reply == (Reply.ERR_EXT_HEADER_REQD if self.extended else Reply.ACK)
             self.structured |= not self.extended
@@ -64,7 +64,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule()
     def extended_headers(self) -> None:
-        reply = self.ask(Option.EXTENDED_HEADERS)
+        reply = self.ask(OptionType.EXTENDED_HEADERS)
         if reply is not None:
             assert reply == (Reply.ERR_INVALID if self.extended else Reply.ACK)
             self.extended = True
@@ -72,7 +72,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule()
     def starttls(self) -> None:
-        reply = self.ask(Option.STARTTLS)
+        reply = self.ask(OptionType.STARTTLS)
         if reply is not None and not self.secure:
             assert reply == Reply.ACK
             self.secure = True
@@ -84,7 +84,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule(name=NAMES, queries=QUERIES)
     def select(self, name: str, queries: list[str]) -> None:
-        reply = self.ask(Option.SET_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
+        reply = self.ask(OptionType.SET_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
         if reply is None:
             return
         self.selected, self.refused = ("", ()), False
@@ -103,7 +103,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule(name=NAMES)
     def info(self, name: str) -> None:
-        reply = self.ask(Option.INFO, InfoRequest(name, ()).pack())
+        reply = self.ask(OptionType.INFO, InfoRequest(name, ()).pack())
         assert reply in (None, self.of_lookup(name))
 
     def of_lookup(self, name: str) -> Reply:
@@ -114,7 +114,7 @@ class Options(RuleBasedStateMachine):
     @precondition(negotiating)
     @rule(name=NAMES, queries=QUERIES)
     def list_contexts(self, name: str, queries: list[str]) -> None:
-        reply = self.ask(Option.LIST_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
+        reply = self.ask(OptionType.LIST_META_CONTEXT, ContextRequest(name, tuple(queries)).pack())
         assert reply in (None, self.of_lookup(name))
 
     @precondition(negotiating)
@@ -123,14 +123,14 @@ class Options(RuleBasedStateMachine):
         assert self.ask(option, payload) in (None, Reply.ERR_UNSUP)
 
     @precondition(negotiating)
-    @rule(option=st.sampled_from([Option.INFO, Option.LIST_META_CONTEXT]), payload=st.binary(max_size=12))
-    def garbage(self, option: Option, payload: bytes) -> None:
+    @rule(option=st.sampled_from([OptionType.INFO, OptionType.LIST_META_CONTEXT]), payload=st.binary(max_size=12))
+    def garbage(self, option: OptionType, payload: bytes) -> None:
         assert self.ask(option, payload) in (None, Reply.ERR_INVALID, Reply.ERR_UNKNOWN, Reply.ACK, Reply.ERR_TOO_BIG)
 
     @precondition(negotiating)
     @rule(name=NAMES)
     def go(self, name: str) -> None:
-        reply = self.ask(Option.GO, InfoRequest(name, ()).pack())
+        reply = self.ask(OptionType.GO, InfoRequest(name, ()).pack())
         assert reply in (None, self.of_lookup(name))
         if reply == Reply.ACK:
             served = self.talk.transmission
@@ -151,12 +151,12 @@ TestOptions.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 VALID = b"".join(
     OptionHeader(option, len(payload)).pack() + payload
     for option, payload in [
-        (Option.STRUCTURED_REPLY, b""),
-        (Option.LIST, b""),
-        (Option.LIST_META_CONTEXT, ContextRequest("disk", ()).pack()),
-        (Option.SET_META_CONTEXT, ContextRequest("disk", ("base:allocation",)).pack()),
-        (Option.INFO, InfoRequest("disk", (1, 2, 3)).pack()),
-        (Option.GO, InfoRequest("disk", (3,)).pack()),
+        (OptionType.STRUCTURED_REPLY, b""),
+        (OptionType.LIST, b""),
+        (OptionType.LIST_META_CONTEXT, ContextRequest("disk", ()).pack()),
+        (OptionType.SET_META_CONTEXT, ContextRequest("disk", ("base:allocation",)).pack()),
+        (OptionType.INFO, InfoRequest("disk", (1, 2, 3)).pack()),
+        (OptionType.GO, InfoRequest("disk", (3,)).pack()),
     ]
 )
 

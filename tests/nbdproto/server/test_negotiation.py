@@ -11,8 +11,8 @@ from imageio_daemon.nbdproto.constants import (
     MAX_PAYLOAD,
     MAX_QUERIES,
     ExportFlag,
-    Info,
-    Option,
+    InfoType,
+    OptionType,
     Reply,
 )
 from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
@@ -22,7 +22,7 @@ from imageio_daemon.nbdproto.server.transmission import Export
 from tests.nbdproto.server.conversation import DELIVERIES, PREFERRED, Conversation
 from tests.support.nbd_payloads import unpack_server
 
-KNOWN = sorted(Option)
+KNOWN = sorted(OptionType)
 LISTING = "base:", "base:allocation"
 MIB = 1 << 20
 
@@ -53,11 +53,11 @@ def test_greeting_is_two_magics_and_two_flags() -> None:
 @pytest.mark.parametrize("flags", [0, 2])
 def test_client_without_fixed_newstyle_may_only_name_an_export(flags: int) -> None:
     talk = Conversation().open(flags)
-    talk.send(OptionHeader(Option.EXPORT_NAME, 4).pack() + b"disk")
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, 4).pack() + b"disk")
     assert isinstance(talk.end, Transmit)
 
 
-@pytest.mark.parametrize("option", [o for o in KNOWN if o != Option.EXPORT_NAME])
+@pytest.mark.parametrize("option", [o for o in KNOWN if o != OptionType.EXPORT_NAME])
 def test_client_without_fixed_newstyle_is_closed_after_any_other_option(option: int) -> None:
     talk = Conversation().open(0)
     assert talk.ask(option) == []
@@ -86,22 +86,22 @@ def test_wrong_option_magic_closes() -> None:
 def test_unknown_option_is_unsupported_and_the_next_one_understood(option: int, length: int) -> None:
     talk = Conversation().open()
     assert talk.final(option, bytes(length)) == Reply.ERR_UNSUP
-    assert talk.final(Option.INFO, info()) == Reply.ACK
+    assert talk.final(OptionType.INFO, info()) == Reply.ACK
 
 
 def test_unknown_option_is_unsupported_however_it_arrives(talk: Conversation) -> None:
     assert talk.final(77, b"some data") == Reply.ERR_UNSUP
-    assert talk.final(Option.INFO, info()) == Reply.ACK
+    assert talk.final(OptionType.INFO, info()) == Reply.ACK
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO, Option.SET_META_CONTEXT, Option.LIST])
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO, OptionType.SET_META_CONTEXT, OptionType.LIST])
 def test_long_payload_is_read_and_too_big(option: int) -> None:
     talk = Conversation().open()
     assert talk.final(option, bytes(MAX_DRAINED_OPTION)) == Reply.ERR_TOO_BIG
-    assert talk.final(Option.INFO, info()) == Reply.ACK
+    assert talk.final(OptionType.INFO, info()) == Reply.ACK
 
 
-@pytest.mark.parametrize("option", [77, Option.INFO, Option.EXPORT_NAME])
+@pytest.mark.parametrize("option", [77, OptionType.INFO, OptionType.EXPORT_NAME])
 @pytest.mark.parametrize("length", [MAX_DRAINED_OPTION + 1, 2**31, 2**32 - 1])
 def test_claimed_length_above_the_cap_closes_at_once(option: int, length: int) -> None:
     talk = Conversation().open()
@@ -111,7 +111,7 @@ def test_claimed_length_above_the_cap_closes_at_once(option: int, length: int) -
 
 def test_export_name_longer_than_any_closes() -> None:
     talk = Conversation().open()
-    talk.send(OptionHeader(Option.EXPORT_NAME, MAX_OPTION + 1).pack())
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, MAX_OPTION + 1).pack())
     assert talk.dropped
 
 
@@ -126,35 +126,35 @@ def test_more_options_than_the_limit_close() -> None:
 def test_a_list_of_50_exports_allows_two_options_about_each() -> None:
     names = [f"export-{i}" for i in range(50)]
     talk = Conversation(exports={name: Export(name, 1) for name in names}, listed=names).open()
-    assert talk.final(Option.LIST) == Reply.ACK
+    assert talk.final(OptionType.LIST) == Reply.ACK
     for name in names:
-        assert talk.final(Option.INFO, info(name)) == Reply.ACK
-        assert talk.contexts(Option.LIST_META_CONTEXT, name=name) == ["base:allocation"]
+        assert talk.final(OptionType.INFO, info(name)) == Reply.ACK
+        assert talk.contexts(OptionType.LIST_META_CONTEXT, name=name) == ["base:allocation"]
 
 
 def test_listing_again_allows_no_more_options() -> None:
     talk = Conversation(listed=["a", "b"]).open()
     count = 0
     while talk.end is None:
-        talk.ask(Option.LIST)
+        talk.ask(OptionType.LIST)
         count += 1
     assert count <= MAX_OPTIONS + 17
 
 
 def test_pipelined_options_are_answered_in_order() -> None:
     talk = Conversation().open()
-    talk.send(OptionHeader(77, 0).pack() + OptionHeader(Option.INFO, len(info())).pack() + info())
+    talk.send(OptionHeader(77, 0).pack() + OptionHeader(OptionType.INFO, len(info())).pack() + info())
     assert [(a.option, a.reply) for a in talk.answers()] == [
         (77, Reply.ERR_UNSUP),
-        (Option.INFO, Reply.INFO),
-        (Option.INFO, Reply.INFO),
-        (Option.INFO, Reply.ACK),
+        (OptionType.INFO, Reply.INFO),
+        (OptionType.INFO, Reply.INFO),
+        (OptionType.INFO, Reply.ACK),
     ]
 
 
 def test_more_than_the_limit_sent_before_an_answer_closes() -> None:
     talk = Conversation().open()
-    talk.negotiation.feed(OptionHeader(Option.INFO, len(info())).pack() + info())
+    talk.negotiation.feed(OptionHeader(OptionType.INFO, len(info())).pack() + info())
     assert talk.negotiation.next_event() is not None
     talk.negotiation.feed(bytes(MAX_PIPELINED + 1))
     assert isinstance(talk.negotiation.next_event(), Close)
@@ -165,32 +165,32 @@ def test_more_than_the_limit_sent_before_an_answer_closes() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"bye"])
 def test_abort_is_acknowledged_and_closes_without_a_fault(talk: Conversation, payload: bytes) -> None:
-    assert talk.final(Option.ABORT, payload) == Reply.ACK
+    assert talk.final(OptionType.ABORT, payload) == Reply.ACK
     assert talk.end == Close(None)
 
 
 def test_list_is_refused_unless_configured(talk: Conversation) -> None:
-    assert talk.final(Option.LIST) == Reply.ERR_POLICY
+    assert talk.final(OptionType.LIST) == Reply.ERR_POLICY
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_list_tells_every_name(delivery: str) -> None:
     talk = Conversation(listed=["a", "bär", ""], delivery=delivery).open()
-    answers = talk.ask(Option.LIST)
+    answers = talk.ask(OptionType.LIST)
     assert [unpack_server(a.payload) for a in answers[:-1]] == [("a", ""), ("bär", ""), ("", "")]
     assert answers[-1].reply == Reply.ACK
 
 
 def test_list_with_data_is_invalid(talk: Conversation) -> None:
-    assert talk.final(Option.LIST, b"x") == Reply.ERR_INVALID
-    assert talk.final(Option.INFO, info()) == Reply.ACK
+    assert talk.final(OptionType.LIST, b"x") == Reply.ERR_INVALID
+    assert talk.final(OptionType.INFO, info()) == Reply.ACK
 
 
 # INFO and GO
 
 
 def test_info_tells_the_export_and_stays_in_the_negotiation(talk: Conversation) -> None:
-    answers = talk.ask(Option.INFO, info())
+    answers = talk.ask(OptionType.INFO, info())
     told = talk.export_info(answers)
     assert told.size == MIB
     assert told.flags & ExportFlag.HAS_FLAGS
@@ -198,37 +198,37 @@ def test_info_tells_the_export_and_stays_in_the_negotiation(talk: Conversation) 
     assert talk.end is None
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
-def test_export_and_block_sizes_are_told_unasked(option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO])
+def test_export_and_block_sizes_are_told_unasked(option: OptionType) -> None:
     talk = Conversation().open()
     answers = talk.ask(option, info("disk"))
-    assert len(next(a for a in answers if a.info == Info.EXPORT).payload) == 12
+    assert len(next(a for a in answers if a.info == InfoType.EXPORT).payload) == 12
     assert talk.block_sizes(answers) == (1, PREFERRED, MAX_PAYLOAD)
 
 
 def test_unknown_and_repeated_info_ids_are_ignored(talk: Conversation) -> None:
-    answers = talk.ask(Option.INFO, info("disk", 3, 3, 77, 1, 1, 0, 0xFFFF))
-    assert sorted(a.info for a in answers[:-1]) == [Info.EXPORT, Info.NAME, Info.BLOCK_SIZE]
+    answers = talk.ask(OptionType.INFO, info("disk", 3, 3, 77, 1, 1, 0, 0xFFFF))
+    assert sorted(a.info for a in answers[:-1]) == [InfoType.EXPORT, InfoType.NAME, InfoType.BLOCK_SIZE]
 
 
 def test_name_and_description_are_told_when_asked() -> None:
     talk = Conversation(exports={"disk": Export("disk", 1, description="für Ünïcode")}).open()
-    answers = talk.ask(Option.INFO, info("disk", Info.NAME, Info.DESCRIPTION))
+    answers = talk.ask(OptionType.INFO, info("disk", InfoType.NAME, InfoType.DESCRIPTION))
     texts = {a.info: a.payload[2:].decode() for a in answers[:-1]}
-    assert texts[Info.NAME] == "disk"
-    assert texts[Info.DESCRIPTION] == "für Ünïcode"
+    assert texts[InfoType.NAME] == "disk"
+    assert texts[InfoType.DESCRIPTION] == "für Ünïcode"
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
-def test_no_reply_is_longer_than_clients_take_and_each_echoes_its_option(option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO])
+def test_no_reply_is_longer_than_clients_take_and_each_echoes_its_option(option: OptionType) -> None:
     name = "n" * 255
     talk = Conversation(exports={name: Export(name, 1, description="ü" * 2000)}, listed=[name] * 50).open()
     for asked, payload in [
-        (Option.LIST, b""),
-        (Option.LIST_META_CONTEXT, contexts(name)),
-        (Option.INFO, info("x" * 4096)),
+        (OptionType.LIST, b""),
+        (OptionType.LIST_META_CONTEXT, contexts(name)),
+        (OptionType.INFO, info("x" * 4096)),
         (77, b""),
-        (option, info(name, Info.NAME, Info.DESCRIPTION, Info.BLOCK_SIZE)),
+        (option, info(name, InfoType.NAME, InfoType.DESCRIPTION, InfoType.BLOCK_SIZE)),
     ]:
         answers = talk.ask(asked, payload)
         assert {answer.option for answer in answers} == {asked}
@@ -238,36 +238,36 @@ def test_no_reply_is_longer_than_clients_take_and_each_echoes_its_option(option:
 @pytest.mark.parametrize(
     "options",
     [
-        [Option.INFO, Option.INFO, Option.GO],
-        [Option.INFO, Option.LIST, Option.GO],
-        [Option.INFO, Option.SET_META_CONTEXT, Option.INFO, Option.GO],
-        [Option.LIST_META_CONTEXT, Option.INFO, Option.STRUCTURED_REPLY, Option.GO],
-        [Option.SET_META_CONTEXT, Option.SET_META_CONTEXT, Option.EXTENDED_HEADERS, Option.GO],
+        [OptionType.INFO, OptionType.INFO, OptionType.GO],
+        [OptionType.INFO, OptionType.LIST, OptionType.GO],
+        [OptionType.INFO, OptionType.SET_META_CONTEXT, OptionType.INFO, OptionType.GO],
+        [OptionType.LIST_META_CONTEXT, OptionType.INFO, OptionType.STRUCTURED_REPLY, OptionType.GO],
+        [OptionType.SET_META_CONTEXT, OptionType.SET_META_CONTEXT, OptionType.EXTENDED_HEADERS, OptionType.GO],
     ],
     ids=lambda options: "-".join(option.name for option in options),
 )
 @pytest.mark.parametrize("fails_first", [False, True])
 def test_options_in_any_legal_order_lead_to_the_transmission(
-    talk: Conversation, options: list[Option], fails_first: bool
+    talk: Conversation, options: list[OptionType], fails_first: bool
 ) -> None:
     if fails_first:
-        assert talk.final(Option.GO, info("other")) == Reply.ERR_UNKNOWN
+        assert talk.final(OptionType.GO, info("other")) == Reply.ERR_UNKNOWN
     for option in options:
-        named = option in (Option.INFO, Option.GO)
-        selects = option in (Option.SET_META_CONTEXT, Option.LIST_META_CONTEXT)
+        named = option in (OptionType.INFO, OptionType.GO)
+        selects = option in (OptionType.SET_META_CONTEXT, OptionType.LIST_META_CONTEXT)
         talk.ask(option, info() if named else contexts("disk", "base:allocation") if selects else b"")
     assert talk.transmission.export.name == "disk"
 
 
 def test_block_sizes_keep_the_rules() -> None:
     talk = Conversation().open()
-    sizes = talk.block_sizes(talk.ask(Option.INFO, info("disk", Info.BLOCK_SIZE)))
+    sizes = talk.block_sizes(talk.ask(OptionType.INFO, info("disk", InfoType.BLOCK_SIZE)))
     assert all(size & (size - 1) == 0 for size in (sizes.minimum, sizes.preferred))
     assert 512 <= sizes.preferred <= sizes.maximum
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
-def test_unknown_export_is_refused_and_the_next_name_served(talk: Conversation, option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO])
+def test_unknown_export_is_refused_and_the_next_name_served(talk: Conversation, option: OptionType) -> None:
     assert talk.final(option, info("other")) == Reply.ERR_UNKNOWN
     talk.go()
 
@@ -292,8 +292,8 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("payload", MALFORMED.values(), ids=MALFORMED.keys())
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO])
-def test_malformed_info_is_invalid_and_sync_is_kept(talk: Conversation, option: Option, payload: bytes) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO])
+def test_malformed_info_is_invalid_and_sync_is_kept(talk: Conversation, option: OptionType, payload: bytes) -> None:
     assert talk.final(option, payload) == Reply.ERR_INVALID
     talk.go()
 
@@ -301,14 +301,14 @@ def test_malformed_info_is_invalid_and_sync_is_kept(talk: Conversation, option: 
 @pytest.mark.parametrize("length", [255, 256, 257, 1024, 4095, 4096])
 def test_long_unknown_name_is_answered_by_a_short_text(length: int) -> None:
     talk = Conversation().open()
-    (answer,) = talk.ask(Option.GO, info("n" * length))
+    (answer,) = talk.ask(OptionType.GO, info("n" * length))
     assert answer.reply == Reply.ERR_UNKNOWN
     assert len(answer.payload) <= MAX_ERROR_TEXT
 
 
 def test_refusal_text_is_cut_between_characters_and_has_no_control_characters() -> None:
     talk = Conversation().open()
-    talk.negotiation.feed(OptionHeader(Option.GO, len(info())).pack() + info())
+    talk.negotiation.feed(OptionHeader(OptionType.GO, len(info())).pack() + info())
     talk.negotiation.next_event()
     talk.negotiation.refused(Reply.ERR_PLATFORM, "a\n" + "ü" * 300)
     (answer,) = talk.answers()
@@ -318,38 +318,38 @@ def test_refusal_text_is_cut_between_characters_and_has_no_control_characters() 
 
 def test_info_then_go_tell_the_same() -> None:
     talk = Conversation().open()
-    payload = info("disk", Info.BLOCK_SIZE, Info.NAME, Info.DESCRIPTION)
-    asked, gone = talk.ask(Option.INFO, payload), talk.ask(Option.GO, payload)
+    payload = info("disk", InfoType.BLOCK_SIZE, InfoType.NAME, InfoType.DESCRIPTION)
+    asked, gone = talk.ask(OptionType.INFO, payload), talk.ask(OptionType.GO, payload)
     assert [(a.reply, a.payload) for a in asked] == [(a.reply, a.payload) for a in gone]
 
 
 @pytest.mark.parametrize("flags", [1, 3])
 def test_nothing_follows_the_acknowledgement_of_go(flags: int) -> None:
     talk = Conversation().open(flags)
-    talk.send(OptionHeader(Option.GO, len(info())).pack() + info())
-    assert talk.received.endswith(pack(">QIII", 0x3E889045565A9, Option.GO, Reply.ACK, 0))
+    talk.send(OptionHeader(OptionType.GO, len(info())).pack() + info())
+    assert talk.received.endswith(pack(">QIII", 0x3E889045565A9, OptionType.GO, Reply.ACK, 0))
 
 
 def test_only_go_and_export_name_enter() -> None:
     talk = Conversation().open()
-    talk.final(Option.STRUCTURED_REPLY)
-    talk.final(Option.INFO, info())
-    talk.contexts(Option.SET_META_CONTEXT, "base:allocation")
+    talk.final(OptionType.STRUCTURED_REPLY)
+    talk.final(OptionType.INFO, info())
+    talk.contexts(OptionType.SET_META_CONTEXT, "base:allocation")
     talk.go()
     assert [lookup.enter for lookup in talk.lookups] == [False, False, True]
 
 
 def test_bytes_after_go_belong_to_the_transmission() -> None:
     talk = Conversation().open()
-    talk.send(OptionHeader(Option.GO, len(info())).pack() + info() + b"a request")
+    talk.send(OptionHeader(OptionType.GO, len(info())).pack() + info() + b"a request")
     assert isinstance(talk.end, Transmit)
     assert talk.end.rest == b"a request"
 
 
 def test_after_the_end_nothing_happens() -> None:
     talk = Conversation().open()
-    talk.final(Option.ABORT)
-    talk.send(OptionHeader(Option.INFO, len(info())).pack() + info())
+    talk.final(OptionType.ABORT)
+    talk.send(OptionHeader(OptionType.INFO, len(info())).pack() + info())
     assert talk.answers() == []
 
 
@@ -359,7 +359,7 @@ def test_after_the_end_nothing_happens() -> None:
 @pytest.mark.parametrize(("flags", "length"), [(1, 134), (3, 10), (0, 134), (2, 10)])
 def test_export_name_is_answered_by_size_flags_and_zeroes(flags: int, length: int) -> None:
     talk = Conversation().open(flags)
-    talk.send(OptionHeader(Option.EXPORT_NAME, 4).pack() + b"disk")
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, 4).pack() + b"disk")
     assert len(talk.received) == length
     assert talk.received[:8] == pack(">Q", MIB)
     assert not any(talk.received[10:])
@@ -369,23 +369,23 @@ def test_export_name_is_answered_by_size_flags_and_zeroes(flags: int, length: in
 @pytest.mark.parametrize("name", [b"other", b"", b"di\0sk", b"\xff", b"d" * 4097])
 def test_export_name_that_is_not_served_closes_without_a_byte(name: bytes) -> None:
     talk = Conversation().open()
-    talk.send(OptionHeader(Option.EXPORT_NAME, len(name)).pack() + name)
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, len(name)).pack() + name)
     assert isinstance(talk.end, Close)
     assert not talk.received
 
 
-@pytest.mark.parametrize("option", [Option.INFO, Option.GO, Option.LIST_META_CONTEXT, Option.SET_META_CONTEXT])
-def test_empty_name_is_no_export(option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO, OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT])
+def test_empty_name_is_no_export(option: OptionType) -> None:
     talk = Conversation().open()
-    talk.final(Option.STRUCTURED_REPLY)
-    payload = info("") if option in (Option.INFO, Option.GO) else contexts("")
+    talk.final(OptionType.STRUCTURED_REPLY)
+    payload = info("") if option in (OptionType.INFO, OptionType.GO) else contexts("")
     assert talk.final(option, payload) == Reply.ERR_UNKNOWN
 
 
 def test_export_name_is_impossible_with_extended_headers() -> None:
     talk = Conversation().open()
-    talk.final(Option.EXTENDED_HEADERS)
-    talk.send(OptionHeader(Option.EXPORT_NAME, 4).pack() + b"disk")
+    talk.final(OptionType.EXTENDED_HEADERS)
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, 4).pack() + b"disk")
     assert talk.dropped
 
 
@@ -393,26 +393,26 @@ def test_export_name_is_impossible_with_extended_headers() -> None:
 
 
 def test_structured_replies_can_be_asked_for_again(talk: Conversation) -> None:
-    assert talk.final(Option.STRUCTURED_REPLY, b"x") == Reply.ERR_INVALID
+    assert talk.final(OptionType.STRUCTURED_REPLY, b"x") == Reply.ERR_INVALID
     assert not talk.flags() & ExportFlag.SEND_DF
-    assert talk.final(Option.STRUCTURED_REPLY) == Reply.ACK
-    assert talk.final(Option.STRUCTURED_REPLY) == Reply.ACK
+    assert talk.final(OptionType.STRUCTURED_REPLY) == Reply.ACK
+    assert talk.final(OptionType.STRUCTURED_REPLY) == Reply.ACK
     assert talk.flags() & ExportFlag.SEND_DF
     assert talk.go().structured
 
 
 def test_extended_headers_come_once_and_before_structured_replies(talk: Conversation) -> None:
-    assert talk.final(Option.EXTENDED_HEADERS, b"x") == Reply.ERR_INVALID
-    assert talk.final(Option.EXTENDED_HEADERS) == Reply.ACK
-    assert talk.final(Option.EXTENDED_HEADERS) == Reply.ERR_INVALID
-    assert talk.final(Option.STRUCTURED_REPLY) == Reply.ERR_EXT_HEADER_REQD
+    assert talk.final(OptionType.EXTENDED_HEADERS, b"x") == Reply.ERR_INVALID
+    assert talk.final(OptionType.EXTENDED_HEADERS) == Reply.ACK
+    assert talk.final(OptionType.EXTENDED_HEADERS) == Reply.ERR_INVALID
+    assert talk.final(OptionType.STRUCTURED_REPLY) == Reply.ERR_EXT_HEADER_REQD
     assert talk.flags() & ExportFlag.SEND_DF
     assert talk.go().extended
 
 
 def test_flags_of_a_writable_export() -> None:
     talk = Conversation().open()
-    talk.final(Option.STRUCTURED_REPLY)
+    talk.final(OptionType.STRUCTURED_REPLY)
     assert talk.flags() == 0x0DED
 
 
@@ -425,42 +425,42 @@ def test_flags_of_a_read_only_export() -> None:
 
 
 def test_no_query_lists_every_context(talk: Conversation) -> None:
-    assert talk.contexts(Option.LIST_META_CONTEXT) == ["base:allocation"]
+    assert talk.contexts(OptionType.LIST_META_CONTEXT) == ["base:allocation"]
 
 
 @pytest.mark.parametrize("query", LISTING)
 def test_query_lists_what_it_matches(talk: Conversation, query: str) -> None:
-    assert talk.contexts(Option.LIST_META_CONTEXT, query) == ["base:allocation"]
+    assert talk.contexts(OptionType.LIST_META_CONTEXT, query) == ["base:allocation"]
 
 
-@pytest.mark.parametrize("option", [Option.LIST_META_CONTEXT, Option.SET_META_CONTEXT])
+@pytest.mark.parametrize("option", [OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT])
 @pytest.mark.parametrize("query", ["qemu:allocation-depth", "x-y:z", "base", "", "base:other", "base:allocation "])
-def test_unknown_context_is_ignored(option: Option, query: str) -> None:
+def test_unknown_context_is_ignored(option: OptionType, query: str) -> None:
     talk = Conversation().open()
-    talk.final(Option.STRUCTURED_REPLY)
+    talk.final(OptionType.STRUCTURED_REPLY)
     assert talk.contexts(option, query) == []
 
 
 def test_selection_takes_exact_names_once(talk: Conversation) -> None:
-    talk.final(Option.STRUCTURED_REPLY)
+    talk.final(OptionType.STRUCTURED_REPLY)
     queries = ("qemu:allocation-depth", "base:allocation", "base:allocation")
-    assert talk.contexts(Option.SET_META_CONTEXT, *queries) == ["base:allocation"]
+    assert talk.contexts(OptionType.SET_META_CONTEXT, *queries) == ["base:allocation"]
     assert talk.go().contexts == (1,)
 
 
 def test_wildcard_selects_nothing(talk: Conversation) -> None:
-    talk.final(Option.STRUCTURED_REPLY)
-    assert talk.contexts(Option.SET_META_CONTEXT, "base:") == []
+    talk.final(OptionType.STRUCTURED_REPLY)
+    assert talk.contexts(OptionType.SET_META_CONTEXT, "base:") == []
     assert not talk.go().contexts
 
 
 def test_selection_without_structured_replies_is_invalid(talk: Conversation) -> None:
-    assert talk.final(Option.SET_META_CONTEXT, contexts("disk", "base:allocation")) == Reply.ERR_INVALID
+    assert talk.final(OptionType.SET_META_CONTEXT, contexts("disk", "base:allocation")) == Reply.ERR_INVALID
 
 
 def test_selection_works_with_extended_headers(talk: Conversation) -> None:
-    talk.final(Option.EXTENDED_HEADERS)
-    assert talk.contexts(Option.SET_META_CONTEXT, "base:allocation") == ["base:allocation"]
+    talk.final(OptionType.EXTENDED_HEADERS)
+    assert talk.contexts(OptionType.SET_META_CONTEXT, "base:allocation") == ["base:allocation"]
     assert talk.go().contexts == (1,)
 
 
@@ -475,15 +475,15 @@ BAD_SELECTIONS = {
 
 @pytest.mark.parametrize("payload", BAD_SELECTIONS.values(), ids=BAD_SELECTIONS.keys())
 def test_another_selection_replaces_the_one_before_even_when_it_fails(talk: Conversation, payload: bytes) -> None:
-    talk.final(Option.STRUCTURED_REPLY)
-    talk.contexts(Option.SET_META_CONTEXT, "base:allocation")
-    talk.ask(Option.SET_META_CONTEXT, payload)
+    talk.final(OptionType.STRUCTURED_REPLY)
+    talk.contexts(OptionType.SET_META_CONTEXT, "base:allocation")
+    talk.ask(OptionType.SET_META_CONTEXT, payload)
     assert not talk.go().contexts
 
 
 def test_selection_holds_for_its_export_only(talk: Conversation) -> None:
-    talk.final(Option.STRUCTURED_REPLY)
-    talk.contexts(Option.SET_META_CONTEXT, "base:allocation", name="disk")
+    talk.final(OptionType.STRUCTURED_REPLY)
+    talk.contexts(OptionType.SET_META_CONTEXT, "base:allocation", name="disk")
     assert not talk.go("b").contexts
 
 
@@ -503,41 +503,41 @@ MALFORMED_CONTEXTS = {
 
 
 @pytest.mark.parametrize("payload", MALFORMED_CONTEXTS.values(), ids=MALFORMED_CONTEXTS.keys())
-@pytest.mark.parametrize("option", [Option.LIST_META_CONTEXT, Option.SET_META_CONTEXT])
-def test_malformed_queries_are_invalid_and_sync_is_kept(talk: Conversation, option: Option, payload: bytes) -> None:
-    talk.final(Option.STRUCTURED_REPLY)
+@pytest.mark.parametrize("option", [OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT])
+def test_malformed_queries_are_invalid_and_sync_is_kept(talk: Conversation, option: OptionType, payload: bytes) -> None:
+    talk.final(OptionType.STRUCTURED_REPLY)
     assert talk.final(option, payload) == Reply.ERR_INVALID
     talk.go()
 
 
-@pytest.mark.parametrize("option", [Option.LIST_META_CONTEXT, Option.SET_META_CONTEXT])
-def test_more_queries_than_the_limit_are_too_big(option: Option) -> None:
+@pytest.mark.parametrize("option", [OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT])
+def test_more_queries_than_the_limit_are_too_big(option: OptionType) -> None:
     talk = Conversation().open()
-    talk.final(Option.STRUCTURED_REPLY)
+    talk.final(OptionType.STRUCTURED_REPLY)
     payload = contexts("disk", *["q:"] * (MAX_QUERIES + 1))
     assert talk.final(option, payload) == Reply.ERR_TOO_BIG
     assert talk.final(option, contexts("disk", *["q:"] * MAX_QUERIES)) == Reply.ACK
 
 
 def test_contexts_of_an_unknown_export_are_unknown(talk: Conversation) -> None:
-    assert talk.final(Option.LIST_META_CONTEXT, contexts("other")) == Reply.ERR_UNKNOWN
+    assert talk.final(OptionType.LIST_META_CONTEXT, contexts("other")) == Reply.ERR_UNKNOWN
 
 
 # The end of the server
 
 
-@pytest.mark.parametrize("option", [Option.LIST, Option.INFO, Option.GO, Option.STRUCTURED_REPLY, 77])
+@pytest.mark.parametrize("option", [OptionType.LIST, OptionType.INFO, OptionType.GO, OptionType.STRUCTURED_REPLY, 77])
 def test_options_of_a_stopping_server_are_answered_so(option: int) -> None:
     talk = Conversation().open()
     talk.negotiation.stopping = True
     assert talk.final(option) == Reply.ERR_SHUTDOWN
-    assert talk.final(Option.ABORT) == Reply.ACK
+    assert talk.final(OptionType.ABORT) == Reply.ACK
 
 
 def test_stopping_server_closes_on_export_name() -> None:
     talk = Conversation().open()
     talk.negotiation.stopping = True
-    talk.send(OptionHeader(Option.EXPORT_NAME, 4).pack() + b"disk")
+    talk.send(OptionHeader(OptionType.EXPORT_NAME, 4).pack() + b"disk")
     assert talk.dropped
 
 

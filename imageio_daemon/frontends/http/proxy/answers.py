@@ -15,7 +15,7 @@ from aiohttp import web
 from ....units import MiB
 from ..errors import CODE, code_of
 from ..messages import BYTES, text_response
-from .way import Answer, Way
+from .way import ProxiedAnswer, Way
 
 #: Bytes of the largest answer that is no data of an image and no extents: what differs after a finalize of 60 GiB.
 MAX_ANSWER = 1 * MiB
@@ -37,7 +37,7 @@ class AnsweredRange(NamedTuple):
     total: int
 
 
-def range_of(answer: Answer, way: Way) -> AnsweredRange:
+def range_of(answer: ProxiedAnswer, way: Way) -> AnsweredRange:
     """Return the Content-Range of an answer. Raises WayGone: there is none, or it is malformed."""
     found = parse_answered_range(answer.headers.get("Content-Range", ""))
     if found is None:
@@ -54,7 +54,7 @@ def parse_answered_range(text: str) -> AnsweredRange | None:
     return AnsweredRange(first, last, int(match[3]))
 
 
-def require_known(answer: Answer, way: Way) -> None:
+def require_known(answer: ProxiedAnswer, way: Way) -> None:
     """Raise WayGone unless the answer is one that a client of the images API can get, as it was asked for."""
     status = answer.status
     if status not in _SUCCESS and (not 400 <= status < 600 or status in _NOT_OURS):
@@ -63,7 +63,7 @@ def require_known(answer: Answer, way: Way) -> None:
         raise way.gone("an encoded body, which was not asked for")
 
 
-async def read_whole(answer: Answer, way: Way) -> bytes:
+async def read_whole(answer: ProxiedAnswer, way: Way) -> bytes:
     """Return the body of an answer. Raises WayGone if it is larger than MAX_ANSWER."""
     body = bytearray()
     async for data in answer.pieces():
@@ -73,7 +73,7 @@ async def read_whole(answer: Answer, way: Way) -> bytes:
     return bytes(body)
 
 
-async def passed(answer: Answer, way: Way, size: int) -> web.Response:
+async def passed(answer: ProxiedAnswer, way: Way, size: int) -> web.Response:
     """Return the answer for the client. size: bytes that its ticket allows to see. Raises WayGone.
 
     A body that quotes the other server's ticket id is replaced.

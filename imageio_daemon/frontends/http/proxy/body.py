@@ -9,7 +9,7 @@ from aiohttp.abc import AbstractStreamWriter
 from ....errors import Error, OutOfRange, Truncated, WaySilent
 from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
-from ..request import Body
+from ..request import RequestBody
 from .waits import Waits
 
 #: Seconds for one piece of data, of at most 64 KiB, to be sent.
@@ -25,7 +25,7 @@ class PassedBody(aiohttp.Payload):
 
     def __init__(
         self,
-        source: Body,
+        source: RequestBody,
         length: int | None,
         most: int,
         transfer: Transfer,

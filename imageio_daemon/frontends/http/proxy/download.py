@@ -8,12 +8,12 @@ from aiohttp import web
 from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
 from ..messages import range_headers, whole_headers
-from ..stream import Stream
+from ..stream import AnswerStream
 from .answers import range_of, require_known
-from .way import Answer, Way
+from .way import ProxiedAnswer, Way
 
 
-class Wanted(NamedTuple):
+class WantedRange(NamedTuple):
     """The bytes that the other server is asked for, and the answer for the client.
 
     offset, length: in bytes, inside the ticket. asked: the Range that is sent; None: for the whole image. part: the
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
         return {} if self.asked is None else {"Range": self.asked}
 
 
-class Download:
+class ProxiedDownload:
     """Pass on one answer with bytes of an image. op: gets what has gone as its progress."""
 
     def __init__(self, request: web.Request, transfer: Transfer, op: Operation, way: Way) -> None:
@@ -42,7 +42,7 @@ class Download:
         self._way = way
         self._length = 0
 
-    async def pass_on(self, answer: Answer, wanted: Wanted, *, close: bool) -> web.StreamResponse:
+    async def pass_on(self, answer: ProxiedAnswer, wanted: WantedRange, *, close: bool) -> web.StreamResponse:
         """Send the answer; of one to HEAD, return the head. close: it is the connection's last.
 
         Raises WayGone if it is not what was asked for: before the head, or later, which cuts the connection.
@@ -58,7 +58,7 @@ class Download:
             return response
         return await self._stream(answer, response)
 
-    def _part(self, answer: Answer, wanted: Wanted) -> web.StreamResponse:
+    def _part(self, answer: ProxiedAnswer, wanted: WantedRange) -> web.StreamResponse:
         """Return the head for a range, which may be cut at the end of the image (RFC 9110 14.1.2)."""
         first, last, total = range_of(answer, self._way)
         if wanted.asked is None or first != wanted.offset or last is None:
@@ -71,7 +71,7 @@ class Download:
             return web.StreamResponse(status=200, headers=whole_headers(ticket))
         return web.StreamResponse(status=206, headers=range_headers(ticket, first, last, min(total, ticket.size)))
 
-    def _whole(self, answer: Answer, wanted: Wanted) -> web.StreamResponse:
+    def _whole(self, answer: ProxiedAnswer, wanted: WantedRange) -> web.StreamResponse:
         ticket = self._transfer.ticket
         if answer.status != 200 or answer.length is None or not (wanted.asked is None or wanted.or_whole):
             raise self._way.gone("another range than was asked for")
@@ -81,8 +81,8 @@ class Download:
         self._op.offset, self._op.length = 0, answer.length
         return web.StreamResponse(status=200, headers=whole_headers(ticket))
 
-    async def _stream(self, answer: Answer, response: web.StreamResponse) -> web.StreamResponse:
-        stream, sent = Stream(self._request, response), 0
+    async def _stream(self, answer: ProxiedAnswer, response: web.StreamResponse) -> web.StreamResponse:
+        stream, sent = AnswerStream(self._request, response), 0
         async for data in answer.pieces():
             sent += len(data)
             if sent > self._length:

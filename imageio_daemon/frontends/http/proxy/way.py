@@ -45,7 +45,7 @@ async def all_closed() -> None:
     await asyncio.gather(*_closing)
 
 
-class Answer:
+class ProxiedAnswer:
     """An answer of the other server, whose body is read once. headers: of any case."""
 
     def __init__(self, response: aiohttp.ClientResponse, waits: Waits) -> None:
@@ -145,7 +145,7 @@ class Way:
         json: object = None,
         body: PassedBody | None = None,
         works: bool = False,
-    ) -> AsyncIterator[Answer]:
+    ) -> AsyncIterator[ProxiedAnswer]:
         """Send a request for the image's url, target after it; the block reads the answer.
 
         works: the other server answers after work that takes any time. Leaving the block before the end of the answer,
@@ -172,7 +172,7 @@ class Way:
                 ),
             )
             waits.end()
-            yield Answer(response, waits)
+            yield ProxiedAnswer(response, waits)
         except (aiohttp.ClientError, TimeoutError) as e:
             if body is not None and body.failure is not None:
                 raise body.failure from None

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from aiohttp import web
 
 from ....errors import InvalidRequest
-from ....image.block_list import Head, ListWriter
+from ....image.block_list import BlockListHead, ListWriter
 from ....image.blockhash import BLOCK_ALIGNMENT, DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total
-from ....operations.checksum import Blocks, Wanted, checksum
+from ....operations.checksum import Blocks, WantedChecksum, checksum
 from ....operations.hashing import Hashing
 from ....operations.peers import ByteSink
 from ....storage.lending import Buffers
@@ -20,7 +20,7 @@ from ..headers import parse_number
 from ..messages import json_response
 from ..request import attach, query_of
 from ..routes import Resource, preflight
-from ..stream import Stream
+from ..stream import AnswerStream
 from .images import READ_METHODS
 
 #: A JSON object on each line (jsonlines.org).
@@ -59,8 +59,8 @@ class Checksums:
         transfer = attach(self._store, request, Access.READ)
         total = Total(wanted.algorithm)
         if asks_list(query):
-            stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON_LINES}))
-            writer = _Writer(stream, wanted)
+            stream = AnswerStream(request, web.StreamResponse(headers={"Content-Type": JSON_LINES}))
+            writer = _AnswerWriter(stream, wanted)
             length = await checksum(transfer, self._buffers, self._hashing, wanted, total, writer.add)
             await writer.end(length, total.hexdigest())
             return await stream.finish()
@@ -79,14 +79,14 @@ class Checksums:
         return json_response({"algorithms": ALGORITHMS})
 
 
-def parse_checksum(query: Mapping[str, str]) -> Wanted:
+def parse_checksum(query: Mapping[str, str]) -> WantedChecksum:
     """Return what a query asks for. Raises InvalidRequest."""
     algorithm = query.get("algorithm", DEFAULT_ALGORITHM)
     require_algorithm(algorithm)
     size_name = "blocks" if asks_list(query) else "block_size"
     block_size = parse_number(query.get(size_name, str(DEFAULT_BLOCK)), size_name)
     require_block_size(block_size, size_name)
-    return Wanted(algorithm, block_size, *_range(query))
+    return WantedChecksum(algorithm, block_size, *_range(query))
 
 
 def asks_list(query: Mapping[str, str]) -> bool:
@@ -112,12 +112,12 @@ def _range(query: Mapping[str, str]) -> tuple[int, int | None]:
     return offset, length
 
 
-class _Writer:
+class _AnswerWriter:
     """Send the list of digests in pieces."""
 
-    def __init__(self, sink: ByteSink, wanted: Wanted) -> None:
+    def __init__(self, sink: ByteSink, wanted: WantedChecksum) -> None:
         self._sink = sink
-        self._list = ListWriter(Head(wanted.algorithm, wanted.block_size, wanted.offset))
+        self._list = ListWriter(BlockListHead(wanted.algorithm, wanted.block_size, wanted.offset))
 
     async def add(self, blocks: Blocks) -> None:
         """Add blocks. Raises PeerGone."""

@@ -17,7 +17,7 @@ from ..headers import parse_choice
 from ..messages import JSON
 from ..request import attach, query_of
 from ..routes import Resource, preflight
-from ..stream import Stream
+from ..stream import AnswerStream
 from .images import READ_METHODS
 
 #: Bytes of text that are collected before they are sent: about a thousand extents. An image may have a million, whose
@@ -46,7 +46,7 @@ class Extents:
         transfer = attach(self._store, request, Access.READ)
         if context is Context.DIRTY and not transfer.ticket.dirty:
             raise NotFound("The ticket does not give dirty extents")
-        stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON}))
+        stream = AnswerStream(request, web.StreamResponse(headers={"Content-Type": JSON}))
         writer = ExtentWriter(stream, context)
         if context is Context.DURABLE:
             await operations.durable(transfer, writer.add)

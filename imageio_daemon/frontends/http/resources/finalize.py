@@ -7,7 +7,7 @@ from aiohttp import web
 
 from ....errors import DENIED, Forbidden, InvalidRequest
 from ....image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Total, new_hash
-from ....operations.finalize import Expected, Finalizer, Verification
+from ....operations.finalize import ExpectedImage, Finalizer, Verification
 from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED
@@ -72,7 +72,7 @@ def _progress(verification: Verification) -> dict[str, object]:
     return {"state": "verifying", **verification.expected.shown, **progress}
 
 
-def parse_finalize(document: dict[str, Any]) -> Expected:
+def parse_finalize(document: dict[str, Any]) -> ExpectedImage:
     """Return what the JSON document of a finalize expects of the image. Raises InvalidRequest."""
     checksum = document.get("checksum")
     if not isinstance(checksum, dict):
@@ -93,7 +93,7 @@ def parse_finalize(document: dict[str, Any]) -> Expected:
         total.add(b"".join(blocks))
         if total.hexdigest() != whole.hex():
             raise InvalidRequest("Invalid request: 'checksum' is not that of 'blocks'")
-    return Expected(algorithm, block_size, whole.hex(), blocks)
+    return ExpectedImage(algorithm, block_size, whole.hex(), blocks)
 
 
 def _digest(text: object, size: int) -> bytes:

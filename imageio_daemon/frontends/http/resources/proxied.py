@@ -26,12 +26,12 @@ from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..messages import JSON, json_response, whole_headers
 from ..proxy.answers import passed, read_whole, require_known, tells_range
 from ..proxy.body import PassedBody
-from ..proxy.download import Download, Wanted
+from ..proxy.download import ProxiedDownload, WantedRange
 from ..proxy.options import options_of, translated
 from ..proxy.passing import Passing
-from ..request import Body, attach, exchange_of, name_of, query_of
+from ..request import RequestBody, attach, exchange_of, name_of, query_of
 from ..routes import Handler, Resource
-from ..stream import Stream
+from ..stream import AnswerStream
 from .checksum import asks_list, names_range, parse_checksum
 from .extents import ExtentWriter
 from .finalize import parse_finalize
@@ -128,7 +128,7 @@ class Proxied:
         transfer = attach(self._store, request, Access.READ)
         conditions = {name: request.headers[name] for name in CONDITIONS if name in request.headers}
         wanted = await self._wanted(request, transfer, conditions)
-        if not isinstance(wanted, Wanted):
+        if not isinstance(wanted, WantedRange):
             return wanted
         async with (
             self._passing.running(request, transfer, Access.READ, wanted.offset, wanted.length) as (op, way),
@@ -136,12 +136,12 @@ class Proxied:
         ):
             if answer.status not in (200, 206):
                 return await passed(answer, way, transfer.ticket.size)
-            download = Download(request, transfer, op, way)
+            download = ProxiedDownload(request, transfer, op, way)
             return await download.pass_on(answer, wanted, close=is_closing(request))
 
     async def _wanted(
         self, request: web.Request, transfer: Transfer, conditions: dict[str, str]
-    ) -> Wanted | web.StreamResponse:
+    ) -> WantedRange | web.StreamResponse:
         """Return what to ask for. Asks for the size, if that counts; returns the answer if it is refused."""
         wanted, size = parse_range(request.headers.get("range")), transfer.ticket.size
         condition = wanted is not None and "If-Range" in conditions
@@ -156,10 +156,10 @@ class Proxied:
             wanted, condition = None, False
         if wanted is not None:
             offset, length = wanted.resolve(size)
-            return Wanted(offset, length, f"bytes={offset}-{offset + length - 1}", part=True, or_whole=condition)
+            return WantedRange(offset, length, f"bytes={offset}-{offset + length - 1}", part=True, or_whole=condition)
         if larger and size == 0:
             return web.Response(headers=whole_headers(transfer.ticket))
-        return Wanted(0, size, f"bytes=0-{size - 1}" if larger else None, part=False, or_whole=False)
+        return WantedRange(0, size, f"bytes=0-{size - 1}" if larger else None, part=False, or_whole=False)
 
     async def put(self, request: web.Request) -> web.Response:
         """Pass on a PUT, with its body as it is. One that is coded needs a server that tells of the coding.
@@ -174,7 +174,7 @@ class Proxied:
         async with self._passing.running(request, transfer, Access.WRITE, put.offset, put.length or 0) as (op, way):
             if put.encoded and ENCODING not in await self._passing.encodings(op, way):
                 raise UnsupportedEncoding(f"The server that has the image does not know Content-Encoding {ENCODING}")
-            source, most = Body(request), MAX_OFFSET if put.encoded else ticket.size - put.offset
+            source, most = RequestBody(request), MAX_OFFSET if put.encoded else ticket.size - put.offset
             source.require_alive()
             body = PassedBody(source, request.content_length, most, transfer, op, way.address, coded=put.encoded)
             target, headers = f"?flush={'y' if put.flush else 'n'}", _placed(put)
@@ -250,7 +250,7 @@ class Proxied:
             require_known(answer, way)
             await transfer.bucket.take(SMALL)
             reader = ExtentReader(0, min(total, transfer.ticket.size), context, way.gone("invalid extents"))
-            stream = Stream(request, web.StreamResponse(headers={"Content-Type": JSON}))
+            stream = AnswerStream(request, web.StreamResponse(headers={"Content-Type": JSON}))
             writer = ExtentWriter(stream, context)
             async for data in answer.pieces():
                 await writer.add(reader.feed(data))
