@@ -35,9 +35,9 @@ from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.server import failures as client_failures
 from imageio_daemon.client.server import web
 from imageio_daemon.client.server.address import ImageUrl
-from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.client_connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.server.local_socket import LocalSocket
 from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
 from imageio_daemon.client.server.proxy import HttpProxy
@@ -59,7 +59,7 @@ from imageio_daemon.frontends.http.headers import (
     parse_target,
 )
 from imageio_daemon.frontends.http.incoming import Incoming
-from imageio_daemon.frontends.http.proxy.answers import parse_answered_range
+from imageio_daemon.frontends.http.proxy.passed_answers import parse_answered_range
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
 from imageio_daemon.image import journal, magics
@@ -67,15 +67,15 @@ from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
-from imageio_daemon.nbdproto import constants, messages, options
+from imageio_daemon.nbdproto import constants, messages, option_payloads
 from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused
 from imageio_daemon.nbdproto.client.negotiation import ServerViolation
 from imageio_daemon.nbdproto.client.replies import ClientReplies
-from imageio_daemon.nbdproto.client.request import ClientRequest
+from imageio_daemon.nbdproto.client.client_request import ClientRequest
 from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
-from imageio_daemon.storage.qemu import chain, failures
+from imageio_daemon.storage.qemu import chain, reasons
 from imageio_daemon.storage.qemu.changes import PIECE, DiffParser
 from imageio_daemon.transfers.kept.kept_ticket import MAX_TICKET_FILE, Clocks, KeptTicket
 from imageio_daemon.transfers.keys import MAX_FILENAME, MAX_URL
@@ -579,7 +579,7 @@ QEMU_NAMED = b'"read-only": false}\': '
     {**COMMON, **each(b"Bitmap '"), **each(QEMU_NAMED), **each(b"not in "), "names of images": cut(QEMU_NAMED)},
 )
 def read_messages(data: bytes) -> None:
-    failures.not_opened(data.decode("latin-1"), "/image", "bitmap")
+    reasons.not_opened(data.decode("latin-1"), "/image", "bitmap")
 
 
 @row("a Content-Range of another server", {**COMMON, **each(b"bytes 0-0/"), **each(b"bytes ", b"-0/1")})
@@ -712,7 +712,7 @@ row("a log line", COMMON, 4 * KiB)(
 
 
 def option(number: int, payload: bytes) -> bytes:
-    return options.OptionHeader(number, len(payload)).pack() + payload
+    return option_payloads.OptionHeader(number, len(payload)).pack() + payload
 
 
 _FLAGS = struct.pack(">I", 3)
@@ -746,11 +746,11 @@ def negotiate(data: bytes) -> None:
 
 # NBD: what servers send
 
-_GREETING = options.pack_greeting(3)
+_GREETING = option_payloads.pack_greeting(3)
 
 
 def reply(number: int, kind: int, payload: bytes = b"") -> bytes:
-    return options.OptionReply(number, kind, len(payload)).pack() + payload
+    return option_payloads.OptionReply(number, kind, len(payload)).pack() + payload
 
 
 _REPLIES = {
@@ -764,7 +764,7 @@ _REPLIES = {
             reply(
                 OptionType.LIST_META_CONTEXT,
                 constants.Reply.META_CONTEXT,
-                options.pack_context(1, constants.DIRTY_BITMAP + "a" * 40),
+                option_payloads.pack_context(1, constants.DIRTY_BITMAP + "a" * 40),
             )
         )(size)
     ),
@@ -999,7 +999,7 @@ PATTERNS = {
     "client/server/proxy.py:_STATUS": "the answer of a proxy",
     "client/server/proxy.py:is_exempt": _USER,
     "client/server/trust.py:_PIN": _USER,
-    "client/server/image.py:size": "a size, as the client reads it",
+    "client/server/remote_image.py:size": "a size, as the client reads it",
     "frontends/http/disposition.py:_NOT_PLAIN": "the name of an image",
     "frontends/http/disposition.py:_TOKEN": "the name of an image",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
@@ -1016,9 +1016,9 @@ PATTERNS = {
     "urls/rbd.py:_ADDRESS": "an rbd url",
     "config/options.py": _USER,
     "storage/qemu/chain.py:_PROTOCOL": "the name of a backing file",
-    "frontends/http/proxy/answers.py:_RANGE": "a Content-Range of another server",
+    "frontends/http/proxy/passed_answers.py:_RANGE": "a Content-Range of another server",
     "image/formats/qcow2.py:_CONTROL": f"the header of qcow2, {len(_NAMED_QCOW2)} bytes",
-    "storage/qemu/failures.py": "the messages of qemu-nbd",
+    "storage/qemu/reasons.py": "the messages of qemu-nbd",
     "transfers/keys.py:_CONTROL": "the JSON of a ticket or a PATCH",
 }
 

@@ -40,8 +40,8 @@ from .handle.image import Image
 from .lazily import imported_at_use
 from .server.session import Settings
 from .transfer.download import Downloaded
-from .transfer.options import Uploaded
 from .transfer.progress import Progress
+from .transfer.transfer_options import Uploaded
 
 if TYPE_CHECKING:
     from .copying import copy

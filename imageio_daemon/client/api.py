@@ -26,17 +26,17 @@ from .local.in_use import locked
 from .local.opening import How, disk_names, open_source, require_content
 from .local.source import Source
 from .server.address import is_url
-from .server.image import RemoteImage
+from .server.remote_image import RemoteImage
 from .server.session import DEFAULTS, ClientSession, Settings, securing
 from .server.web import fetched
 from .transfer import workers
+from .transfer.block_hashing import hash_all
 from .transfer.checkpoints import CHECKPOINT
 from .transfer.digest import Digest
 from .transfer.download import Download, Downloaded
-from .transfer.hashing import hash_all
-from .transfer.options import DownloadOptions, Options, Uploaded
 from .transfer.progress import Counter, Opening, Report
 from .transfer.record import state_directory
+from .transfer.transfer_options import DownloadOptions, Options, Uploaded
 from .transfer.upload import Upload
 from .transfer.wire_compression import Compression
 

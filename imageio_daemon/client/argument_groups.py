@@ -7,7 +7,7 @@ from typing import NoReturn, TypeAlias
 
 from ..commands.amounts import parse_seconds, parse_size
 from .server.pace import LEAST_RATE
-from .tickets import VARIABLE
+from .ticket_ids import VARIABLE
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 

@@ -20,7 +20,7 @@ from .commands import ShownTransfer, copy, download, settings_of, upload
 from .display import CLEAR_LINE, draws
 from .errors import ClientError, LocalError, Usage
 from .server.address import is_url
-from .tickets import STANDARD_INPUT, complete
+from .ticket_ids import STANDARD_INPUT, complete
 
 #: Exit status after a signal: this plus its number, as in shells.
 SIGNALLED = 128

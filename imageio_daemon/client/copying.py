@@ -10,10 +10,10 @@ from .server.address import is_url
 from .server.session import DEFAULTS, ClientSession, Settings
 from .transfer import workers
 from .transfer.checkpoints import CHECKPOINT
-from .transfer.options import Options, Uploaded
 from .transfer.progress import Counter, Report
 from .transfer.record import state_directory
 from .transfer.remote_source import RemoteSource
+from .transfer.transfer_options import Options, Uploaded
 from .transfer.upload import Upload
 
 #: What imageio-client tells of an image, in hexadecimal: BLAKE2b with 32 bytes.

@@ -16,9 +16,9 @@ from .server.address import is_url
 from .server.session import DEFAULTS, ClientSession, Settings, securing
 from .server.web import fetched
 from .transfer import preview, workers
-from .transfer.options import Options
 from .transfer.preview import Preview
 from .transfer.record import state_directory
+from .transfer.transfer_options import Options
 
 
 def preview_upload(

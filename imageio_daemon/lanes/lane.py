@@ -24,7 +24,7 @@ from ..storage.completions import METHODS, kind_name
 from ..storage.lease import Lease
 from ..storage.running import WaitingOperation
 from ..storage.totals import Totals
-from .image import LaneImage
+from .lane_image import LaneImage
 from .records import WAITS
 from .reports import Reports
 from .shared import Lanes

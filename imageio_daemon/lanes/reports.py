@@ -9,7 +9,7 @@ from ioutil_ext import ffi, lib
 
 from ..errors import Error, StorageError
 from ..storage.completions import describe, kind_name, syscall_name, tell
-from .image import LaneImage
+from .lane_image import LaneImage
 
 log = logging.getLogger(__name__)
 

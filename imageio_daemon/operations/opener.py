@@ -11,7 +11,7 @@ from ..storage.backend import Backend
 from ..storage.file.backend import FileBackend
 from ..storage.file.engine import Engine
 from ..storage.nbd.backend import NbdBackend
-from ..storage.nbd.handshake import ConnectOptions
+from ..storage.nbd.client_handshake import ConnectOptions
 from ..storage.qcow2.backend import NotNative, Qcow2Backend
 from ..storage.qemu import chain
 from ..storage.qemu.backend import QemuImage, ManagedBackend, QemuServer

@@ -14,7 +14,7 @@ from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import ConnectOptions
+from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qcow2.backend import Qcow2Backend
 from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend, QemuServer
 from imageio_daemon.storage.qemu.chain import inspect

@@ -11,7 +11,7 @@ import pytest
 
 from imageio_daemon.errors import NotFast, OutOfRange, StorageError
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, ExportFlag
-from imageio_daemon.nbdproto.options import BlockSizes
+from imageio_daemon.nbdproto.option_payloads import BlockSizes
 from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.engine import Engine

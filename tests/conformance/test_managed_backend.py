@@ -15,7 +15,7 @@ from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
-from imageio_daemon.storage.nbd.handshake import ConnectOptions
+from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend
 from imageio_daemon.transfers.store import TransferStore

@@ -24,18 +24,18 @@ from imageio_daemon.nbdproto.constants import (
     ExportFlag,
     Reply,
 )
-from imageio_daemon.nbdproto.options import BlockSizes
+from imageio_daemon.nbdproto.option_payloads import BlockSizes
 from imageio_daemon.net.tls_contexts import client_tls
 from imageio_daemon.storage.backend import Context, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd import client as nbd_client
-from imageio_daemon.storage.nbd import handshake
-from imageio_daemon.storage.nbd import session as nbd_session
+from imageio_daemon.storage.nbd import client_handshake
+from imageio_daemon.storage.nbd import nbd_session
 from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import ClientHandshake, ConnectOptions
+from imageio_daemon.storage.nbd.client_handshake import ClientHandshake, ConnectOptions
 from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse
@@ -168,11 +168,11 @@ def test_an_open_that_is_cancelled_in_the_moment_of_connecting_ends_as_such(
             canceled[0].cancel()
 
     async def connect(address: NbdAddress) -> object:
-        canceled.append(asyncio.ensure_future(handshake.connect(address, OPTIONS)))
+        canceled.append(asyncio.ensure_future(client_handshake.connect(address, OPTIONS)))
         return await canceled[0]
 
-    canceled: list[asyncio.Future[handshake.Connection]] = []
-    monkeypatch.setattr(handshake, "ClientHandshake", CanceledThen)
+    canceled: list[asyncio.Future[client_handshake.Connection]] = []
+    monkeypatch.setattr(client_handshake, "ClientHandshake", CanceledThen)
     with nbdkit("memory", "1M") as kit, asyncio.Runner(loop_factory=new_loop) as runner:
         with pytest.raises(asyncio.CancelledError):
             runner.run(connect(parse(kit.url)))
@@ -717,8 +717,8 @@ async def test_short_request_that_a_server_refuses_fails(server: FakeNbd, open_n
 async def test_a_server_that_vanishes_is_noticed(
     server: FakeNbd, open_nbd: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def connect(address: NbdAddress, options: ConnectOptions) -> handshake.Connection:
-        connection = await handshake.connect(address, options)
+    async def connect(address: NbdAddress, options: ConnectOptions) -> client_handshake.Connection:
+        connection = await client_handshake.connect(address, options)
         connected.append(connection.sock.dup())
         return connection
 

@@ -100,7 +100,7 @@ def test_control_service_has_the_same_codes(
 
 
 def test_each_code_is_explained_and_answered_in_a_test() -> None:
-    answered = {"internal_error"}  # a defect: tests/frontends/http/test_messages.py has it
+    answered = {"internal_error"}  # a defect: tests/frontends/http/test_responses.py has it
     for folder in ("functional", "faults"):
         for path in (TESTS / folder).glob("test_*.py"):
             answered.update(re.findall(r'"([a-z_]+)"', path.read_text()))

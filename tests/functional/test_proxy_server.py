@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.frontends.http.proxy.answers import MAX_ANSWER
+from imageio_daemon.frontends.http.proxy.passed_answers import MAX_ANSWER
 from tests.support.daemon import Certificates, Daemon, MakeDaemon, ticket
 from tests.support.http_client import Answer, Connection, DisconnectedError
 from tests.support.images import KiB, MiB

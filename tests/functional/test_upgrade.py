@@ -9,7 +9,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
-from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
+from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader, OptionReply
 from tests.support.daemon import Daemon, MakeDaemon
 from tests.support.http_client import Answer, Connection, DisconnectedError, encode_request
 from tests.support.images import Image

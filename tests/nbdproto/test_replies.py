@@ -25,7 +25,7 @@ from imageio_daemon.nbdproto.messages import (
     unpack_extents,
     unpack_hole,
 )
-from imageio_daemon.nbdproto.options import (
+from imageio_daemon.nbdproto.option_payloads import (
     BlockSizes,
     ContextRequest,
     ExportInfo,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
-from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader, OptionReply
+from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader, OptionReply
 from tests.support.http_client import Connection, DisconnectedError, connect_tls, connect_unix, encode_request
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ...image.extents import Extent
 from ...units import MiB
 from ..errors import FlushFailed, Usage, WritesLost
 from ..server.data import Piece
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from .unflushed import Unflushed
 

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from ...image.extents import Extent
+from ...nbdproto.client.client_request import ClientRequest
 from ...nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
 from ...nbdproto.client.replies import ClientReplies
-from ...nbdproto.client.request import ClientRequest
 from ...nbdproto.constants import BASE_ALLOCATION, Command, CommandFlag, ExportFlag, Status
 from ...nbdproto.messages import BadMagic, unpack_extents
 from ...units import GiB, KiB, MiB

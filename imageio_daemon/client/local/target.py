@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from ...units import MiB
 from ..errors import LocalError
-from .image import LocalImage
+from .local_image import LocalImage
 from .part_file import PartFile
 from .source import FileSource, Source
 from .turns import Turns

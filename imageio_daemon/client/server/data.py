@@ -9,7 +9,7 @@ from ...units import MiB
 from ..errors import ServerFailed
 from ..file_part import FilePart
 from .answers import AnswerBody
-from .connection import ClientConnection
+from .client_connection import ClientConnection
 from .sending import Moved, Request
 
 #: Requests of one connection that go before their answers: those have 16 KiB at most, which any socket takes.

@@ -9,7 +9,7 @@ from ...image.block_list import Block, BlockListHead, ListReader
 from ...image.extents import Extent
 from ...image.extents_json import ExtentReader
 from ..errors import ServerFailed
-from .connection import WORK_TIMEOUT, ClientConnection
+from .client_connection import WORK_TIMEOUT, ClientConnection
 
 #: Most extents of an image: 36 MiB of memory.
 MAX_EXTENTS = 4 * 10**6

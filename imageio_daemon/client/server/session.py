@@ -13,11 +13,11 @@ from ..errors import ServerFailed, Temporary, Usage
 from ..stopping import Stop
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl, unix_address
-from .connection import ClientConnection
-from .image import RemoteImage
+from .client_connection import ClientConnection
 from .local_socket import LocalSocket
 from .pace import LEAST_RATE, Pace
 from .proxy import HttpProxy
+from .remote_image import RemoteImage
 from .restarts import Restarts
 from .retries import Retries
 from .trust import Trust, secured

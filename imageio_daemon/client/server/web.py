@@ -14,7 +14,7 @@ from ..errors import ClientError, LocalError, Refused, ServerFailed, Temporary, 
 from ..fetched import Fetched
 from ..stopping import Stop
 from .address import Endpoint, is_url
-from .connection import DATA_TIMEOUT
+from .client_connection import DATA_TIMEOUT
 from .failures import LATER, not_connected, retry_after
 from .patience import Patience
 from .proxy import HttpProxy

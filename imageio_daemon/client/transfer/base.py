@@ -8,14 +8,14 @@ from collections.abc import Callable
 from ...image.block_list import Block
 from ...image.blockhash import DEFAULT_ALGORITHM, DEFAULT_BLOCK, Segment
 from ...image.ranges import RangeSet
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .connections import RunQueue
+from .block_hashing import hash_unit
 from .digest import Digest
-from .hashing import hash_unit
 from .plan import Queue, Unit
 from .remote_source import RemoteSource
+from .run_all import RunQueue
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...image.ranges import RangeSet
 from ..errors import ClientError, FlushFailed, LocalError, ServerFailed, Stopped
 from ..local.target import PartTarget
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..stopping import Stop
 from . import workers

@@ -10,20 +10,20 @@ from ...units import MiB
 from ..errors import ChecksumMismatch, Refused, StateMismatch
 from ..local.source import Source
 from ..local.target import PartTarget, Target, UpdatedTarget
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .checkpoints import LocalCheckpoints
-from .connections import Worker, run_all
 from .digest import Digest
 from .earlier import Earlier
 from .equality import Equality, require_ranges
 from .manifest import Manifest
-from .options import DownloadOptions
 from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole, widened
 from .progress import Counter, Phase, Progress, Report
 from .receiver import Receiver
 from .record import DOWNLOAD, Record, States, new_ranges
+from .run_all import Worker, run_all
+from .transfer_options import DownloadOptions
 
 #: Bytes that are received before they are written. 1.2 GiB over TLS and over a unix socket, 7 alternating runs: 2.15
 #: and 1.49 s with 1 MiB, 1.96 and 1.31 with 2, 1.82 and 1.22 with 4; later 1.79 and 1.42 with 4, 1.77 and 1.36 with 8.

@@ -16,16 +16,16 @@ from ...units import KiB, MiB
 from ..errors import Refused, StateMismatch
 from ..local.source import Source
 from ..server.data import Range
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
-from .connections import RunQueue
+from .block_hashing import hash_unit
 from .digest import Digest
 from .equality import Equality
-from .hashing import hash_unit
 from .plan import Queue, Unit, dirty_units
 from .progress import Counter, Phase
 from .record import ALIGNMENT, Claim, Record, aligned, new_ranges
+from .run_all import RunQueue
 
 log = logging.getLogger(__name__)
 

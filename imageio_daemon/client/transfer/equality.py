@@ -12,14 +12,14 @@ from ...image.ranges import RangeSet
 from ...units import GiB, MiB
 from ..errors import Refused
 from ..local.source import Source
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from .connections import RunQueue
+from .block_hashing import hash_unit
 from .digest import Digest
-from .hashing import hash_unit
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
 from .record import new_ranges
+from .run_all import RunQueue
 
 #: Most bytes of a unit, which may be zeros for the most part. The answer for that many has 400 KiB at most.
 SPAN = 16 * GiB

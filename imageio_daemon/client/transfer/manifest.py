@@ -10,11 +10,11 @@ from ...units import MiB, TiB
 from ..errors import LocalError
 from ..local.part_file import PartFile
 from ..local.source import Source
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from .block_hashing import hash_all
 from .digest import Digest
 from .equality import SPAN, Digested, aligned, digested, told
-from .hashing import hash_all
 from .progress import Counter, Phase
 
 #: Bytes of the file that are read or written at a time.

@@ -13,11 +13,11 @@ from ..errors import ClientError, LocalError, NoRoom, Refused
 from ..local.choosing import Chosen
 from ..local.source import Source
 from ..server.failures import unflushed
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from .options import Options
 from .record import Record, States
 from .room import check_room
+from .transfer_options import Options
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ...image.ranges import RangeSet
 from ..local.source import Source
 from ..local.target import Target
 from ..server.data import Piece, Range
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from .checkpoints import LocalCheckpoints
 from .digest import DigestPart
 from .plan import Unit

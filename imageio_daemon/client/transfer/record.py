@@ -19,8 +19,8 @@ from ...image.blake2 import short_hash
 from ...image.ranges import RangeSet
 from ..errors import Refused
 from ..server.address import ImageUrl
-from ..server.image import RemoteImage
 from ..server.lists import MAX_EXTENTS
+from ..server.remote_image import RemoteImage
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from ...image.extents import Extent
 from ...image.ranges import RangeSet
 from ...units import MiB
 from ..errors import LocalError, Refused
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from .digest import Digest
 from .plan import Unit, widened

@@ -10,7 +10,7 @@ from ...units import KiB, MiB
 from ..file_part import FilePart
 from ..local.source import Source
 from ..server.data import AHEAD, FilePiece, Piece
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.restarts import Restarts
 from .checkpoints import Checkpoints
 from .digest import Digest, DigestPart

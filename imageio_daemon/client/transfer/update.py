@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from ...image.ranges import RangeSet
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from .equality import Equality
 from .plan import Unit, data_left, parts_left
 from .record import new_ranges

@@ -10,22 +10,22 @@ from ...image.ranges import RangeSet
 from ..errors import ChecksumMismatch, FlushFailed, LocalError, StateMismatch, StorageFailed, Temporary
 from ..file_part import FilePart
 from ..local.source import FileSource, Source
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from . import workers
 from .base import unchanged
 from .checkpoints import RemoteCheckpoints
-from .connections import Worker, run_all
 from .digest import Digest
 from .earlier import EarlierProof, Earlier
 from .equality import Equality, require_ranges
-from .options import DEFAULTS, Options, Uploaded
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
 from .record import Record, States, aligned, new_ranges
 from .remote_source import RemoteSource
 from .room import check_room
+from .run_all import Worker, run_all
 from .sender import Sending
+from .transfer_options import DEFAULTS, Options, Uploaded
 from .update import send_what_differs
 from .verification import is_finalized, prove
 from .wire_compression import choice_for

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import ChecksumMismatch, Refused, ServerFailed
 from ..server.failures import unflushed
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..stopping import Stop
 from .digest import Digest

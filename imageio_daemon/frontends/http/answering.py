@@ -12,8 +12,8 @@ from ...runtime.request_activity import begin as begin_work
 from .aiohttp_transport import ConnectionControl
 from .carrying import SentByLane
 from .cors import cors_headers
-from .messages import COMMON, SERVER
 from .request import connection_of
+from .responses import COMMON, SERVER
 from .routes import PATTERN, Handler, Routes
 
 

@@ -11,8 +11,8 @@ from ...lanes.http import DATE, Instruction
 from ...operations import operations
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
-from .messages import head_template
 from .request import connection_of
+from .responses import head_template
 
 
 class SentByLane(web.StreamResponse):

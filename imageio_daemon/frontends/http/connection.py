@@ -20,10 +20,10 @@ from .ending import Ending
 from .exchange import Exchange
 from .handover import LaneHandover
 from .incoming import Incoming
-from .messages import encode
 from .phase import Phase, State
+from .responses import encode
 from .sequence import RequestSequence
-from .services import HttpServices
+from .shared import HttpServices
 from .transport import ClientTransport
 from .usage import ConnectionUsage
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from ... import errors
 from ...runtime import logs
-from .messages import json_response, text_response
+from .responses import json_response, text_response
 
 log = logging.getLogger(__name__)
 

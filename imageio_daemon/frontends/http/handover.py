@@ -27,7 +27,7 @@ from .exchange import Exchange
 from .framing import RequestHead
 from .lane_place import LanePlace, busy
 from .lane_service import LaneService
-from .terms import ticket_id
+from .ticket_terms import ticket_id
 from .transport import ClientTransport
 
 log = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ MAX_ESCAPED = 3 * MAX_ID
 _NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _DIGITS = re.compile(_NUMBER, re.ASCII)
 #: Content-Range of a request (RFC 9110 14.4, 14.5). C parses the same in read_content_range(). That of another server's
-#: answer is read in proxy/answers.py.
+#: answer is read in proxy/passed_answers.py.
 _CONTENT_RANGE = re.compile(rf"bytes ({_NUMBER})-({_NUMBER}|\*)/({_NUMBER}|\*)", re.ASCII)
 _RANGES = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)=(.*)", re.ASCII)
 #: Its numbers have any length (RFC 9110 14.1.2), within that of the head.

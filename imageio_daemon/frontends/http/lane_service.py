@@ -14,7 +14,7 @@ from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from .exchange import Exchange
-from .terms import terms_of
+from .ticket_terms import terms_of
 from .transport import ClientTransport
 
 

@@ -19,9 +19,9 @@ from .exchange import Exchange
 from .framing import ChunkedBody, FixedBody, RequestHead
 from .handover import LaneHandover, Returned
 from .incoming import Incoming
-from .messages import encode
 from .phase import Phase, State
-from .services import HttpServices
+from .responses import encode
+from .shared import HttpServices
 from .transport import ClientTransport
 from .usage import ConnectionUsage
 

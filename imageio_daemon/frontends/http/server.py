@@ -30,7 +30,6 @@ from .connection import ServerConnection
 from .framing import MAX_HEAD, RequestHead
 from .headers import parse_target
 from .lane_service import LaneService
-from .messages import json_response
 from .proxy.way import all_closed
 from .request import READ_BUFFER
 from .resources.checksum import Checksums
@@ -43,8 +42,9 @@ from .resources.monitoring import Monitoring
 from .resources.page import Page
 from .resources.proxied import Proxied
 from .resources.tickets import Tickets
+from .responses import json_response
 from .routes import Resource, Routes, preflight
-from .services import HttpServices
+from .shared import HttpServices
 from .upgrade import NbdService, Upgrades
 
 log = logging.getLogger(__name__)

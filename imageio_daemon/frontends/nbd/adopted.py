@@ -6,13 +6,13 @@ import dataclasses
 
 from ...errors import DENIED, Forbidden
 from ...lanes.nbd import NbdLane
-from ...nbdproto.server.events import FindExport
+from ...nbdproto.server.negotiation_events import FindExport
 from ...nbdproto.server.transmission import Export
 from ...transfers.transfer import Transfer
 from . import exports
 from .exports import Attachment
 from .handshake import ServerHandshake
-from .services import NbdServices
+from .shared import NbdServices
 
 
 class AdoptedHandshake(ServerHandshake):

@@ -11,8 +11,8 @@ from typing import cast
 from ...errors import Error, StorageError, TooManyConnections
 from ...lanes.nbd import NbdLane
 from ...lanes.shared import MAX_STAGED
-from ...nbdproto.server.events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.server.negotiation import ServerNegotiation
+from ...nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from ...nbdproto.server.transmission import Export
 from ...net.connection_limit import LOCAL, Place
 from ...net.tls_transport import detached
@@ -26,7 +26,7 @@ from . import exports
 from .errors import refusal
 from .exports import Attachment
 from .handover import LaneSession
-from .services import NbdServices
+from .shared import NbdServices
 
 log = logging.getLogger(__name__)
 

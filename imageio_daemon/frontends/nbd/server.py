@@ -13,7 +13,7 @@ from ...transfers.transfer import Transfer
 from .admission import Admission
 from .adopted import AdoptedHandshake
 from .handshake import ServerHandshake
-from .services import MakeContext, NbdOptions, NbdServices
+from .shared import MakeContext, NbdOptions, NbdServices
 
 #: The services of HTTP whose connections may become NBD.
 UPGRADED = ("remote", "local")

@@ -32,7 +32,7 @@ from ..constants import (
     OptionType,
     Reply,
 )
-from ..options import (
+from ..option_payloads import (
     CLIENT_FLAGS,
     EXPORT,
     GREETING,

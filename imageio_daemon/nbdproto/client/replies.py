@@ -35,8 +35,8 @@ from ..messages import (
     unpack_error,
     unpack_hole,
 )
+from .client_request import ClientRequest
 from .negotiation import Agreed, ServerViolation
-from .request import ClientRequest
 
 #: Bytes of a connection's buffer for headers and small payloads.
 STAGING = 64 * KiB

@@ -12,8 +12,8 @@ from enum import Enum
 
 from ..constants import DIRTY_BITMAP, MAX_OPTION, MAX_OPTIONS_LISTED, OptionType, Reply
 from ..messages import BadMagic, clean_text
-from ..options import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
-from .events import Close, Event, FindExport, StartTls, Transmit
+from ..option_payloads import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
+from .negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from .option_replies import OptionReplies
 from .option_stream import ClientFlags, ClientOption, OptionStream, ClientViolation
 from .transmission import Agreement, Export, Selection

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from ..constants import MAX_PAYLOAD, MIN_BLOCK, HandshakeFlag, InfoType, Reply
 from ..messages import clean_text
-from ..options import (
+from ..option_payloads import (
     EXPORT,
     ZEROES,
     BlockSizes,

@@ -4,7 +4,7 @@
 from typing import NamedTuple
 
 from ..constants import MAX_DRAINED_OPTION, MAX_OPTION, MAX_OPTIONS, HandshakeFlag
-from ..options import CLIENT_FLAGS, OPTION, OptionHeader
+from ..option_payloads import CLIENT_FLAGS, OPTION, OptionHeader
 
 _FLAGS = HandshakeFlag.FIXED_NEWSTYLE | HandshakeFlag.NO_ZEROES
 

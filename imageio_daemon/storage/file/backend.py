@@ -14,7 +14,7 @@ from .. import lasting
 from ..backend import BackendInfo, Context, Operation
 from ..threads import in_thread
 from .engine import Engine
-from .image import EXTENTS_BATCH, EngineImage
+from .engine_image import EXTENTS_BATCH, EngineImage
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from ...nbdproto.constants import ExportFlag
 from ...urls.nbd import NbdAddress
 from ..backend import BackendInfo, Context, Operation
 from ..file.engine import Engine
-from ..file.image import EXTENTS_BATCH, EngineImage
+from ..file.engine_image import EXTENTS_BATCH, EngineImage
 from .client import DRAIN_TIMEOUT, NbdClient, Zeroing
-from .handshake import ConnectOptions
-from .session import open_session
+from .client_handshake import ConnectOptions
+from .nbd_session import open_session
 from .warm_up import WARM_UP, WarmUp
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from ...nbdproto.constants import Command
 from ...units import MiB
 from ...urls.nbd import NbdAddress
 from ..completions import check
-from .handshake import ConnectOptions
-from .session import Session, open_session, same_image
+from .client_handshake import ConnectOptions
+from .nbd_session import Session, open_session, same_image
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from ..backend import BackendInfo, Operation
 from ..file.backend import FileBackend
 from ..file.engine import Engine
 from ..nbd.backend import NbdBackend
-from ..nbd.handshake import ConnectOptions
+from ..nbd.client_handshake import ConnectOptions
 from ..threads import in_thread
-from . import chain, failures, leftovers
+from . import chain, leftovers, reasons
 from .process import QemuNbd
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class QemuBackend(NbdBackend):
         backend._identity = found.identity
         backend._lasting = found.lasting
         backend._may_read_zero = how.writable and found.alone
-        backend._client.found_unusable = lambda: failures.found_damaged(image)
+        backend._client.found_unusable = lambda: reasons.found_damaged(image)
         server.on_marked(backend._found_damaged)
         return backend
 

@@ -19,7 +19,7 @@ from ...errors import StorageError, Unusable
 from ...runtime import descriptors
 from ...urls.nbd import NbdAddress
 from ..threads import in_thread, start_thread
-from . import failures
+from . import reasons
 from .chain import Chain
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class QemuNbd:
         answer_timeout: seconds for a cluster to answer; None: there is none, START_TIMEOUT counts. While it waits for a
         cluster, it is killed if it does not end in WAITING_STOP_TIMEOUT.
 
-        Raises Unusable: the program is missing. StorageError: it does not start in time. What failures.not_opened()
+        Raises Unusable: the program is missing. StorageError: it does not start in time. What reasons.not_opened()
         has: it ends at once, and says why.
         """
         directory, node = await in_thread(lambda: _prepare(run_dir, chain.node), _discard)
@@ -155,7 +155,7 @@ class QemuNbd:
         deadline = time.monotonic() + timeout
         while not self._is_ready():
             if ended.done():
-                raise failures.not_opened(await ended, self._image, self._bitmap)
+                raise reasons.not_opened(await ended, self._image, self._bitmap)
             if time.monotonic() > deadline:
                 why = f"(not open after {timeout:.0f} seconds: does its storage answer, and has it room?)"
                 raise StorageError(errno.ETIMEDOUT, f"open {self._image}", "qemu-nbd", why)
@@ -178,7 +178,7 @@ class QemuNbd:
             messages = b""
             while data := stream.read(MAX_MESSAGES):
                 messages = (messages + data)[-MAX_MESSAGES:]
-                if not self._has_marked and failures.MARKED.encode() in messages:
+                if not self._has_marked and reasons.MARKED.encode() in messages:
                     log.error("%s is damaged, and was marked as corrupt", self._image)
                     self._marked()
         said = messages.decode(errors="replace").strip().replace("\n", "; ") or "no message"

@@ -10,7 +10,7 @@ from ...image.extents import ExtentStream
 from ...urls.rbd import RbdAddress
 from ..backend import Context, Operation
 from ..file.engine import Engine
-from ..nbd.handshake import ConnectOptions
+from ..nbd.client_handshake import ConnectOptions
 from . import changes
 from .backend import QemuBackend, QemuServer
 from .chain import Chain

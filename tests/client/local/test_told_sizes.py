@@ -21,7 +21,7 @@ from imageio_daemon.client import LocalError, Progress, ServerFailed, Settings, 
 from imageio_daemon.client.local.archive import members
 from imageio_daemon.client.local.compressed import zstd
 from imageio_daemon.client.local.sizes import told_size
-from imageio_daemon.client.transfer.hashing import hash_unit
+from imageio_daemon.client.transfer.block_hashing import hash_unit
 from tests.client.local.test_sources import piped
 from tests.client.programs import run
 from tests.examples.programs import ScriptedServer, answer, features
@@ -220,7 +220,7 @@ def test_checksum_of_a_file_that_changes_is_an_error(
         hash_unit(*arguments)
         os.truncate(path, 2 * len(DATA))
 
-    monkeypatch.setattr("imageio_daemon.client.transfer.hashing.hash_unit", change)
+    monkeypatch.setattr("imageio_daemon.client.transfer.block_hashing.hash_unit", change)
     with pytest.raises(LocalError, match=r"became longer|was changed while it was read"):
         checksum(path)
 

@@ -15,7 +15,7 @@ from imageio_daemon.client.errors import Refused, ServerFailed, Temporary
 from imageio_daemon.client.server import data
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
 from imageio_daemon.client.server.data import Piece, Range
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.server.restarts import Restarts
 from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.stopping import Stop

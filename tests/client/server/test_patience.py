@@ -11,7 +11,7 @@ import pytest
 from imageio_daemon.client import Refused, Settings, Temporary, info, upload
 from imageio_daemon.client.errors import NothingListens, ServerFailed, Stopped
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
-from imageio_daemon.client.server.connection import ClientConnection
+from imageio_daemon.client.server.client_connection import ClientConnection
 from imageio_daemon.client.server.patience import MAX_ASKED, MAX_DELAY, RETRY_FOR, UNREACHED_FOR, Patience
 from imageio_daemon.client.server.retries import Retries
 from imageio_daemon.client.stopping import Stop

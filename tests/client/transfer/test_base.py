@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import Refused, Settings, Uploaded, Usage, checksum, copy
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import base as base_module
 from tests.client.transfer.test_continued_download import without
 from tests.client.transfer.test_dirty import guest_writes, qemu_img

@@ -23,7 +23,7 @@ from imageio_daemon.client import (
 from imageio_daemon.client.local import qemu
 from imageio_daemon.client.local.target import NewFile
 from imageio_daemon.client.server.abilities import Abilities
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import equality
 from tests.client.proxy import Proxy
 from tests.support.daemon import Daemon

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from imageio_daemon.client import LocalError, Refused, Settings, Temporary, Usage, checksum, copy
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.server.session import ClientSession
 from imageio_daemon.client.transfer import sender
 from imageio_daemon.client.transfer.remote_source import RemoteSource

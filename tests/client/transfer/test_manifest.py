@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client import ChecksumMismatch, LocalError, Settings, Usage, checksum, download, verify
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import manifest as manifest_module
 from tests.client.programs import run
 from tests.client.transfer.test_continued_download import without

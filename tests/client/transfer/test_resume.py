@@ -22,7 +22,7 @@ from imageio_daemon.client import (
     upload,
 )
 from imageio_daemon.client.local.source import FileSource
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import earlier, sender
 from imageio_daemon.client.transfer.earlier import EarlierProof
 from imageio_daemon.client.transfer.plan import Unit

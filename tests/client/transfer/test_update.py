@@ -25,9 +25,9 @@ from imageio_daemon.client import (
 )
 from imageio_daemon.client.local.source import FileSource
 from imageio_daemon.client.local.target import ExistingImage
-from imageio_daemon.client.server.image import RemoteImage
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.transfer import equality
-from imageio_daemon.client.transfer.hashing import hash_unit
+from imageio_daemon.client.transfer.block_hashing import hash_unit
 from tests.client.programs import run
 from tests.client.proxy import Proxy
 from tests.client.transfer.test_continued_download import without

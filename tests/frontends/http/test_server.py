@@ -20,7 +20,7 @@ from imageio_daemon.frontends.http.incoming import HEAD_READ
 from imageio_daemon.frontends.http.request import READ_BUFFER, RequestBody, name_of, read_json
 from imageio_daemon.frontends.http.routes import Handler, Resource, Routes
 from imageio_daemon.frontends.http.server import SCRATCH, HttpServer
-from imageio_daemon.frontends.http.stream import AnswerStream
+from imageio_daemon.frontends.http.answer_stream import AnswerStream
 from imageio_daemon.net import connection_limit
 from imageio_daemon.net.connection_limit import ConnectionLimit, Stage
 from imageio_daemon.units import KiB, MiB

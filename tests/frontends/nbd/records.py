@@ -7,7 +7,7 @@ import ssl
 from struct import pack
 
 from imageio_daemon.nbdproto.constants import OptionType
-from imageio_daemon.nbdproto.options import OptionHeader
+from imageio_daemon.nbdproto.option_payloads import OptionHeader
 
 TIMEOUT = 20.0
 

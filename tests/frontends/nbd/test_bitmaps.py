@@ -15,10 +15,10 @@ import pytest
 
 from imageio_daemon.image.extents import Extent, ExtentList
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, OptionType, Reply
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest
 from imageio_daemon.storage.backend import Backend
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import ConnectOptions
+from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.urls.nbd import NbdAddress
 from tests.frontends.nbd.client import Client, Refused

@@ -10,7 +10,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, OptionType
 from imageio_daemon.nbdproto.messages import RequestHeader
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.records import Records
 from tests.frontends.nbd.world import World

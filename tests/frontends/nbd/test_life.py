@@ -14,7 +14,7 @@ from imageio_daemon.frontends.nbd import handshake
 from imageio_daemon.lanes import shared
 from imageio_daemon.nbdproto.constants import Command, ErrorNumber, ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.messages import RequestHeader
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
 from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.world import REQUESTS, SIZE, MiB, World

@@ -16,7 +16,7 @@ from struct import pack
 import pytest
 
 from imageio_daemon.nbdproto.constants import Command, CommandFlag, ErrorNumber, OptionType, Reply
-from imageio_daemon.nbdproto.options import ContextRequest, ExportInfo, InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, ExportInfo, InfoRequest, OptionHeader
 from tests.frontends.nbd.client import Client, Refused
 from tests.frontends.nbd.conftest import MakeNbdDaemon
 from tests.frontends.nbd.world import KiB, MiB, World

@@ -13,7 +13,7 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.messages import RequestHeader, SimpleReply
-from imageio_daemon.nbdproto.options import InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.option_payloads import InfoRequest, OptionHeader
 from imageio_daemon.net import connection_limit
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.records import Records

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imageio_daemon.frontends.nbd.server import NbdServer
-from imageio_daemon.frontends.nbd.services import NbdOptions
+from imageio_daemon.frontends.nbd.shared import NbdOptions
 from imageio_daemon.lanes.shared import Lanes
 from imageio_daemon.nbdproto.constants import Command
 from imageio_daemon.nbdproto.messages import RequestHeader
@@ -27,7 +27,7 @@ from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.nbd.handshake import ConnectOptions
+from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.transfers.transfer import Transfer

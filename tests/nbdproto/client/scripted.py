@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation
 from imageio_daemon.nbdproto.constants import BASE_ALLOCATION, ExportFlag, OptionType, Reply
-from imageio_daemon.nbdproto.options import (
+from imageio_daemon.nbdproto.option_payloads import (
     CLIENT_FLAGS,
     OPTION,
     BlockSizes,

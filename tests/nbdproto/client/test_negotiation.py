@@ -21,7 +21,7 @@ from imageio_daemon.nbdproto.constants import (
     Reply,
 )
 from imageio_daemon.nbdproto.messages import BadMagic
-from imageio_daemon.nbdproto.options import (
+from imageio_daemon.nbdproto.option_payloads import (
     BlockSizes,
     ContextRequest,
     InfoRequest,

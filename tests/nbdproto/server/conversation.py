@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from struct import pack, unpack_from
 
 from imageio_daemon.nbdproto.constants import InfoType, OptionType, Reply
-from imageio_daemon.nbdproto.options import (
+from imageio_daemon.nbdproto.option_payloads import (
     BlockSizes,
     ContextRequest,
     ExportInfo,
@@ -15,7 +15,7 @@ from imageio_daemon.nbdproto.options import (
     OptionReply,
     unpack_context,
 )
-from imageio_daemon.nbdproto.server.events import Close, Event, FindExport, StartTls, Transmit
+from imageio_daemon.nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation, Tls
 from imageio_daemon.nbdproto.server.transmission import Export, Transmission
 

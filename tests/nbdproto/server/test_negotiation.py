@@ -15,8 +15,8 @@ from imageio_daemon.nbdproto.constants import (
     OptionType,
     Reply,
 )
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.events import Close, Transmit
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.server.negotiation_events import Close, Transmit
 from imageio_daemon.nbdproto.server.negotiation import MAX_PIPELINED
 from imageio_daemon.nbdproto.server.transmission import Export
 from tests.nbdproto.server.conversation import DELIVERIES, PREFERRED, Conversation

@@ -4,8 +4,8 @@ from struct import pack
 import pytest
 
 from imageio_daemon.nbdproto.constants import ExportFlag, OptionType, Reply
-from imageio_daemon.nbdproto.options import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.events import Close, StartTls
+from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
+from imageio_daemon.nbdproto.server.negotiation_events import Close, StartTls
 from imageio_daemon.nbdproto.server.negotiation import Tls
 from tests.nbdproto.server.conversation import DELIVERIES, Conversation
 

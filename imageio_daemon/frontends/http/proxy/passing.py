@@ -14,10 +14,10 @@ from ....storage.bucket import SMALL
 from ....storage.running import Kind
 from ....transfers.ticket import Access
 from ....transfers.transfer import Transfer
-from ..messages import JSON
 from ..request import connection_of, exchange_of
-from .answers import passed, range_of, read_whole
-from .options import names, options_of
+from ..responses import JSON
+from .options_answer import names, options_of
+from .passed_answers import passed, range_of, read_whole
 from .way import Way
 
 

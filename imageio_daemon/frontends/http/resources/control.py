@@ -11,8 +11,8 @@ from ....runtime.log_level import LEVELS, LogLevel
 from ....runtime.served import Served
 from ....transfers.rate_limits import LimitChanges
 from ....transfers.store import TransferStore
-from ..messages import JSON, json_response
 from ..request import caller_of, query_of, read_json
+from ..responses import JSON, json_response
 from ..routes import Handler, Resource
 
 #: The most digits of the number of an event.

@@ -13,8 +13,8 @@ from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED
 from .. import errors
 from ..checksums import require_algorithm, require_block_size
-from ..messages import json_response
 from ..request import attach, query_of
+from ..responses import json_response
 from ..routes import Resource, preflight
 from .images import READ_METHODS
 

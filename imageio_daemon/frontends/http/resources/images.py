@@ -31,8 +31,8 @@ from ..headers import (
     parse_patch,
     parse_range,
 )
-from ..messages import json_response, range_headers, whole_headers
 from ..request import attach, connection_of, exchange_of, name_of, query_of, read_json, waits_for_continue
+from ..responses import json_response, range_headers, whole_headers
 from ..routes import Resource
 from .local import LocalService
 

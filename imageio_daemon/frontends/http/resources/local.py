@@ -8,8 +8,8 @@ import secrets
 from aiohttp import web
 
 from ....errors import NotFound
-from ..messages import json_response
 from ..request import exchange_of, name_of
+from ..responses import json_response
 from ..routes import Resource
 
 #: A question has 128 bits.

@@ -8,8 +8,8 @@ from aiohttp import web
 from ....monitoring.exposition import CONTENT_TYPE, Exposition
 from ....monitoring.health import Health
 from .. import errors
-from ..messages import TEXT
 from ..request import query_of
+from ..responses import TEXT
 from ..routes import Resource
 
 

@@ -21,17 +21,17 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Access
 from ....transfers.transfer import FINALIZED, Transfer
 from ....units import MAX_OFFSET
+from ..answer_stream import AnswerStream
 from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
-from ..messages import JSON, json_response, whole_headers
-from ..proxy.answers import passed, read_whole, require_known, tells_range
 from ..proxy.body import PassedBody
-from ..proxy.download import ProxiedDownload, WantedRange
-from ..proxy.options import options_of, translated
+from ..proxy.options_answer import options_of, translated
+from ..proxy.passed_answers import passed, read_whole, require_known, tells_range
 from ..proxy.passing import Passing
+from ..proxy.proxied_download import ProxiedDownload, WantedRange
 from ..request import RequestBody, attach, exchange_of, name_of, query_of
+from ..responses import JSON, json_response, whole_headers
 from ..routes import Handler, Resource
-from ..stream import AnswerStream
 from .checksum import asks_list, names_range, parse_checksum
 from .extents import ExtentWriter
 from .finalize import parse_finalize

@@ -8,8 +8,8 @@ from ....transfers.store import TransferStore
 from ....transfers.ticket import Changes, Ticket
 from ....transfers.transfer import Transfer
 from ..headers import parse_choice
-from ..messages import json_response
 from ..request import caller_of, name_of, query_of, read_json
+from ..responses import json_response
 from ..routes import Resource
 
 

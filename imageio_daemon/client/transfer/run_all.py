@@ -6,7 +6,7 @@ from functools import partial
 from typing import Protocol
 
 from ...units import MiB
-from ..server.image import RemoteImage
+from ..server.remote_image import RemoteImage
 from ..stopping import Stop
 from . import workers
 from .memory import new_buffer

@@ -7,9 +7,9 @@ from aiohttp import web
 
 from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
-from ..messages import range_headers, whole_headers
-from ..stream import AnswerStream
-from .answers import range_of, require_known
+from ..answer_stream import AnswerStream
+from ..responses import range_headers, whole_headers
+from .passed_answers import range_of, require_known
 from .way import ProxiedAnswer, Way
 
 

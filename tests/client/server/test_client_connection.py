@@ -9,7 +9,7 @@ import pytest
 
 from imageio_daemon.client import ServerFailed, Temporary
 from imageio_daemon.client.server.address import Endpoint, ImageUrl
-from imageio_daemon.client.server.connection import MAX_ANSWER, PIECE, ClientConnection
+from imageio_daemon.client.server.client_connection import MAX_ANSWER, PIECE, ClientConnection
 from imageio_daemon.client.server.sending import Request
 from imageio_daemon.client.stopping import Stop
 from tests.examples.programs import ScriptedServer, answer, features

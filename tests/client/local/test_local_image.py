@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imageio_daemon.client.errors import LocalError
-from imageio_daemon.client.local.image import LocalImage
+from imageio_daemon.client.local.local_image import LocalImage
 from tests.ioutil.syscall_table import real_open, real_pwrite, replaced
 from tests.support.images import pattern
 

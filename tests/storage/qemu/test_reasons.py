@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from imageio_daemon.errors import BitmapInUse, ImageInUse, NotFound, StorageError, Unusable
-from imageio_daemon.storage.qemu import failures
+from imageio_daemon.storage.qemu import reasons
 
 #: How it begins, with the argument that names the image (process.py).
 OPEN = """qemu-nbd: Failed to blk_new_open 'json:{"driver": "qcow2", "file": {"driver": "file", "filename": "/a"}, """
@@ -14,7 +14,7 @@ OPEN += """"discard": "unmap", "detect-zeroes": "off", "read-only": false}': """
 
 
 def not_opened(said: str, bitmap: str | None = None) -> Exception:
-    return failures.not_opened(said, "/a", bitmap)
+    return reasons.not_opened(said, "/a", bitmap)
 
 
 @pytest.mark.parametrize(

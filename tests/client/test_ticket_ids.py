@@ -11,7 +11,7 @@ import pytest
 from imageio_daemon.client import LocalError, Settings, Usage, info
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.session import require_tls
-from imageio_daemon.client.tickets import MAX_FILE, complete
+from imageio_daemon.client.ticket_ids import MAX_FILE, complete
 from tests.client.programs import PROGRAM, TIMEOUT, run
 from tests.support.daemon import Daemon
 from tests.support.images import Image, MakeImage, MiB

@@ -19,7 +19,7 @@ from ..stopping import Stop
 from . import lists
 from .abilities import Abilities
 from .address import Endpoint, ImageUrl
-from .connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
+from .client_connection import MAX_REASON, WORK_TIMEOUT, Answer, ClientConnection
 from .data import Encoded, FilePiece, Piece, Range, first, get, plain, put
 from .pace import UNLIMITED, Pace
 from .patience import Patience

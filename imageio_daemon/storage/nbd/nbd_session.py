@@ -14,7 +14,7 @@ from ...nbdproto.client.negotiation import Agreed
 from ...nbdproto.constants import ALLOCATION_DEPTH, BASE_ALLOCATION, ExportFlag
 from ...runtime import logs
 from ...urls.nbd import NbdAddress
-from .handshake import Connection, ConnectOptions, connect
+from .client_handshake import Connection, ConnectOptions, connect
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from ...transfers.ticket import Access, Ticket
 from .conditions import entity_tag
 from .cors import cors_headers
 from .framing import RequestHead
-from .messages import head_template, range_headers, whole_headers
+from .responses import head_template, range_headers, whole_headers
 
 #: The terms of so many tickets are cached. Making them takes 12 us, of 150 us for a connection with one request.
 KNOWN_TERMS = 64

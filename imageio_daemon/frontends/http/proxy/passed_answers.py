@@ -14,7 +14,7 @@ from aiohttp import web
 
 from ....units import MiB
 from ..errors import CODE, code_of
-from ..messages import BYTES, text_response
+from ..responses import BYTES, text_response
 from .way import ProxiedAnswer, Way
 
 #: Bytes of the largest answer that is no data of an image and no extents: what differs after a finalize of 60 GiB.
