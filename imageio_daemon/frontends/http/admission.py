@@ -2,18 +2,17 @@
 """The connections of one HTTP server: their places in the limit, and their end when the server stops."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ...errors import STOPPING, Unavailable
+from ...net.admission import Admission
 from ...net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
 
 
-class AdmittedConnection(Protocol):
+class AdmittedHttp(Protocol):
     """A connection, as the admission uses it."""
 
     def close_when_idle(self) -> None:
@@ -25,62 +24,40 @@ class AdmittedConnection(Protocol):
         ...
 
 
-class Admission:
+class HttpAdmission(Admission[AdmittedHttp]):
     """Give places to connections. trusts: no client needs a ticket to keep its place (control socket)."""
 
     def __init__(self, limit: ConnectionLimit, *, trusts: bool) -> None:
-        self._limit = limit
+        super().__init__(limit)
         self._trusts = trusts
-        self._connections: set[AdmittedConnection] = set()
-        self._empty = asyncio.Event()
-        self._stopping = False
 
-    @property
-    def count(self) -> int:
-        """Return how many connections are open."""
-        return len(self._connections)
-
-    def admit(self, connection: AdmittedConnection, address: str, drop: Callable[[], object]) -> Place:
+    def admit(self, connection: AdmittedHttp, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a connection. Raises TooManyConnections, or Unavailable while the server stops.
 
         address: of the client. drop: closes the connection when another one needs its place.
         """
-        if self._stopping:
-            raise Unavailable(STOPPING)
+        self.require_running()
         place = self._limit.enter(Stage.STRANGER, address, drop)
         if self._trusts:
             place.know(lambda: True)
-        self._connections.add(connection)
-        self._empty.clear()
-        return place
+        return self._keep(connection, place)
 
     def refuse(self, address: str, drop: Callable[[], object]) -> Place:
         """Return a place for a refused connection, until its answer is sent. Does not fail."""
         return self._limit.enter(Stage.REFUSED, address, drop)
-
-    def forget(self, connection: AdmittedConnection) -> None:
-        """Forget a connection that is lost."""
-        if connection in self._connections:
-            self._connections.remove(connection)
-            if not self._connections:
-                self._empty.set()
 
     async def finish(self, timeout: float) -> bool:
         """Close idle connections, and wait at most timeout seconds for requests that run. Tell whether none is left."""
         self._stopping = True
         for connection in list(self._connections):
             connection.close_when_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                if self._connections:
-                    await self._empty.wait()
-        return not self._connections
+        return await self._until_empty(asyncio.get_running_loop().time() + timeout)
 
     async def stop(self, timeout: float) -> None:
         """Do as finish(), then cut what is left. If the task is cancelled, all connections are cut at once."""
         try:
             if not await self.finish(timeout):
-                log.warning("%d requests are cut off", len(self._connections))
+                log.warning("%d requests are cut off", self.count)
         finally:
             for connection in list(self._connections):
                 connection.cut_off()

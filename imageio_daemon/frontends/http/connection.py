@@ -23,7 +23,7 @@ from .incoming import Incoming
 from .phase import Phase, State
 from .responses import encode
 from .sequence import RequestSequence
-from .shared import HttpServices
+from .shared import HttpShared
 from .transport import ClientTransport
 from .usage import ConnectionUsage
 
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 class ServerConnection(asyncio.BufferedProtocol):
     """Serve the requests of one client, one after the other."""
 
-    def __init__(self, services: HttpServices) -> None:
-        self._services = services
+    def __init__(self, shared: HttpShared) -> None:
+        self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._phase = Phase()
-        self._watchdog = Watchdog(self._loop, services.inactivity_timeout, self._waits_for_peer, self._timed_out)
-        self._incoming = Incoming(services.scratch, self._watchdog)
+        self._watchdog = Watchdog(self._loop, shared.inactivity_timeout, self._waits_for_peer, self._timed_out)
+        self._incoming = Incoming(shared.scratch, self._watchdog)
         self._usage = ConnectionUsage(self._loop)
         self._transport: ClientTransport
         self._place: Place
@@ -52,7 +52,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport = ClientTransport(transport, self._usage)
         refusal = self._take_place()
         exchange = self._build()
-        self._services.served.begin((exchange.service, By.PYTHON), self._usage)
+        self._shared.served.begin((exchange.service, By.PYTHON), self._usage)
         self._transport.watch_writing()
         self._watchdog.start(transport)
         if refusal is not None:
@@ -60,7 +60,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _take_place(self) -> Error | None:
         """Take a place; return why there is none to be served in."""
-        admission, address = self._services.admission, self._transport.address
+        admission, address = self._shared.admission, self._transport.address
         try:
             self._place = admission.admit(self, address, self._drop_soon)
         except Error as e:
@@ -77,12 +77,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._usage,
             self._watchdog,
         )
-        service = self._services.service_of(transport.address)
+        service = self._shared.service_of(transport.address)
         exchange = Exchange(transport, usage, incoming, watchdog, self._place, service)
-        self._handover = LaneHandover(self._services.lanes, exchange, transport)
+        self._handover = LaneHandover(self._shared.lanes, exchange, transport)
         self._ending = Ending(phase, transport, incoming, watchdog, self._handover)
         self._requests = RequestSequence(
-            self._services,
+            self._shared,
             phase,
             transport,
             incoming,
@@ -100,9 +100,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._watchdog.stop()
         self._ending.lost()
         self._usage.close()
-        self._services.served.end(self._usage)
+        self._shared.served.end(self._usage)
         self._place.leave()
-        self._services.admission.forget(self)
+        self._shared.admission.forget(self)
         self._usage.add(self._handover.lost())
         self._incoming.lost()
         self._transport.lost()

@@ -21,7 +21,7 @@ from .handover import LaneHandover, Returned
 from .incoming import Incoming
 from .phase import Phase, State
 from .responses import encode
-from .shared import HttpServices
+from .shared import HttpShared
 from .transport import ClientTransport
 from .usage import ConnectionUsage
 
@@ -31,7 +31,7 @@ class RequestSequence:
 
     def __init__(
         self,
-        services: HttpServices,
+        shared: HttpShared,
         phase: Phase,
         transport: ClientTransport,
         incoming: Incoming,
@@ -44,7 +44,7 @@ class RequestSequence:
     ) -> None:
         self._give_away = give_away
         self.exchange = exchange
-        self._services = services
+        self._shared = shared
         self._phase = phase
         self._transport = transport
         self._incoming = incoming
@@ -203,7 +203,7 @@ class RequestSequence:
         self._phase.state = State.SERVING
         self._watchdog.progress()
         self._incoming.body = head.body()
-        direct = self._services.direct(head)
+        direct = self._shared.direct(head)
         if direct is not None:
             response = self.error_answer(direct) if isinstance(direct, Exception) else direct
             self._answer(response, close=False, to=head.method)
@@ -216,7 +216,7 @@ class RequestSequence:
         """Pass a request to aiohttp. Its body follows when it is wanted."""
         self.carried_out = False
         if self._handler is None:
-            self._handler = self._services.make_handler()
+            self._handler = self._shared.make_handler()
             self._handlers_transport = AiohttpTransport(self, self._transport)
             self._handler.connection_made(self._handlers_transport)
         self._incoming.pass_to(self._handler)

@@ -24,7 +24,7 @@ from ...runtime.served import Served
 from ...storage.lending import Buffers
 from ...transfers.store import TransferStore
 from ...units import KiB
-from .admission import Admission
+from .admission import HttpAdmission
 from .answering import Answering
 from .connection import ServerConnection
 from .framing import MAX_HEAD, RequestHead
@@ -44,7 +44,7 @@ from .resources.proxied import Proxied
 from .resources.tickets import Tickets
 from .responses import json_response
 from .routes import Resource, Routes, preflight
-from .shared import HttpServices
+from .shared import HttpShared
 from .upgrade import NbdService, Upgrades
 
 log = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ class HttpServer:
     ) -> None:
         self.limit = limit
         self._routes = routes
-        self._admission = Admission(limit, trusts=trusts)
-        self._services = HttpServices(
+        self._admission = HttpAdmission(limit, trusts=trusts)
+        self._shared = HttpShared(
             inactivity_timeout=inactivity_timeout,
             admission=self._admission,
             make_handler=self._make_handler,
@@ -128,7 +128,7 @@ class HttpServer:
 
     def connection(self) -> ServerConnection:
         """Return the protocol of a new connection."""
-        return ServerConnection(self._services)
+        return ServerConnection(self._shared)
 
     async def finish(self, timeout: float) -> None:
         """Refuse new requests, close idle connections, and wait at most timeout seconds for running requests."""

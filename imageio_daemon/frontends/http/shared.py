@@ -9,13 +9,13 @@ from aiohttp import web
 
 from ...net.connection_limit import LOCAL
 from ...runtime.served import Served
-from .admission import Admission
+from .admission import HttpAdmission
 from .framing import RequestHead
 from .lane_service import LaneService
 
 
 @dataclass(frozen=True)
-class HttpServices:
+class HttpShared:
     """The objects that the connections of one server share.
 
     inactivity_timeout: of a connection that has used no ticket, in seconds. make_handler: makes a handler of aiohttp.
@@ -25,7 +25,7 @@ class HttpServices:
     """
 
     inactivity_timeout: float
-    admission: Admission
+    admission: HttpAdmission
     make_handler: Callable[[], asyncio.Protocol]
     direct: Callable[[RequestHead], web.Response | Exception | None]
     lanes: LaneService | None

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from ...errors import STOPPING, Unavailable
-from ...net.connection_limit import ConnectionLimit, Place, Stage
+from ...net.admission import Admission
+from ...net.connection_limit import Place, Stage
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 GRACE = 0.25
 
 
-class AdmittedConnection(Protocol):
+class AdmittedNbd(Protocol):
     """A connection in its negotiation, or the session that it becomes."""
 
     @property
@@ -33,50 +33,23 @@ class AdmittedConnection(Protocol):
         ...
 
 
-class Admission:
+class NbdAdmission(Admission[AdmittedNbd]):
     """Give places to connections."""
 
-    def __init__(self, limit: ConnectionLimit) -> None:
-        self._limit = limit
-        self._connections: dict[AdmittedConnection, Place] = {}
-        self._empty = asyncio.Event()
-        self._stopping = False
-
-    @property
-    def count(self) -> int:
-        """Return how many connections are open."""
-        return len(self._connections)
-
-    def require_running(self) -> None:
-        """Raise Unavailable while the server stops."""
-        if self._stopping:
-            raise Unavailable(STOPPING)
-
-    def admit(self, connection: AdmittedConnection, address: str) -> Place | None:
+    def admit(self, connection: AdmittedNbd, address: str) -> Place | None:
         """Return a place for a connection; None while the server stops. address: of the client."""
         if self._stopping:
             log.info("connection refused: the server stops")
             return None
-        place = self._limit.enter(Stage.SILENT, address, _dropper(connection))
-        self._connections[connection] = place
-        self._empty.clear()
-        return place
+        return self._keep(connection, self._limit.enter(Stage.SILENT, address, _dropper(connection)))
 
-    def replace(self, connection: AdmittedConnection, session: AdmittedConnection) -> None:
+    def replace(self, connection: AdmittedNbd, session: AdmittedNbd) -> None:
         """Give the place of a connection whose negotiation has ended to its session."""
         place = self._connections.pop(connection)
         place.drop = _dropper(session)
         self._connections[session] = place
         if self._stopping:
             session.shut_down()
-
-    def forget(self, connection: AdmittedConnection) -> None:
-        """Give the place of a connection back, if it has one. Later calls do nothing."""
-        place = self._connections.pop(connection, None)
-        if place is not None:
-            place.leave()
-            if not self._connections:
-                self._empty.set()
 
     async def stop(self, timeout: float) -> None:
         """Refuse new requests, wait at most timeout seconds for those that run, and close all connections.
@@ -97,15 +70,11 @@ class Admission:
             connection.abort("shutdown")
 
     async def _wait(self, until: float) -> None:
-        try:
-            async with asyncio.timeout_at(until):
-                if self._connections:
-                    await self._empty.wait()
-        except TimeoutError:
-            log.debug("%d connections still open", len(self._connections))
+        if not await self._until_empty(until):
+            log.debug("%d connections still open", self.count)
 
 
-def _dropper(connection: AdmittedConnection) -> Callable[[], object]:
+def _dropper(connection: AdmittedNbd) -> Callable[[], object]:
     """Return a function that aborts a connection soon, because another one needs its place."""
     loop = asyncio.get_running_loop()
     return lambda: loop.call_soon(connection.abort, "limit")

@@ -12,7 +12,7 @@ from ...transfers.transfer import Transfer
 from . import exports
 from .exports import Attachment
 from .handshake import ServerHandshake
-from .shared import NbdServices
+from .shared import NbdShared
 
 
 class AdoptedHandshake(ServerHandshake):
@@ -22,11 +22,11 @@ class AdoptedHandshake(ServerHandshake):
     TooManyConnections, Forbidden.
     """
 
-    def __init__(self, services: NbdServices, transfer: Transfer, client: str) -> None:
-        super().__init__(services)
-        services.options.lanes.require_room(NbdLane)
+    def __init__(self, shared: NbdShared, transfer: Transfer, client: str) -> None:
+        super().__init__(shared)
+        shared.options.lanes.require_room(NbdLane)
         self._transfer = transfer
-        self._attachment = Attachment(transfer, services.options.name, client)
+        self._attachment = Attachment(transfer, shared.options.name, client)
 
     def adopt(self, transport: asyncio.Transport, received: bytes) -> None:
         """Begin on a connection that is not read from now. received: what the client has sent for this protocol."""

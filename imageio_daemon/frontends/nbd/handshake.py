@@ -26,7 +26,7 @@ from . import exports
 from .errors import refusal
 from .exports import Attachment
 from .handover import LaneSession
-from .shared import NbdServices
+from .shared import NbdShared
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ RECEIVE = 16 * KiB
 class ServerHandshake(asyncio.BufferedProtocol):
     """Negotiate with one client, then hand the connection over to a lane."""
 
-    def __init__(self, services: NbdServices) -> None:
-        self._options = options = services.options
-        self._admission = services.admission
-        self._handshakes = services.handshakes
+    def __init__(self, shared: NbdShared) -> None:
+        self._options = options = shared.options
+        self._admission = shared.admission
+        self._handshakes = shared.handshakes
         self._negotiation = ServerNegotiation(
             preferred=PREFERRED_BLOCK,
             tls=options.tls,

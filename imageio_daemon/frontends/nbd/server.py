@@ -10,10 +10,10 @@ from ...net.connection_limit import ConnectionLimit
 from ...net.tls_handshake import Handshakes
 from ...transfers.store import TransferStore
 from ...transfers.transfer import Transfer
-from .admission import Admission
+from .admission import NbdAdmission
 from .adopted import AdoptedHandshake
 from .handshake import ServerHandshake
-from .shared import MakeContext, NbdOptions, NbdServices
+from .shared import MakeContext, NbdOptions, NbdShared
 
 #: The services of HTTP whose connections may become NBD.
 UPGRADED = ("remote", "local")
@@ -64,8 +64,8 @@ class NbdServer:
 
     def __init__(self, options: NbdOptions, limit: ConnectionLimit, handshakes: Handshakes) -> None:
         self.limit = limit
-        self._admission = Admission(limit)
-        self._services = NbdServices(options, self._admission, handshakes)
+        self._admission = NbdAdmission(limit)
+        self._shared = NbdShared(options, self._admission, handshakes)
 
     async def start(self) -> None:
         """Do nothing: there is nothing to prepare."""
@@ -77,7 +77,7 @@ class NbdServer:
 
     def connection(self) -> ServerHandshake:
         """Return the protocol of a new connection."""
-        return ServerHandshake(self._services)
+        return ServerHandshake(self._shared)
 
     def prepare(self, transfer: Transfer, client: str) -> AdoptedHandshake:
         """Return the protocol of a connection that becomes the export of one ticket. client: its address.
@@ -85,7 +85,7 @@ class NbdServer:
         The caller calls adopt() or abandon(). Raises TooManyConnections, Forbidden; Unavailable: the server stops.
         """
         self._admission.require_running()
-        return AdoptedHandshake(self._services, transfer, client)
+        return AdoptedHandshake(self._shared, transfer, client)
 
     async def finish(self, timeout: float) -> None:
         """Read no more requests, wait at most timeout seconds for those that run, and close all connections.

@@ -9,7 +9,7 @@ from ...nbdproto.server.negotiation import Tls
 from ...net.tls_handshake import Handshakes
 from ...net.tls_socket import TlsContext
 from ...transfers.store import TransferStore
-from .admission import Admission
+from .admission import NbdAdmission
 
 #: Returns the TLS context to use now.
 MakeContext = Callable[[], TlsContext]
@@ -33,12 +33,12 @@ class NbdOptions:
 
 
 @dataclass(frozen=True)
-class NbdServices:
+class NbdShared:
     """The objects that the connections of one server share.
 
     handshakes: of TLS. Their poller has the last second of connections that lanes have served; see Poller.linger().
     """
 
     options: NbdOptions
-    admission: Admission
+    admission: NbdAdmission
     handshakes: Handshakes

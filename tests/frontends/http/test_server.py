@@ -751,4 +751,4 @@ async def test_stop_cuts_what_does_not_end(service: Service) -> None:
 def test_server_that_was_not_started_makes_no_handlers(service: Service) -> None:
     http = HttpServer(service.routes(), inactivity_timeout=1, limit=ConnectionLimit(1))
     with pytest.raises(RuntimeError):
-        http.connection()._services.make_handler()
+        http.connection()._shared.make_handler()
