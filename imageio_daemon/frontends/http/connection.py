@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One connection as the event loop sees it: its socket, its timeouts and its place among all connections.
 
-The order of its requests is RequestSequence, its end is Ending; who serves a request has its Exchange. They share its
-Phase.
+The order of its requests is RequestSequence, its state and its end are ConnectionLife; who serves a request has its
+Exchange.
 """
 
 import asyncio
@@ -16,11 +16,10 @@ from ...net.watchdog import Watchdog
 from ...runtime import logs
 from ...runtime.served import By
 from . import errors
-from .ending import Ending
 from .exchange import Exchange
 from .handover import LaneHandover
 from .incoming import Incoming
-from .phase import Phase, State
+from .life import ConnectionLife, State
 from .responses import encode
 from .sequence import RequestSequence
 from .shared import HttpShared
@@ -36,14 +35,13 @@ class ServerConnection(asyncio.BufferedProtocol):
     def __init__(self, shared: HttpShared) -> None:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
-        self._phase = Phase()
         self._watchdog = Watchdog(self._loop, shared.inactivity_timeout, self._waits_for_peer, self._timed_out)
         self._incoming = Incoming(shared.scratch, self._watchdog)
         self._usage = ConnectionUsage(self._loop)
         self._transport: ClientTransport
         self._place: Place
         self._handover: LaneHandover
-        self._ending: Ending
+        self._life: ConnectionLife
         self._requests: RequestSequence
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -56,7 +54,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._transport.watch_writing()
         self._watchdog.start(transport)
         if refusal is not None:
-            self._ending.refuse("limit", encode(errors.answer(refusal, exchange.peer), close=True))
+            self._life.refuse("limit", encode(errors.answer(refusal, exchange.peer), close=True))
 
     def _take_place(self) -> Error | None:
         """Take a place; return why there is none to be served in."""
@@ -70,27 +68,20 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _build(self) -> Exchange:
         """Make the parts that need the transport and the place."""
-        phase, transport, incoming, usage, watchdog = (
-            self._phase,
-            self._transport,
-            self._incoming,
-            self._usage,
-            self._watchdog,
-        )
+        transport, incoming, usage, watchdog = self._transport, self._incoming, self._usage, self._watchdog
         service = self._shared.service_of(transport.address)
         exchange = Exchange(transport, usage, incoming, watchdog, self._place, service)
         self._handover = LaneHandover(self._shared.lanes, exchange, transport)
-        self._ending = Ending(phase, transport, incoming, watchdog, self._handover)
+        self._life = ConnectionLife(transport, incoming, watchdog, self._handover)
         self._requests = RequestSequence(
             self._shared,
-            phase,
             transport,
             incoming,
             usage,
             watchdog,
             exchange,
             self._handover,
-            self._ending,
+            self._life,
             self._give_away,
         )
         return exchange
@@ -98,7 +89,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of everything; what runs for this client ends."""
         self._watchdog.stop()
-        self._ending.lost()
+        self._life.lost()
         self._usage.close()
         self._shared.served.end(self._usage)
         self._place.leave()
@@ -110,7 +101,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         fields = self._usage.fields()
         log.info(
             "connection ended",
-            extra=logs.fields(client=self._requests.exchange.peer, **fields, reason=self._ending.reason),
+            extra=logs.fields(client=self._requests.exchange.peer, **fields, reason=self._life.reason),
         )
 
     # Reading
@@ -125,22 +116,22 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Pass a request's bytes on; hold back what follows it."""
-        incoming, phase = self._incoming, self._phase
+        incoming, life = self._incoming, self._life
         self._usage.received += len(data)
-        if phase.state is State.SERVING and not incoming.ahead:
+        if life.state is State.SERVING and not incoming.ahead:
             data = incoming.feed(data)
-        if not data or self._ending.discard(data):
+        if not data or life.discard(data):
             return
-        if phase.state is not State.CLOSED:
+        if life.state is not State.CLOSED:
             incoming.ahead += data
             self._requests.next()
-            if incoming.is_full and (phase.state is State.SERVING or self._transport.writing_paused):
+            if incoming.is_full and (life.state is State.SERVING or self._transport.writing_paused):
                 self._transport.hold("ahead")
 
     def eof_received(self) -> bool:
         """Note that the client sends no more. One on a plain socket may still wait for its answer."""
         self._incoming.at_eof = True
-        if self._phase.state is not State.SERVING or self._transport.hung_up:
+        if self._life.state is not State.SERVING or self._transport.hung_up:
             return False
         self._incoming.end_early()
         return not self._transport.tls
@@ -163,11 +154,11 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _give_away(self, adopt: Callable[[asyncio.Transport, bytes], None]) -> None:
         """Let another protocol have the connection, which is lost for this one."""
-        if self._phase.state is not State.SERVING:
+        if self._life.state is not State.SERVING:
             return  # it has ended meanwhile
         transport, received = self._transport.asyncio_transport, bytes(self._incoming.ahead)
         transport.pause_reading()
-        self._ending.reason = "upgraded"
+        self._life.reason = "upgraded"
         self.connection_lost(None)
         adopt(transport, received)
 
@@ -179,26 +170,26 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def cut_off(self) -> None:
         """Cut it because the server ends, even if a lane does not let go of it."""
-        self._ending.cut_off()
+        self._life.cut_off()
 
     def _drop_soon(self) -> None:
         """End it, but not within what another connection does, which needs its place."""
         self._loop.call_soon(self._drop)
 
     def _drop(self) -> None:
-        self._ending.abort("limit")
+        self._life.abort("limit")
 
     # Timeouts
 
     def _waits_for_peer(self) -> bool:
         """Tell whether the client's timeout runs."""
-        if self._phase.state is State.SERVING:
+        if self._life.state is State.SERVING:
             return self._watchdog.reading and not self._transport.held
-        return self._phase.state not in (State.DISCARDING, State.HANDED_OVER)
+        return self._life.state not in (State.DISCARDING, State.HANDED_OVER)
 
     def _timed_out(self) -> None:
-        if self._phase.state is State.IDLE:
-            self._ending.reason = "inactivity"
-            self._ending.finish()
+        if self._life.state is State.IDLE:
+            self._life.reason = "inactivity"
+            self._life.finish()
         else:
-            self._ending.abort("inactivity")
+            self._life.abort("inactivity")

@@ -14,12 +14,11 @@ from ...transfers.transfer import Transfer
 from . import errors
 from .aiohttp_transport import AiohttpTransport
 from .cors import cors_headers
-from .ending import Ending
 from .exchange import Exchange
 from .framing import ChunkedBody, FixedBody, RequestHead
 from .handover import LaneHandover, Returned
 from .incoming import Incoming
-from .phase import Phase, State
+from .life import ConnectionLife, State
 from .responses import encode
 from .shared import HttpShared
 from .transport import ClientTransport
@@ -32,26 +31,24 @@ class RequestSequence:
     def __init__(
         self,
         shared: HttpShared,
-        phase: Phase,
         transport: ClientTransport,
         incoming: Incoming,
         usage: ConnectionUsage,
         watchdog: Watchdog,
         exchange: Exchange,
         handover: LaneHandover,
-        ending: Ending,
+        life: ConnectionLife,
         give_away: Callable[[Callable[[asyncio.Transport, bytes], None]], None],
     ) -> None:
         self._give_away = give_away
         self.exchange = exchange
         self._shared = shared
-        self._phase = phase
         self._transport = transport
         self._incoming = incoming
         self._usage = usage
         self._watchdog = watchdog
         self._handover = handover
-        self._ending = ending
+        self._life = life
         self._handler: asyncio.Protocol | None = None
         self._handlers_transport: AiohttpTransport | None = None
         self._closing = False
@@ -75,7 +72,7 @@ class RequestSequence:
     @property
     def closed(self) -> bool:
         """Tell whether no more bytes can be sent."""
-        return self._phase.ends or self._transport.is_closing
+        return self._life.ends or self._transport.is_closing
 
     async def hand_out(self, transfer: Transfer, instruction: Instruction) -> Awaitable[Returned]:
         """Have a lane carry out the request that runs, for the open image; return its end. Raises Unavailable, Error.
@@ -83,7 +80,7 @@ class RequestSequence:
         When this returns, the lane has the connection.
         """
         ended = await self._handover.carry_out(transfer, instruction, self._incoming.ahead)
-        self._phase.state = State.HANDED_OVER
+        self._life.state = State.HANDED_OVER
         self._transport.hold("handover")
         self.carried_out = True
         return ended
@@ -101,15 +98,15 @@ class RequestSequence:
 
     def answered(self, *, close: bool) -> None:
         """Go on to the next request, or close, because the answer is complete."""
-        if self._phase.state is not State.SERVING:
+        if self._life.state is not State.SERVING:
             return
         self._incoming.end()
         if self.carried_out:
             self._drop_handler()
         if close or not self._incoming.complete:
-            self._ending.close("answered")
+            self._life.close("answered")
             return
-        self._phase.state = State.IDLE
+        self._life.state = State.IDLE
         self._watchdog.progress()
         if self._incoming.ahead:
             self._transport.hold("ahead")  # so that a refusal of the next request is sent before its body is read
@@ -132,17 +129,17 @@ class RequestSequence:
 
     def abort(self, reason: str) -> None:
         """Cut the connection, because the answer cannot be completed."""
-        self._ending.abort(reason)
+        self._life.abort(reason)
 
     def close(self, reason: str) -> None:
         """Send all written bytes, discard what the client still sends, and close."""
-        self._ending.close(reason)
+        self._life.close(reason)
 
     # For the connection
 
     def next(self) -> None:
         """Start the next request of the bytes that were received, if its head is complete."""
-        if self._phase.state is not State.IDLE or self._transport.writing_paused:
+        if self._life.state is not State.IDLE or self._transport.writing_paused:
             return
         try:
             head = self._incoming.next_head()
@@ -159,8 +156,8 @@ class RequestSequence:
         """Finish the request that runs, then close."""
         self._closing = True
         self._handover.refuse()
-        if self._phase.state is State.IDLE:
-            self._ending.close("shutdown")
+        if self._life.state is State.IDLE:
+            self._life.close("shutdown")
 
     def writing_paused(self, *, paused: bool) -> None:
         """Pause or resume the handler's writes, as the client reads; start the next request after a pause."""
@@ -194,13 +191,13 @@ class RequestSequence:
         ahead = self._incoming.ahead
         if not self._closing and self._handover.begin(head, ahead, self._returned):
             ahead.clear()
-            self._phase.state = State.HANDED_OVER
+            self._life.state = State.HANDED_OVER
             self._transport.hold("handover")
             return
         del ahead[: len(head.data)]
         self._is_last = not head.keep_alive
         self._asks = head.asks
-        self._phase.state = State.SERVING
+        self._life.state = State.SERVING
         self._watchdog.progress()
         self._incoming.body = head.body()
         direct = self._shared.direct(head)
@@ -236,13 +233,13 @@ class RequestSequence:
     def _resume(self, state: State, end: Returned) -> bool:
         """Go on in a state after a lane has given the connection back. False: it is lost, or is cut."""
         self._usage.add(end.served)
-        if self._phase.state is not State.HANDED_OVER:
+        if self._life.state is not State.HANDED_OVER:
             return False
-        self._phase.state = state
+        self._life.state = state
         self._watchdog.progress()
         if end.cut is not None:
-            reason = self._ending.reason
-            self._ending.abort(end.cut if reason == "client" else reason)
+            reason = self._life.reason
+            self._life.abort(end.cut if reason == "client" else reason)
             return False
         self._incoming.ahead += end.rest
         self._transport.release("handover")
@@ -258,7 +255,7 @@ class RequestSequence:
     def _answer(self, response: web.Response, *, close: bool, to: str = "") -> None:
         """Answer a request without aiohttp. to: its method; an answer to HEAD has no body."""
         self._usage.requests += 1
-        self._phase.state = State.SERVING
+        self._life.state = State.SERVING
         self._usage.answered(response.status)
         close = close or response.keep_alive is False or not self._incoming.complete or self.must_close
         self._transport.write(encode(response, close=close, to=to))
@@ -268,9 +265,9 @@ class RequestSequence:
         """Read the socket again, or close: no received bytes are left."""
         self._transport.release("ahead")
         if self._closing:
-            self._ending.close("shutdown")
+            self._life.close("shutdown")
         elif self._incoming.at_eof:
-            self._ending.close("client")
+            self._life.close("client")
 
 
 def _keep(_: Callable[[asyncio.Transport, bytes], None]) -> None:

@@ -1,32 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a connection: in order, after the bytes that the client still sends were discarded, or at once."""
+"""What a connection does now, and its end: in order, after what the client still sends was discarded, or at once."""
+
+import enum
 
 from ...net.watchdog import Watchdog
 from .discard import Discard
 from .handover import LaneHandover
 from .incoming import Incoming
-from .phase import Phase, State
 from .transport import ClientTransport
 
 
-class Ending:
-    """End one connection. reason: for the log; `client` unless the server ends the connection."""
+class State(enum.Enum):
+    """What a connection does now."""
+
+    IDLE = "between requests"
+    SERVING = "in a request"
+    HANDED_OVER = "served by C, or waiting until its image is open or a lane is free"
+    DISCARDING = "reading what nobody wants, before it closes"
+    CLOSED = "closed, though the last bytes may be on their way"
+
+
+class ConnectionLife:
+    """The state of one connection, and its end. reason: for the log; `client` unless the server ends the connection."""
 
     def __init__(
-        self,
-        phase: Phase,
-        transport: ClientTransport,
-        incoming: Incoming,
-        watchdog: Watchdog,
-        handover: LaneHandover,
+        self, transport: ClientTransport, incoming: Incoming, watchdog: Watchdog, handover: LaneHandover
     ) -> None:
+        self.state = State.IDLE
         self.reason = "client"
-        self._phase = phase
         self._transport = transport
         self._incoming = incoming
         self._watchdog = watchdog
         self._handover = handover
         self._discard: Discard | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether no further answer can be sent."""
+        return self.state in (State.DISCARDING, State.CLOSED)
 
     def abort(self, reason: str) -> None:
         """Cut the connection. If a lane has it, the lane ends first."""
@@ -43,7 +54,7 @@ class Ending:
 
     def close(self, reason: str) -> None:
         """Send all written bytes, discard what the client still sends, and close."""
-        if self._phase.ends:
+        if self.ends:
             return
         self.reason = reason
         if self._incoming.unwanted:
@@ -60,7 +71,7 @@ class Ending:
     def finish(self) -> None:
         """Close as soon as all written bytes are sent."""
         self._stop_discarding()
-        self._phase.state = State.CLOSED
+        self.state = State.CLOSED
         self._watchdog.progress()
         self._transport.close()
 
@@ -72,16 +83,16 @@ class Ending:
         return True
 
     def lost(self) -> None:
-        """End the phases of the connection, because it is lost."""
-        self._phase.state = State.CLOSED
+        """End what the connection does, because it is lost."""
+        self.state = State.CLOSED
         self._stop_discarding()
 
     def _cut(self) -> None:
-        self._phase.state = State.CLOSED
+        self.state = State.CLOSED
         self._transport.abort()
 
     def _begin_discard(self) -> None:
-        self._phase.state = State.DISCARDING
+        self.state = State.DISCARDING
         self._discard = Discard(self._transport, self._incoming, ended=self.finish, too_much=self._give_up)
         self._discard.start()
 
