@@ -190,7 +190,7 @@ class BackendInfo:
 
 
 class Backend(Protocol):
-    """Move bytes between memory and an image.
+    """What Python does with an image; lanes write and trim it by the handle of C.
 
     Offsets are bytes from the start of the image. Any alignment works; whole blocks in page-aligned memory are fastest.
     Each method does all of its work or raises: StorageError, Canceled, NotFast, OutOfRange. A method that returns an
@@ -233,21 +233,13 @@ class Backend(Protocol):
         """Fill the memory of the piece with the bytes of the image at offset."""
         ...
 
-    def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
-        """Write the piece at offset. fua: the piece is on stable storage when the awaitable is done."""
-        ...
-
     def zero(
-        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False
     ) -> Awaitable[ZeroMethod]:
-        """Make the range read as zeros, and return the method. fua: as in pwrite().
+        """Make the range read as zeros, and return the method.
 
         allocate: the range stays provisioned. fast_only: raise NotFast if zeroing needs data I/O.
         """
-        ...
-
-    def trim(self, op: Operation, offset: int, length: int) -> Awaitable[object]:
-        """Free whole blocks inside the range where the storage can. Their content is undefined afterwards."""
         ...
 
     def flush(self, op: Operation) -> Awaitable[object]:

@@ -23,6 +23,7 @@ from imageio_daemon.transfers.ticket import Access, Ticket
 from imageio_daemon.units import KiB, MiB
 from ioutil_ext import ffi, lib
 from tests.ioutil.syscall_table import replaced
+from tests.support.changes import pwrite
 from tests.support.realstorage import loop_device, missing, mounted
 
 
@@ -111,7 +112,7 @@ async def test_cancelling_the_awaiting_task_keeps_buffer_and_operation_until_the
 
     async def write() -> None:
         try:
-            await backend.pwrite(op, buffer.slice(0, PAGE), 0)
+            await pwrite(backend, op, buffer.slice(0, PAGE), 0)
         finally:
             buffer.release()
             op.release()
@@ -134,7 +135,7 @@ async def test_hung_operation_is_named(
     backend: FileBackend, pool: BufferPool, stuck: StuckWrites, engine: Engine, image: Path
 ) -> None:
     buffer = await pool.acquire(PAGE)
-    writing = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, PAGE), 8 * KiB))
+    writing = asyncio.ensure_future(pwrite(backend, Operation(), buffer.slice(0, PAGE), 8 * KiB))
     await reached(stuck.started)
     [running] = engine.running()
     assert (running.kind, running.path, running.offset, running.length) == ("write", str(image), 8 * KiB, PAGE)
@@ -162,7 +163,7 @@ async def test_write_to_a_read_only_image_is_refused(engine: Engine, image: Path
     backend = await FileBackend.open(engine, str(image), writable=False)
     buffer = await pool.acquire(PAGE)
     with pytest.raises(StorageError):
-        await backend.pwrite(Operation(), buffer.slice(0, PAGE), 0)
+        await pwrite(backend, Operation(), buffer.slice(0, PAGE), 0)
     buffer.release()
     assert pool.in_use == 0
     await backend.close()
@@ -174,7 +175,7 @@ async def test_error_names_image_range_and_system_call(
     stuck.error = errno.ENOSPC
     buffer = await pool.acquire(PAGE)
     with pytest.raises(StorageError) as e:
-        await backend.pwrite(Operation(), buffer.slice(0, PAGE), 8 * KiB)
+        await pwrite(backend, Operation(), buffer.slice(0, PAGE), 8 * KiB)
     buffer.release()
     assert str(e.value) == f"write {image} offset=8192 length=4096: pwrite: No space left on device (ENOSPC)"
 
@@ -215,7 +216,7 @@ async def test_image_that_is_one_hole_reads_zero_until_written(
     backend = await FileBackend.open(engine, str(path), writable=True)
     assert await backend.reads_zero(Operation())
     buffer = await pool.acquire(PAGE)
-    await backend.pwrite(Operation(), buffer.slice(0, PAGE), 0)
+    await pwrite(backend, Operation(), buffer.slice(0, PAGE), 0)
     buffer.release()
     assert not await backend.reads_zero(Operation())
     await backend.close()

@@ -20,6 +20,7 @@ from imageio_daemon.storage.qemu import backend as managed
 from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
+from tests.support.changes import trim
 from tests.support.nbdservers import make_qcow2
 
 from .conftest import NBD_OPTIONS, SIZE
@@ -74,7 +75,7 @@ async def test_a_new_image_reads_as_zeros_until_it_is_changed(
 
 async def test_a_trimmed_image_may_read_as_anything(engine: Engine, image: QemuImage, servers: Path) -> None:
     backend = await start(engine, image, servers)
-    await backend.trim(Operation(), 0, SIZE)
+    await trim(backend, Operation(), 0, SIZE)
     assert not await backend.reads_zero(Operation())
     await backend.close()
 

@@ -40,6 +40,7 @@ from imageio_daemon.storage.nbd.warm_up import WARM_UP
 from imageio_daemon.units import GiB, KiB, MiB, TiB
 from imageio_daemon.urls.nbd import NbdAddress, parse
 from tests.support.backends import extents_of
+from tests.support.changes import pwrite, trim, zero
 from tests.support.daemon import Certificates
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd
 from tests.support.nbd_payloads import pack_extents
@@ -318,7 +319,7 @@ async def test_requests_are_whole_blocks_where_others_are_not_taken(
     await write(backend, pool, 100, b"x" * 10000)
     await read(backend, pool, 5000, 100)
     await backend.zero(op, 4095, 10000, allocate=True)
-    await backend.trim(Operation(), 1, 10000)
+    await trim(backend, Operation(), 1, 10000)
     assert all(asked.header.offset % 4096 == 0 and asked.header.length % 4096 == 0 for asked in server.asked)
     assert op.done == 10000
     assert server.commands(Command.TRIM)[0].range == (4096, 4096)
@@ -342,11 +343,11 @@ async def test_a_change_waits_for_an_earlier_one_that_overlaps_although_its_clie
     backend, op = await open_nbd(server), Operation()
     buffer = await pool.acquire(4096)
     if change == "write":
-        first = asyncio.ensure_future(backend.pwrite(op, buffer.slice(0, 4096), 0))
+        first = asyncio.ensure_future(pwrite(backend, op, buffer.slice(0, 4096), 0))
     elif change == "zero":
         first = asyncio.ensure_future(backend.zero(op, 0, 4096, allocate=False))
     else:
-        first = asyncio.ensure_future(backend.trim(op, 0, 4096))
+        first = asyncio.ensure_future(trim(backend, op, 0, 4096))
     buffer.release()
     await eventually_async(lambda: server.asked)
     first.cancel()
@@ -433,7 +434,7 @@ async def test_zeros_are_written_where_the_server_cannot_zero(server: FakeNbd, o
     server.flags &= ~ExportFlag.SEND_WRITE_ZEROES
     server.size = 10 * MiB
     backend = await open_nbd(server)
-    assert await backend.zero(Operation(), 1, 9 * MiB, allocate=False, fua=True) is ZeroMethod.WRITE
+    assert await zero(backend, Operation(), 1, 9 * MiB, allocate=False, fua=True) is ZeroMethod.WRITE
     written = server.commands(Command.WRITE)
     assert sum(asked.header.length for asked in written) == 9 * MiB
     assert not any(any(asked.payload) for asked in written)
@@ -451,9 +452,9 @@ async def test_fua_is_a_flush_where_the_server_has_none(server: FakeNbd, open_nb
     server.flags &= ~ExportFlag.SEND_FUA
     backend = await open_nbd(server)
     buffer = await pool.acquire(4096)
-    await backend.pwrite(Operation(), buffer.slice(0, 4096), 0, fua=True)
+    await pwrite(backend, Operation(), buffer.slice(0, 4096), 0, fua=True)
     buffer.release()
-    await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+    await zero(backend, Operation(), 0, 4096, allocate=True, fua=True)
     commands = [asked.header.command for asked in server.asked]
     assert commands == [Command.WRITE, Command.FLUSH, Command.WRITE_ZEROES, Command.FLUSH]
 
@@ -461,7 +462,7 @@ async def test_fua_is_a_flush_where_the_server_has_none(server: FakeNbd, open_nb
 async def test_nothing_is_sent_that_the_server_does_not_know(server: FakeNbd, open_nbd: Open) -> None:
     server.flags &= ~ExportFlag.SEND_TRIM
     backend = await open_nbd(server)
-    await backend.trim(Operation(), 0, 4096)
+    await trim(backend, Operation(), 0, 4096)
     assert not server.asked
 
 
@@ -499,13 +500,13 @@ async def test_a_write_with_fua_fails_if_the_server_has_neither_fua_nor_flush(
     backend = await open_nbd(server)
     if fua:
         await write(backend, pool, 0, b"x", fua=True)
-        await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+        await zero(backend, Operation(), 0, 4096, allocate=True, fua=True)
         assert all(asked.header.flags & CommandFlag.FUA for asked in server.asked)
         return
     with pytest.raises(CannotFlush):
         await write(backend, pool, 0, b"x", fua=True)
     with pytest.raises(CannotFlush):
-        await backend.zero(Operation(), 0, 4096, allocate=True, fua=True)
+        await zero(backend, Operation(), 0, 4096, allocate=True, fua=True)
 
 
 async def test_a_server_that_comes_back_and_can_flush_does_not_flush_what_it_lost(
@@ -548,7 +549,7 @@ async def test_errors_of_the_server_are_told(
         Command.READ: lambda: read(backend, pool, 0, 10),
         Command.WRITE: lambda: write(backend, pool, 0, b"x"),
         Command.WRITE_ZEROES: lambda: backend.zero(Operation(), 0, 10, allocate=True),
-        Command.TRIM: lambda: backend.trim(Operation(), 0, 4096),
+        Command.TRIM: lambda: trim(backend, Operation(), 0, 4096),
         Command.FLUSH: lambda: backend.flush(Operation()),
     }
     with pytest.raises(StorageError) as caught:
@@ -575,7 +576,7 @@ async def test_flushing_fails_for_ever_after_a_failed_change_with_fua_only(
     answering(server, command, ErrorNumber.EIO)
     calls: dict[Command, Callable[[], Awaitable[object]]] = {
         Command.WRITE: lambda: write(backend, pool, 0, b"x", fua=fua),
-        Command.WRITE_ZEROES: lambda: backend.zero(Operation(), 0, 4096, allocate=True, fua=fua),
+        Command.WRITE_ZEROES: lambda: zero(backend, Operation(), 0, 4096, allocate=True, fua=fua),
     }
     with pytest.raises(StorageError):
         await calls[command]()
@@ -691,7 +692,7 @@ async def test_request_that_a_server_finds_too_long_is_cut(
     backend = await open_nbd(server)
     for _ in range(2):
         if command == Command.TRIM:
-            await backend.trim(Operation(), 4096, 3 * MiB)
+            await trim(backend, Operation(), 4096, 3 * MiB)
         else:
             await backend.zero(Operation(), 4096, 3 * MiB, allocate=False)
     pieces = [(4096, MiB), (4096 + MiB, MiB), (4096 + 2 * MiB, MiB)]
@@ -831,7 +832,7 @@ async def test_changes_that_were_lost_with_the_server_make_flushing_fail(
 async def test_a_write_with_fua_is_not_lost_with_the_server(server: FakeNbd, open_nbd: Open, pool: BufferPool) -> None:
     backend = await open_nbd(server)
     buffer = await pool.acquire(4096)
-    await backend.pwrite(Operation(), buffer.slice(0, 4096), 0, fua=True)
+    await pwrite(backend, Operation(), buffer.slice(0, 4096), 0, fua=True)
     buffer.release()
     await server.stop()
     await server.start()
@@ -880,7 +881,7 @@ async def test_a_change_that_a_leaving_server_does_not_answer_fails_every_flush(
     server.answer = answer
     backend = await open_nbd(server)
     buffer = await pool.acquire(4096)
-    writing = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, 4096), 0))
+    writing = asyncio.ensure_future(pwrite(backend, Operation(), buffer.slice(0, 4096), 0))
     await eventually_async(lambda: server.asked)
     with pytest.raises(ServerGone, match="shutting down"):
         await read(backend, pool, 4096, 10)
@@ -971,7 +972,7 @@ async def test_a_write_that_is_answered_before_it_was_sent_is_a_violation(
     backend = await open_nbd(server)
     buffer = await pool.acquire(8 * MiB)
     with pytest.raises(ServerGone, match="not sent yet"):
-        await backend.pwrite(Operation(), buffer.slice(0, 8 * MiB), 0)
+        await pwrite(backend, Operation(), buffer.slice(0, 8 * MiB), 0)
     buffer.release()
     assert pool.in_use == 0
 
@@ -1074,9 +1075,9 @@ async def test_what_was_not_sent_yet_ends_when_it_is_cancelled(server: FakeNbd, 
     server.hold = asyncio.Event()
     backend = await open_nbd(server)
     first, second = await pool.acquire(16 * MiB), await pool.acquire(MiB)
-    sending = asyncio.ensure_future(backend.pwrite(Operation(), first.slice(0, 16 * MiB), 0))
+    sending = asyncio.ensure_future(pwrite(backend, Operation(), first.slice(0, 16 * MiB), 0))
     op = Operation()
-    queued = asyncio.ensure_future(backend.pwrite(op, second.slice(0, MiB), 32 * MiB))
+    queued = asyncio.ensure_future(pwrite(backend, op, second.slice(0, MiB), 32 * MiB))
     await eventually_async(lambda: engine.load().busy == 3)  # and that of the warm-up
     op.cancel()
     backend.interrupt()
@@ -1100,7 +1101,7 @@ async def test_flush_that_failed_on_one_connection_fails_for_ever_although_it_wa
     answering(server, Command.FLUSH, ErrorNumber.EIO)
     backend, op = await open_nbd(server, connections=2), Operation()
     buffer = await pool.acquire(16 * MiB)
-    sending = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, 16 * MiB), 0))
+    sending = asyncio.ensure_future(pwrite(backend, Operation(), buffer.slice(0, 16 * MiB), 0))
     flushing = asyncio.ensure_future(backend.flush(op))
     await eventually_async(lambda: len(server.readers[1]._buffer) == 28)  # type: ignore[attr-defined]
     op.cancel()
@@ -1132,7 +1133,7 @@ async def test_change_is_asked_for_after_its_removal_from_the_record(
     backend.keep(record)
     await write(backend, pool, 10, b"new")
     await backend.zero(Operation(), 100, 100, allocate=False)
-    await backend.trim(Operation(), 1000, 1000)
+    await trim(backend, Operation(), 1000, 1000)
     assert told == [
         [(0, 10), (13, 4096)],
         [(0, 10), (13, 100), (200, 4096)],
@@ -1205,7 +1206,7 @@ async def test_fua_without_a_flag_for_it_makes_its_own_range_durable(
     backend.keep(record)
     await write(backend, pool, 8192, b"no")
     await write(backend, pool, 9000, b"fua", fua=True)
-    await backend.zero(Operation(), 10000, 100, allocate=False, fua=True)
+    await zero(backend, Operation(), 10000, 100, allocate=False, fua=True)
     assert list(record.ranges()) == [(0, 4096), (9000, 9003), (10000, 10100)]
 
 

@@ -61,13 +61,12 @@ class MemoryBackend:
         op.advance(len(piece))
 
     async def zero(
-        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False
     ) -> ZeroMethod:
         self._check(op)
         self._grow(offset + length)
         self.content[offset : offset + length] = bytes(length)
         op.advance(length)
-        self.flushes += fua
         return ZeroMethod.WRITE
 
     async def trim(self, op: Operation, offset: int, length: int) -> None:

@@ -34,26 +34,25 @@ class EngineImage:
 
     def pread(self, op: Operation, piece: Memory, offset: int) -> "asyncio.Future[Any]":
         """Fill the piece with the bytes at offset."""
-        return self._move(lib.IOU_READ, op, piece, offset, 0)
-
-    def pwrite(self, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> "asyncio.Future[Any]":
-        """Write the piece at offset."""
-        return self._move(lib.IOU_WRITE, op, piece, offset, lib.IOU_FUA if fua else 0)
+        return self._engine.submit(
+            lib.IOU_READ,
+            self._handle,
+            offset=offset,
+            length=len(piece),
+            memory=piece.address,
+            memory_size=len(piece),
+            control=op.control,
+            holders=(op, piece.buffer),
+            name=self.name,
+            explain=self.explain,
+        )
 
     def zero(
-        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False, fua: bool = False
+        self, op: Operation, offset: int, length: int, *, allocate: bool, fast_only: bool = False
     ) -> "asyncio.Future[Any]":
         """Make the range read as zeros."""
-        flags = (
-            (lib.IOU_ALLOCATE if allocate else 0)
-            | (lib.IOU_FAST_ONLY if fast_only else 0)
-            | (lib.IOU_FUA if fua else 0)
-        )
+        flags = (lib.IOU_ALLOCATE if allocate else 0) | (lib.IOU_FAST_ONLY if fast_only else 0)
         return self._ranged(lib.IOU_ZERO, op, offset, length, flags)
-
-    def trim(self, op: Operation, offset: int, length: int) -> "asyncio.Future[Any]":
-        """Free whole blocks inside the range."""
-        return self._ranged(lib.IOU_TRIM, op, offset, length, 0)
 
     def flush(self, op: Operation) -> "asyncio.Future[Any]":
         """Put everything that completed before on stable storage."""
@@ -81,21 +80,6 @@ class EngineImage:
         end: what C tells, with error, syscall and size. May be called in any thread.
         """
         return None
-
-    def _move(self, kind: int, op: Operation, piece: Memory, offset: int, flags: int) -> "asyncio.Future[Any]":
-        return self._engine.submit(
-            kind,
-            self._handle,
-            flags=flags,
-            offset=offset,
-            length=len(piece),
-            memory=piece.address,
-            memory_size=len(piece),
-            control=op.control,
-            holders=(op, piece.buffer),
-            name=self.name,
-            explain=self.explain,
-        )
 
     def _extents(
         self, op: Operation, offset: int, length: int, most: int, flags: int = 0

@@ -19,6 +19,7 @@ from imageio_daemon.storage.buffers import MAX_BUFFER, MIN_BUFFER, BufferPool
 from imageio_daemon.transfers.ticket import Access
 from imageio_daemon.transfers.transfer import Transfer
 from tests.frontends.nbd.world import MiB, World
+from tests.support.changes import pwrite, trim
 from tests.support.nbdoracle.limits import FAILED, MAX_EXTENTS, NOT_FAST, OUTSIDE
 from tests.support.nbdoracle.replies import ExtendedReplies, Replies, SimpleReplies, StructuredReplies
 from tests.support.nbdoracle.requests import Request, Requests
@@ -133,14 +134,14 @@ class Oracle:
         try:
             piece = buffer.slice(0, len(data))
             piece.view[:] = data
-            await backend.pwrite(op, piece, offset)
+            await pwrite(backend, op, piece, offset)
         finally:
             buffer.release()
 
     async def _trim(self, offset: int, length: int, *, fua: bool) -> None:
         async with operations.running(self._transfer, Access.WRITE, offset, length) as (op, backend):
             if self._transfer.ticket.sparse:
-                await backend.trim(op, offset, length)
+                await trim(backend, op, offset, length)
             if fua:
                 await backend.flush(op)
 

@@ -13,6 +13,7 @@ from imageio_daemon.storage.backend import Operation
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from tests.frontends.nbd.conftest import MakeWorld
 from tests.frontends.nbd.world import SIZE, KiB, MiB, World
+from tests.support.changes import pwrite
 from tests.support.fakenbd import Asked, FakeNbd
 from tests.support.images import pattern
 from tests.support.nbd_payloads import pack_extents
@@ -118,7 +119,7 @@ async def test_write_of_python_does_not_overtake_one_of_a_lane(world: World) -> 
     await world.until(lambda: held.asked)
     buffer = await world.pool.acquire(4096)
     buffer.view[:4096] = b"2" * 4096
-    writing = asyncio.ensure_future(backend.pwrite(Operation(), buffer.slice(0, 4096), 0))
+    writing = asyncio.ensure_future(pwrite(backend, Operation(), buffer.slice(0, 4096), 0))
     await world.until(lambda: world.engine.load().queued == 1)
     assert [asked.payload[:1] for asked in world.remote.commands(WRITE)] == [b"1"]
     held.release()

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of images of any backend that in the daemon only lanes make, by the handle of C."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+from imageio_daemon.storage.backend import Backend, Memory, Operation
+from imageio_daemon.storage.file.engine_image import EngineImage
+from ioutil_ext import lib
+from tests.support.backends import MemoryBackend
+
+
+def pwrite(backend: Backend, op: Operation, piece: Memory, offset: int, *, fua: bool = False) -> Awaitable[object]:
+    """Write the piece at offset. fua: the piece is on stable storage when the awaitable is done."""
+    if isinstance(backend, MemoryBackend):
+        return backend.pwrite(op, piece, offset, fua=fua)
+    length = len(piece)
+    return _submit(
+        backend,
+        lib.IOU_WRITE,
+        op,
+        flags=lib.IOU_FUA if fua else 0,
+        offset=offset,
+        length=length,
+        memory=piece.address,
+        memory_size=length,
+        holders=(op, piece.buffer),
+    )
+
+
+def zero(
+    backend: Backend, op: Operation, offset: int, length: int, *, allocate: bool, fua: bool
+) -> Awaitable[object]:
+    """Make the range of an image that C has read as zeros. fua: they are on stable storage when it is done."""
+    flags = (lib.IOU_ALLOCATE if allocate else 0) | (lib.IOU_FUA if fua else 0)
+    return _submit(backend, lib.IOU_ZERO, op, flags=flags, offset=offset, length=length, holders=(op,))
+
+
+def trim(backend: Backend, op: Operation, offset: int, length: int) -> Awaitable[object]:
+    """Free whole blocks inside the range where the storage can. Their content is undefined afterwards."""
+    if isinstance(backend, MemoryBackend):
+        return backend.trim(op, offset, length)
+    return _submit(backend, lib.IOU_TRIM, op, offset=offset, length=length, holders=(op,))
+
+
+def _submit(backend: Backend, kind: int, op: Operation, **what: Any) -> Awaitable[object]:
+    assert isinstance(backend, EngineImage)
+    with backend.lane_handle() as handle:
+        return backend._engine.submit(
+            kind, handle, control=op.control, name=backend.name, explain=backend.explain, **what
+        )
