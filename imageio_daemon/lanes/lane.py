@@ -7,6 +7,7 @@ fetches counters and reports, and frees the lane after its end. Each protocol ha
 
 import asyncio
 import errno
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -54,17 +55,22 @@ class Lane:
         self._on_end: Callable[[], None] = _nothing
 
     def start(self, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None = None) -> None:
-        """Serve the socket fd. The lane owns fd once this method has returned.
+        """Serve the socket of this descriptor, by a copy of it.
 
         backend: a LaneImage. rest: bytes that were received already, at most MAX_STAGED. tls: of the connection; only
-        the lane uses it until its end. Raises StorageError if C cannot start the lane, Canceled if the image is closed.
+        the lane uses it until its end. Raises StorageError if C cannot start the lane, Canceled if the image is closed,
+        OSError.
         """
         if not isinstance(backend, LaneImage):
             raise TypeError("no lane for this image")
         self._number = self._lanes.records.begin(self._names, self.describe)
+        copy = -1
         try:
-            self._lane = self._begin(backend, fd, rest, terms, tls)
+            copy = os.dup(fd)
+            self._lane = self._begin(backend, copy, rest, terms, tls)
         except BaseException:
+            if copy != -1:
+                os.close(copy)
             self._lanes.records.end(self._number)
             raise
         with self._lock:

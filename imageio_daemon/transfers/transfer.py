@@ -9,6 +9,8 @@ from typing import Any
 
 from ..errors import DENIED, Forbidden
 from ..lanes.lane import Lane
+from ..lanes.terms import Terms
+from ..net.tls_socket import TlsSocket
 from ..runtime.request_activity import does
 from ..storage.backend import Backend, Operation, ZeroMethod
 from ..storage.durable import DurableRecord
@@ -173,6 +175,17 @@ class Transfer:
         if changes:
             self.permission.seal.require_open()
         self._traffic.add_lane(lane, changes=changes)
+
+    def start_lane(
+        self, lane: Lane, backend: Backend, fd: int, rest: bytes, terms: Terms, tls: TlsSocket | None, *, changes: bool
+    ) -> None:
+        """Start a lane on the image of a backend; see Lane.start() and add_lane(). Raises what these do."""
+        self.add_lane(lane, backend, changes=changes)  # before the start, so that a cancel reaches the lane
+        try:
+            lane.start(backend, fd, rest, terms, tls)
+        except BaseException:
+            self.remove_lane(lane)
+            raise
 
     def remove_lane(self, lane: Lane) -> None:
         """Remove a lane that has ended. No effect if it was not added."""

@@ -2,14 +2,12 @@
 """The lanes of one HTTP server: the conditions for a lane, and its start."""
 
 import dataclasses
-import os
 
 from ...errors import Canceled
-from ...lanes.http import HttpLane, HttpTerms, Instruction
+from ...lanes.http import HttpLane, Instruction
 from ...lanes.places import Places
 from ...lanes.shared import Lanes
 from ...operations.bounds import readable_size
-from ...storage.backend import Backend
 from ...transfers.store import TransferStore
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
@@ -66,27 +64,10 @@ class LaneService:
         lease, bucket, name = transfer.permission.lease, transfer.bucket, transfer.ticket.log_name
         lane = self._lanes.make(lease, bucket, HttpLane, exchange.service, client=exchange.peer, transfer=name)
         writable = transfer.permission.writable if instruction is None else instruction.writes
-        transfer.add_lane(
-            lane, backend, changes=writable
-        )  # before the start, so that a cancel of the transfer reaches the lane
-        try:
-            terms = terms_of(transfer.ticket, backend, writable=writable)
-            if instruction is not None:
-                terms = dataclasses.replace(terms, instruction=instruction)
-            _start_lane(lane, transport, backend, received, terms)
-        except BaseException:
-            transfer.remove_lane(lane)
-            raise
+        terms = terms_of(transfer.ticket, backend, writable=writable)
+        if instruction is not None:
+            terms = dataclasses.replace(terms, instruction=instruction)
+        transfer.start_lane(
+            lane, backend, transport.fileno, received, terms, transport.tls_socket, changes=writable
+        )
         return lane
-
-
-def _start_lane(
-    lane: HttpLane, transport: ClientTransport, backend: Backend, received: bytes, terms: HttpTerms
-) -> None:
-    """Start the lane on a copy of the socket's descriptor."""
-    fd = os.dup(transport.fileno)
-    try:
-        lane.start(backend, fd, received, terms, transport.tls_socket)
-    except BaseException:
-        os.close(fd)
-        raise

@@ -2,7 +2,6 @@
 """The handover of a connection, with its TLS, to a lane after the negotiation."""
 
 import logging
-import os
 import socket
 from collections.abc import Callable
 
@@ -87,15 +86,11 @@ class LaneSession:
         return False
 
     def _start_lane(self, rest: bytes, reply: bytes) -> None:
-        # Added before the start, so that a cancel of the transfer reaches the lane.
-        self._transfer.add_lane(self._lane, self._backend, changes=not self._transmission.export.read_only)
         terms = _terms(self._transmission, self._transfer.ticket, self._timeout, reply)
-        fd = os.dup(self._socket.fileno())
-        try:
-            self._lane.start(self._backend, fd, rest, terms, self._tls)
-        except BaseException:
-            os.close(fd)
-            raise
+        changes = not self._transmission.export.read_only
+        self._transfer.start_lane(
+            self._lane, self._backend, self._socket.fileno(), rest, terms, self._tls, changes=changes
+        )
         self._attachment.worker = self._lane
         self._lane.watch(self._event, self._end)
 

@@ -182,7 +182,7 @@ async def test_request_is_unavailable_where_no_descriptor_is_left(
         raise OSError(24, "Too many open files")
 
     async with world.client() as client:
-        monkeypatch.setattr("imageio_daemon.frontends.http.lane_service.os.dup", refuse)
+        monkeypatch.setattr("imageio_daemon.lanes.lane.os.dup", refuse)
         client.send(DECIDED)
         assert (await received(client)).startswith(b"HTTP/1.1 503 ")
     assert not world.lanes.places.taken
