@@ -45,7 +45,7 @@ from imageio_daemon.commands.printable import quoted
 from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
-from imageio_daemon.frontends.http.disposition import content_disposition
+from imageio_daemon.frontends.http.responses import content_disposition
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
 from imageio_daemon.frontends.http.headers import (
     MAX_FINALIZE,
@@ -1000,8 +1000,8 @@ PATTERNS = {
     "client/server/proxy.py:is_exempt": _USER,
     "client/server/trust.py:_PIN": _USER,
     "client/server/remote_image.py:size": "a size, as the client reads it",
-    "frontends/http/disposition.py:_NOT_PLAIN": "the name of an image",
-    "frontends/http/disposition.py:_TOKEN": "the name of an image",
+    "frontends/http/responses.py:_NOT_PLAIN": "the name of an image",
+    "frontends/http/responses.py:_TOKEN": "the name of an image",
     "frontends/http/headers.py:_CONTENT_RANGE": "the head of a request",
     "frontends/http/headers.py:_DIGITS": "a number",
     "frontends/http/headers.py:_RANGE": "the head of a request",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from imageio_daemon.frontends.http.disposition import content_disposition
+from imageio_daemon.frontends.http.responses import content_disposition
 from tests.differential.conversation import Conversation, End, Told, Transcript
 from tests.support.places import Proxied
 

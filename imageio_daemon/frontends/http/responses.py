@@ -2,16 +2,17 @@
 """Answers: their fields, and the bytes of those that aiohttp does not send."""
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from urllib.parse import quote
 
 from aiohttp import web
 
 from ...transfers.ticket import Ticket
-from .disposition import content_disposition
 
 JSON = "application/json"
 TEXT = "text/plain; charset=UTF-8"
@@ -24,6 +25,16 @@ SERVER = "imageio-daemon"
 #: what a removed ticket was for. Without the field Varnish keeps an image for two minutes. nginx has to pass on bytes
 #: as they come, not collect them in memory and files (ngx_http_proxy_module, proxy_buffering).
 COMMON = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+#: A name that needs no quotes (RFC 9110 5.6.2), and no escapes that programs read differently (RFC 6266 appendix D).
+_TOKEN = re.compile(r"[!#$&+.^_`|~0-9A-Za-z-]+", re.ASCII)
+#: What a quoted string does not have here: some programs decode % and two digits, and take \ for a part of the name.
+_NOT_PLAIN = re.compile(r"[^ !#$&-\[\]-~]")
+#: What stands for itself in an extended value (attr-char, RFC 8187 3.2.1), besides letters, digits and -._~
+_ATTRIBUTE_SAFE = "!#$&+^`|"
+#: Characters of the name for programs that do not know extended values: the last ones, with the suffix. No file system
+#: has longer names, and the answers of a lane have room for this one and a longest name, all escaped.
+MAX_FALLBACK = 255
 
 
 def text_response(
@@ -53,6 +64,23 @@ def whole_headers(ticket: Ticket) -> dict[str, str]:
     """Return the header fields of an answer that is all of an image."""
     disposition = content_disposition(ticket.filename)
     return {"Accept-Ranges": "bytes", "Content-Type": BYTES, "Content-Disposition": disposition}
+
+
+def content_disposition(name: str | None) -> str:
+    """Return the value of the field for an image that has this name, or none. name: without control characters.
+
+    A name of other characters than those of a quoted string comes twice: whole, as an extended value (RFC 8187), and
+    before that with `_` for each of them, for programs that know no extended values.
+    """
+    if not name:
+        return "attachment"
+    if _TOKEN.fullmatch(name):
+        return f"attachment; filename={name}"
+    plain = _NOT_PLAIN.sub("_", name)
+    if plain == name:
+        return f'attachment; filename="{name}"'
+    extended = quote(name, safe=_ATTRIBUTE_SAFE)
+    return f"attachment; filename=\"{plain[-MAX_FALLBACK:]}\"; filename*=UTF-8''{extended}"
 
 
 def range_headers(ticket: Ticket, first: int | str, last: int | str, size: int) -> dict[str, str]:

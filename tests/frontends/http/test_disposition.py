@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imageio_daemon.frontends.http.disposition import MAX_FALLBACK, content_disposition
+from imageio_daemon.frontends.http.responses import MAX_FALLBACK, content_disposition
 from imageio_daemon.transfers.keys import MAX_FILENAME
 
 #: The grammar of RFC 6266 4.1 and RFC 8187 3.2.1, as far as it is used.
