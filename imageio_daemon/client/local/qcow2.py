@@ -8,7 +8,7 @@ from ...units import KiB
 from ..errors import LocalError
 from .layers import whole_sectors
 from .qemu import PresentSource, QemuTarget, ServedTarget, arguments_for, run_qemu_img
-from .qemu_nbd import QemuNbd
+from .qemu_nbd import PrivateQemuNbd
 from .source import Source
 
 #: Cluster size of new qcow2 images, in bytes, qemu's default.
@@ -92,7 +92,7 @@ class UpdatedQcow2(ServedTarget):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._server = QemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
+        self._server = PrivateQemuNbd(str(path), arguments_for(path, "qcow2"), writable=True)
 
     def start(self, size: int) -> None:
         """Require the size of the image."""

@@ -18,7 +18,7 @@ from .in_use import locked_file
 from .layers import SECTOR, are_all, refuse_cut, whole_sectors
 from .nbd_image import NbdImage
 from .part_file import PartFile
-from .qemu_nbd import IN_USE, QemuNbd
+from .qemu_nbd import IN_USE, PrivateQemuNbd
 from .source import Source, changed, identity
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ServedSource:
     is_stream = False
     portion = 32 * MiB
 
-    def __init__(self, server: QemuNbd) -> None:
+    def __init__(self, server: PrivateQemuNbd) -> None:
         self._server = server
         self.size = server.image.size
 
@@ -66,7 +66,7 @@ class ServedTarget:
 
     portion = 32 * MiB
     block = 1
-    _server: QemuNbd | None = None
+    _server: PrivateQemuNbd | None = None
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write data."""
@@ -93,7 +93,7 @@ class ServedTarget:
             self._server.stop()
 
     @property
-    def _started(self) -> QemuNbd:
+    def _started(self) -> PrivateQemuNbd:
         if self._server is None:
             raise RuntimeError("not started")
         return self._server
@@ -114,7 +114,7 @@ class QemuSource(ServedSource):
         shown = str(path) if name is None else name
         self._shared = shared
         self._locks = contextlib.ExitStack()
-        super().__init__(QemuNbd(shown, arguments_for(path, format_name, member, shared=shared)))
+        super().__init__(PrivateQemuNbd(shown, arguments_for(path, format_name, member, shared=shared)))
         try:
             self._files = {file: identity(file) for file in self._server.files()}
             if not shared:
@@ -211,9 +211,9 @@ class QemuTarget(ServedTarget):
         self._server = self._serve()
         return self._server.image
 
-    def _serve(self) -> QemuNbd:
+    def _serve(self) -> PrivateQemuNbd:
         image = arguments_for(self._part.path, self._format, compress=self.compress)
-        return QemuNbd(str(self._part.path), image, writable=True)
+        return PrivateQemuNbd(str(self._part.path), image, writable=True)
 
     def _tell(self, size: int, made: int) -> None:
         if made != size:

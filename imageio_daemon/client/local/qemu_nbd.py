@@ -30,7 +30,7 @@ STOPPED_TIMEOUT = 5.0
 IN_USE = "Is another process using the image"
 
 
-class QemuNbd:
+class PrivateQemuNbd:
     """A qemu-nbd process that serves one image on a private socket until its last client leaves. Raises LocalError.
 
     name: of the image in messages. image: arguments that tell what it is.

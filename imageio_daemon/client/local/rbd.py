@@ -16,7 +16,7 @@ from ...errors import InvalidRequest
 from ...urls.rbd import RbdAddress, parse, remedy
 from ..errors import LocalError, Usage
 from .qemu import ServedSource, ServedTarget
-from .qemu_nbd import QemuNbd
+from .qemu_nbd import PrivateQemuNbd
 
 _NOT_CONNECTED = "CEPH_CONF and CEPH_ARGS tell which cluster and user it is; can you read the user's key?"
 
@@ -50,14 +50,14 @@ class RbdTarget(ServedTarget):
             raise LocalError(f"{self._address} has {self._size} bytes, the image {size}: it does not fit (rbd resize)")
 
 
-def _serve(address: str, *, writable: bool) -> QemuNbd:
+def _serve(address: str, *, writable: bool) -> PrivateQemuNbd:
     found = _parse(address)
     if writable and found.snapshot:
         raise Usage(f"{address} is a snapshot, which cannot be written")
     conf, user = _cluster()
     node = {"driver": "raw", "file": found.node(conf, user), "read-only": not writable}
     try:
-        return QemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
+        return PrivateQemuNbd(address, ["--", "json:" + json.dumps(node)], writable=writable)
     except LocalError as e:
         raise LocalError(f"{e}{remedy(str(e), _NOT_CONNECTED)}") from e
 

@@ -236,7 +236,7 @@ def test_files_that_cant_be_seen_are_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     path = tmp_path / "image.qcow2"
     qemu_img("create", "-f", "qcow2", path, "1M")
-    monkeypatch.setattr(qemu_nbd_module.QemuNbd, "_descriptors", refuse)
+    monkeypatch.setattr(qemu_nbd_module.PrivateQemuNbd, "_descriptors", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     with pytest.raises(LocalError, match=r"can't see which files .*image\.qcow2 is made of: Permission denied"):
