@@ -14,7 +14,7 @@ from ..errors import FlushFailed, Usage, WritesLost
 from ..server.data import Piece
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
-from .unflushed import Unflushed
+from ..unflushed import Unflushed
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

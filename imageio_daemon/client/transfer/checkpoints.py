@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from ...image.ranges import RangeSet
 from ..errors import ClientError, FlushFailed, LocalError, ServerFailed, Stopped
@@ -14,8 +13,9 @@ from ..local.target import PartTarget
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
 from ..stopping import Stop
+from ..unflushed import Unflushed, Written, new_ranges
 from . import workers
-from .record import Record, new_ranges
+from .record import Record
 
 log = logging.getLogger(__name__)
 
@@ -25,65 +25,38 @@ LAST_FLUSH = 10.0
 CHECKPOINT = 10.0
 
 
-class SentRange(NamedTuple):
-    """Bytes from start to end that the target has taken. restarts: Restarts.count before they were sent."""
-
-    start: int
-    end: int
-    restarts: int
-
-
 class Confirmed:
     """What was sent, and what a flush of the same process has confirmed since; see Restarts. Thread-safe."""
 
     def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
         self._lock = threading.Lock()
         self._safe = new_ranges(done)
-        self._sent: list[SentRange] = []
-        self._lost = new_ranges()
         self._interval = interval
         self._next = time.monotonic() + interval
+        #: What was sent and is not confirmed, or is lost.
+        self.rest = Unflushed()
 
-    def add(self, sent: SentRange) -> bool:
-        """Add what was sent; return True, to one thread at a time, when a flush is due."""
+    def add(self, start: int, end: int, restarts: int) -> bool:
+        """Add what was sent; return True, to one thread at a time, when a flush is due.
+
+        restarts: Restarts.count before it was sent.
+        """
+        self.rest.wrote(start, end, restarts)
         with self._lock:
-            self._sent.append(sent)
             if time.monotonic() < self._next:
                 return False
             self._next = time.monotonic() + self._interval
             return True
 
-    def take_sent(self) -> list[SentRange]:
-        """Return what was sent since the last call. Called before the flush that confirms it."""
-        with self._lock:
-            sent, self._sent = self._sent, []
-            return sent
-
-    def give_back(self, sent: list[SentRange]) -> None:
-        """Add again what was taken for a flush that was not answered."""
-        with self._lock:
-            self._sent = sent + self._sent
-
-    @property
-    def is_waiting(self) -> bool:
-        """Tell whether something was sent that no flush has confirmed."""
-        with self._lock:
-            return bool(self._sent)
-
-    def flushed(self, sent: list[SentRange], restarts: int) -> None:
-        """Note a flush of what was sent before it. What was sent before a restart may be lost.
+    def flushed(self, sent: Written, restarts: int) -> None:
+        """Note a flush of what was taken of the rest before it. What was sent before a restart may be lost.
 
         restarts: Restarts.count after the flush.
         """
+        self.rest.flushed(sent, restarts)
         with self._lock:
-            for start, end, before in sent:
-                (self._safe if before == restarts else self._lost).add(start, end)
-
-    def take_lost(self) -> RangeSet:
-        """Return what may have to be sent again, once."""
-        with self._lock:
-            lost, self._lost = self._lost, new_ranges()
-            return lost
+            for piece in sent[restarts].pieces() if restarts in sent else ():
+                self._safe.add(*piece)
 
     def confirm(self, start: int, end: int) -> None:
         """Add bytes of which the server tells that they are on stable storage."""
@@ -123,16 +96,16 @@ class Checkpoints:
 
         restarts: Restarts.count before they were sent. Raises as confirm() does.
         """
-        if self._confirmed.add(SentRange(start, end, restarts)):
+        if self._confirmed.add(start, end, restarts):
             self._save(image)
 
     def confirm(self, image: RemoteImage) -> None:
         """Flush. Raises FlushFailed, what _flush() does."""
-        sent = self._confirmed.take_sent()
+        sent = self._confirmed.rest.take()
         try:
             restarts = self._flush(image)
         except Stopped:
-            self._confirmed.give_back(sent)
+            self._confirmed.rest.give_back(sent)
             raise
         except FlushFailed:
             self._record.close()
@@ -164,11 +137,11 @@ class LocalCheckpoints(Checkpoints):
     @property
     def is_anything(self) -> bool:
         """Tell whether the next download may need less than all."""
-        return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.is_waiting))
+        return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.rest.is_waiting))
 
     def leave(self) -> None:
         """Close the target, and save what of it is on stable storage. Nothing else may run."""
-        sent = self._confirmed.take_sent()
+        sent = self._confirmed.rest.take()
         with contextlib.suppress(LocalError):  # what the last checkpoint has confirmed stays
             if self._target.keep():
                 self._confirmed.flushed(sent, 0)
@@ -200,7 +173,7 @@ class RemoteCheckpoints(Checkpoints):
 
     def take_lost(self, image: RemoteImage) -> RangeSet:
         """Return what was sent before a restart of the server, to be sent again, once. Raises as RemoteImage does."""
-        lost, again = self._confirmed.take_lost(), new_ranges()
+        lost, again = self._confirmed.rest.take_lost(), new_ranges()
         durable = self._record.durable(image) if lost.size() else new_ranges()
         for piece in lost.pieces():
             for start, end, is_durable in durable.parts(*piece):
@@ -217,7 +190,7 @@ class RemoteCheckpoints(Checkpoints):
         """
         if self.durable is None:
             return
-        if not self._confirmed.is_waiting:
+        if not self._confirmed.rest.is_waiting:
             # Otherwise the record is as it was, or an earlier state is not proven yet.
             if self._confirmed.size() > self._before:
                 self._record.save(self._confirmed.pieces())

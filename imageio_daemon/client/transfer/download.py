@@ -12,6 +12,7 @@ from ..local.source import Source
 from ..local.target import PartTarget, Target, UpdatedTarget
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from ..unflushed import new_ranges
 from . import workers
 from .checkpoints import LocalCheckpoints
 from .digest import Digest
@@ -21,7 +22,7 @@ from .manifest import Manifest
 from .plan import Queue, Unit, data_left, dirty_units, units, units_left, whole, widened
 from .progress import Counter, Phase, Progress, Report
 from .receiver import Receiver
-from .record import DOWNLOAD, Record, States, new_ranges
+from .record import DOWNLOAD, Record, States
 from .run_all import Worker, run_all
 from .transfer_options import DownloadOptions
 

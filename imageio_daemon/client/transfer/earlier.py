@@ -18,13 +18,14 @@ from ..local.source import Source
 from ..server.data import Range
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from ..unflushed import new_ranges
 from . import workers
 from .block_hashing import hash_unit
 from .digest import Digest
 from .equality import Equality
 from .plan import Queue, Unit, dirty_units
 from .progress import Counter, Phase
-from .record import ALIGNMENT, Claim, Record, aligned, new_ranges
+from .record import ALIGNMENT, Claim, Record, aligned
 from .run_all import RunQueue
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from ..errors import Refused
 from ..local.source import Source
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from ..unflushed import new_ranges
 from .block_hashing import hash_unit
 from .digest import Digest
 from .plan import Queue, Unit, units
 from .progress import Counter, Phase
-from .record import new_ranges
 from .run_all import RunQueue
 
 #: Most bytes of a unit, which may be zeros for the most part. The answer for that many has 400 KiB at most.

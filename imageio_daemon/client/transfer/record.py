@@ -19,8 +19,8 @@ from ...image.blake2 import short_hash
 from ...image.ranges import RangeSet
 from ..errors import Refused
 from ..server.address import ImageUrl
-from ..server.lists import MAX_EXTENTS
 from ..server.remote_image import RemoteImage
+from ..unflushed import new_ranges
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,6 @@ MAX_FILE = 4 * 1024**2
 MOST_OTHERS = 4
 #: Seconds after which a state that nobody has used is removed, as the records of servers are.
 MOST_AGE = 14 * 24 * 3600.0
-
-
-def new_ranges(ranges: Iterable[tuple[int, int]] = ()) -> RangeSet:
-    """Return a set of (start, end) ranges that are never joined: then it would have bytes that were not moved."""
-    made = RangeSet(limit=MAX_EXTENTS)
-    for start, end in ranges:
-        made.add(start, end)
-    return made
 
 
 def aligned(ranges: Iterable[tuple[int, int]]) -> RangeSet:

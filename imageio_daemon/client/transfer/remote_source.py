@@ -13,9 +13,9 @@ from ...units import MiB
 from ..errors import LocalError, Refused
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from ..unflushed import new_ranges
 from .digest import Digest
 from .plan import Unit, widened
-from .record import new_ranges
 
 
 class RemoteSource:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from ...image.ranges import RangeSet
 from ..server.remote_image import RemoteImage
+from ..unflushed import new_ranges
 from .equality import Equality
 from .plan import Unit, data_left, parts_left
-from .record import new_ranges
 from .sender import Sending
 
 

@@ -12,6 +12,7 @@ from ..file_part import FilePart
 from ..local.source import FileSource, Source
 from ..server.remote_image import RemoteImage
 from ..server.session import ClientSession
+from ..unflushed import new_ranges
 from . import workers
 from .base import unchanged
 from .checkpoints import RemoteCheckpoints
@@ -20,7 +21,7 @@ from .earlier import EarlierProof, Earlier
 from .equality import Equality, require_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report
-from .record import Record, States, aligned, new_ranges
+from .record import Record, States, aligned
 from .remote_source import RemoteSource
 from .room import check_room
 from .run_all import Worker, run_all

@@ -27,7 +27,7 @@ from imageio_daemon.client.transfer import earlier, sender
 from imageio_daemon.client.transfer.earlier import EarlierProof
 from imageio_daemon.client.transfer.plan import Unit
 from imageio_daemon.client.transfer.progress import Phase
-from imageio_daemon.client.transfer.record import new_ranges
+from imageio_daemon.client.unflushed import new_ranges
 from tests.client.proxy import Proxy
 from tests.examples.programs import ScriptedServer, answer
 from tests.support.daemon import STATE, Certificates, Daemon

@@ -4,7 +4,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imageio_daemon.client.handle.unflushed import Unflushed
+from imageio_daemon.client.unflushed import Unflushed
 
 SIZE = 12
 

@@ -1,32 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written through a handle, and whether a flush confirms it: a restart of the server may have lost it."""
+"""What was written to a target, and whether a flush confirms it: a restart of the server may have lost it."""
 
 import threading
+from collections.abc import Iterable
 
-from ...image.ranges import RangeSet
-from ..server.lists import MAX_EXTENTS
+from ..image.ranges import RangeSet
+from .server.lists import MAX_EXTENTS
 
 #: What was written, by Restarts.count before it was sent.
 Written = dict[int, RangeSet]
 
 
+def new_ranges(ranges: Iterable[tuple[int, int]] = ()) -> RangeSet:
+    """Return a set of (start, end) ranges that are never joined: then it would have bytes that were not moved."""
+    made = RangeSet(limit=MAX_EXTENTS)
+    for start, end in ranges:
+        made.add(start, end)
+    return made
+
+
 class Unflushed:
     """What the server has answered and no flush has confirmed yet, and what is lost. Thread-safe.
 
-    What is lost stays so until it is written again: each flush has to fail until then, whoever calls it.
+    What is lost stays so until it is written again or taken by take_lost().
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._written: Written = {}
-        self._lost = _new_ranges()
+        self._lost = new_ranges()
 
     def wrote(self, start: int, end: int, restarts: int) -> None:
         """Note that the bytes from start to end were written. restarts: Restarts.count before they were sent."""
         with self._lock:
             for ranges in (self._lost, *self._written.values()):
                 ranges.discard(start, end)
-            self._written.setdefault(restarts, _new_ranges()).add(start, end)
+            self._written.setdefault(restarts, new_ranges()).add(start, end)
 
     def take(self) -> Written:
         """Return what was written since the last call. Called before the flush that confirms it."""
@@ -38,7 +47,7 @@ class Unflushed:
         """Add again what was taken for a flush that was not answered."""
         with self._lock:
             for restarts, ranges in taken.items():
-                mine = self._written.setdefault(restarts, _new_ranges())
+                mine = self._written.setdefault(restarts, new_ranges())
                 for piece in ranges.pieces():
                     mine.add(*piece)
 
@@ -53,12 +62,19 @@ class Unflushed:
                     for piece in ranges.pieces():
                         self._lost.discard(*piece)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether something was written that no flush has confirmed."""
+        with self._lock:
+            return any(ranges.size() for ranges in self._written.values())
+
+    def take_lost(self) -> RangeSet:
+        """Return what may have to be written again, once."""
+        with self._lock:
+            lost, self._lost = self._lost, new_ranges()
+            return lost
+
     def lost(self) -> list[tuple[int, int]]:
         """Return (offset, length) of what has to be written again."""
         with self._lock:
             return [(start, end - start) for start, end in self._lost.pieces()]
-
-
-def _new_ranges() -> RangeSet:
-    """Return a set whose ranges are never joined: then it would have bytes that nobody writes again."""
-    return RangeSet(limit=MAX_EXTENTS)
