@@ -38,7 +38,7 @@ _WORD = re.compile(r"(?<![.>\w])\w+")
 
 
 def mistakes(extension: Path) -> Iterator[str]:
-    """Yield a line for each file that stands in no room, each include that is not allowed, a circle of calls, and a name in two files."""
+    """Yield a line for each file in no room, include that is not allowed, circle of calls, and name in two files."""
     for path in _files(extension):
         place = path.relative_to(extension)
         if len(place.parts) != 2 or place.parts[0] not in _HEIGHT:

@@ -37,15 +37,14 @@ from imageio_daemon.client.server import web
 from imageio_daemon.client.server.address import ImageUrl
 from imageio_daemon.client.server.client_connection import ClientConnection
 from imageio_daemon.client.server.failures import error_code, retry_after
-from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.client.server.local_socket import LocalSocket
 from imageio_daemon.client.server.proxy import MAX_HEAD as MAX_PROXY_HEAD
 from imageio_daemon.client.server.proxy import HttpProxy
+from imageio_daemon.client.server.remote_image import RemoteImage
 from imageio_daemon.commands.printable import quoted
 from imageio_daemon.errors import Error, InvalidRequest, MethodNotAllowed
 from imageio_daemon.frontends.http import conditions
 from imageio_daemon.frontends.http import errors as http_errors
-from imageio_daemon.frontends.http.responses import content_disposition
 from imageio_daemon.frontends.http.framing import MAX_HEAD, ChunkedBody, read_head
 from imageio_daemon.frontends.http.headers import (
     MAX_FINALIZE,
@@ -62,16 +61,16 @@ from imageio_daemon.frontends.http.incoming import Incoming
 from imageio_daemon.frontends.http.proxy.passed_answers import parse_answered_range
 from imageio_daemon.frontends.http.resources import local
 from imageio_daemon.frontends.http.resources.finalize import parse_finalize
+from imageio_daemon.frontends.http.responses import content_disposition
 from imageio_daemon.image import journal, magics
 from imageio_daemon.image.block_list import ListReader
 from imageio_daemon.image.extents import ExtentList
 from imageio_daemon.image.extents_json import MAX_EXTENT_TEXT, ExtentReader
 from imageio_daemon.image.formats import PARSERS, qcow2, vhdx, vmdk
 from imageio_daemon.nbdproto import constants, messages, option_payloads
-from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused
-from imageio_daemon.nbdproto.client.negotiation import ServerViolation
-from imageio_daemon.nbdproto.client.replies import ClientReplies
 from imageio_daemon.nbdproto.client.client_request import ClientRequest
+from imageio_daemon.nbdproto.client.negotiation import Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from imageio_daemon.nbdproto.client.replies import ClientReplies
 from imageio_daemon.nbdproto.constants import Command, OptionType
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation
 from imageio_daemon.runtime import logs
@@ -722,7 +721,8 @@ _OPTIONS = {
         _FLAGS + option(OptionType.INFO, struct.pack(">IH", 0, size // 2 - 30) + bytes(2 * (size // 2 - 30)))
     ),
     "queries": lambda size: (
-        _FLAGS + option(OptionType.SET_META_CONTEXT, struct.pack(">II", 0, size // 4 - 30) + bytes(4 * (size // 4 - 30)))
+        _FLAGS
+        + option(OptionType.SET_META_CONTEXT, struct.pack(">II", 0, size // 4 - 30) + bytes(4 * (size // 4 - 30)))
     ),
     "small options": cut(option(OptionType.STRUCTURED_REPLY, b""), _FLAGS),
     "unknown options": cut(option(99, b""), _FLAGS),

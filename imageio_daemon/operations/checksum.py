@@ -49,7 +49,12 @@ Tell = Callable[[Blocks], Awaitable[None]]
 
 
 async def checksum(
-    transfer: Transfer, buffers: Buffers, hashing: Hashing, wanted: WantedChecksum, total: Total, tell: Tell | None = None
+    transfer: Transfer,
+    buffers: Buffers,
+    hashing: Hashing,
+    wanted: WantedChecksum,
+    total: Total,
+    tell: Tell | None = None,
 ) -> int:
     """Add the digests of the blocks of a range to the total, in order, and return how many bytes were hashed.
 

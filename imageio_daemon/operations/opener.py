@@ -14,7 +14,7 @@ from ..storage.nbd.backend import NbdBackend
 from ..storage.nbd.client_handshake import ConnectOptions
 from ..storage.qcow2.backend import NotNative, Qcow2Backend
 from ..storage.qemu import chain
-from ..storage.qemu.backend import QemuImage, ManagedBackend, QemuServer
+from ..storage.qemu.backend import ManagedBackend, QemuImage, QemuServer
 from ..storage.qemu.rbd import RbdBackend, RbdImage
 from ..storage.threads import in_thread
 from ..transfers.ticket import Access, Ticket
@@ -64,7 +64,9 @@ class Opener:
             there = RbdImage(ticket.rbd, ceph.conf, ceph.user, ceph.allowed_pools, since)
             return await RbdBackend.start(engine, there, options, QemuServer(run_dir, config.connections, writable))
         if ticket.format != "raw":
-            image = QemuImage(ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared)
+            image = QemuImage(
+                ticket.path, ticket.format, ticket.backing_chain, config.allowed_paths, ticket.bitmap, shared
+            )
             if ticket.format == "qcow2" and self._config.backend_file.qcow2 == "native":
                 try:
                     return await _open_native(engine, image, writable=writable)

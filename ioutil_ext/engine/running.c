@@ -95,8 +95,8 @@ static int run_kind(struct op *op) {
 }
 
 /*
- * Change the image's generation at the start of a change, and take its range out of what is durable. end_running() changes the
- * generation again.
+ * Change the image's generation at the start of a change, and take its range out of what is durable. end_running()
+ * changes the generation again.
  */
 static int begin_change(struct op *op) {
     struct image *image = op->handle->image;

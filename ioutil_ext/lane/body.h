@@ -33,9 +33,10 @@ void body_begin(struct body *body, uint64_t offset, uint64_t length);
 
 /*
  * Receive the next part, of at most `most` bytes, into memory that is taken here: one piece, so room_for() them must be
- * at most MEMORY_PIECE. The part is shorter if its bytes pause for LANE_MOMENT_MS; it then ends at a page. -ENODATA: the
- * client has ended the stream; -ECANCELED, -ENOMEM or the socket's -errno. After an error the part has no memory, and
- * its bytes are lost. Of a body in chunks the last part may be empty, without memory; -EILSEQ: its framing is refused.
+ * at most MEMORY_PIECE. The part is shorter if its bytes pause for LANE_MOMENT_MS; it then ends at a page. -ENODATA:
+ * the client has ended the stream; -ECANCELED, -ENOMEM or the socket's -errno. After an error the part has no memory,
+ * and its bytes are lost. Of a body in chunks the last part may be empty, without memory; -EILSEQ: its framing is
+ * refused.
  */
 int body_receive(struct iou_lane *lane, struct body *body, uint64_t most);
 

@@ -75,7 +75,8 @@ static int stage_encoded(struct iou_lane *lane, struct body *body, int ms) {
 
 /* Wait until so many bytes are staged. Since then no content was made: bytes that make none are no progress. */
 static int gather_frame(struct iou_lane *lane, struct body *body, uint64_t least, uint64_t since) {
-    while (encoded_staged(lane, body) < min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
+    while (encoded_staged(lane, body) <
+           min_u64(least, body->encoded)) { /* of a body in chunks, less may be left than it was */
         int error = stage_encoded(lane, body, (int)LANE_MOMENT_MS);
         if (error && error != -EAGAIN)
             return error;

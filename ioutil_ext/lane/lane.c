@@ -66,8 +66,8 @@ static int make_event(struct iou_lane *lane) {
     return lane->counts.event_fd == -1 ? -errno : 0;
 }
 
-static int start_lane(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options, const struct lane_kind *kind,
-                 void *own, iou_lane **result) {
+static int start_lane(iou_lanes *lanes, iou_handle *handle, const iou_lane_options *options,
+                      const struct lane_kind *kind, void *own, iou_lane **result) {
     struct iou_lane *lane = new_lane(lanes, options);
     if (!lane)
         return -ENOMEM;

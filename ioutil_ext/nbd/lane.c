@@ -122,7 +122,8 @@ static struct lane_work *nbd_work_of(struct task *task) {
 }
 
 int iou_nbd_start(iou_lanes *lanes, iou_handle *handle, const iou_nbd_options *options, iou_lane **result) {
-    static const struct lane_kind NBD = {.thread_name = "nbd-lane", .lead = nbd_lead, .work = nbd_work_of, .end = nbd_end};
+    static const struct lane_kind NBD = {
+        .thread_name = "nbd-lane", .lead = nbd_lead, .work = nbd_work_of, .end = nbd_end};
     if (lanes_are_foreign(lanes))
         return -ECHILD;
     if (options->reply_length > LANE_STAGING || options->errors_count > MAX_ERRORS || !has_contexts(options))

@@ -13,7 +13,8 @@
 #define QUICK_READ (128 * KIB)
 
 /* Get memory for a reply. False: there is none, and an error was sent. */
-static bool get_reply_memory(struct iou_lane *lane, const struct request *request, size_t size, struct memory **memory) {
+static bool get_reply_memory(struct iou_lane *lane, const struct request *request, size_t size,
+                             struct memory **memory) {
     int error = lane_get_memory(lane, size, MEMORY_WAIT, memory);
     if (error) {
         struct answer answer = answer_no_memory(lane, error);

@@ -114,7 +114,8 @@ static void send_again(struct task *task, uint64_t offset, uint64_t length) {
 }
 
 /* Send a reply whose data is in the memory. If the client pauses, give the memory back and send the rest without it. */
-static void send_reply_data(struct task *task, struct iovec *parts, unsigned count, struct memory **memory, uint64_t offset) {
+static void send_reply_data(struct task *task, struct iovec *parts, unsigned count, struct memory **memory,
+                            uint64_t offset) {
     struct iou_lane *lane = task->lane;
     uintptr_t start = (uintptr_t)place_in(*memory, offset), end = (uintptr_t)(*memory)->data + (*memory)->size;
     lane_send_until_pause(lane, parts, count);

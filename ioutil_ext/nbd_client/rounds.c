@@ -87,7 +87,8 @@ int round_enter(struct round *round, struct op *op) {
 
 /* ---- one round -------------------------------------------------------------------------------------------------- */
 
-static struct connection *choose_connection(const struct client *client, const struct nbd_request *request, uint32_t number) {
+static struct connection *choose_connection(const struct client *client, const struct nbd_request *request,
+                                            uint32_t number) {
     const struct session *session = &client->session;
     uint64_t place = request->command == CMD_FLUSH ? number : request->offset / SEGMENT;
     return &session->connections[place % session->count];

@@ -52,8 +52,8 @@ static int look_at_files(struct chain *chain, struct op *op, uint64_t pos, uint6
 
 /* Find what is at pos: what iou_extent tells of it, and its end. What has changed is told without layers: fewer
    records; and without a look at the files, if nothing else is asked for. */
-static int look_for_extent(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end, uint64_t *stop,
-                uint64_t *flags) {
+static int look_for_extent(struct chain *chain, struct op *op, struct changes *changes, uint64_t pos, uint64_t end,
+                           uint64_t *stop, uint64_t *flags) {
     bool dirty;
     int error = look_changed(chain, op, changes, pos, &end, &dirty);
     *stop = end;

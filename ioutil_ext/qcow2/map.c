@@ -93,7 +93,7 @@ static bool goes_on(const struct mapping *run, const struct mapping *next, uint6
 
 /* The end of the run of units that begins with the one of pos, all of one slice. */
 static int find_mapped_run(struct qcow2 *q, struct op *op, const struct slice *slice, uint64_t pos, uint64_t end,
-                    struct mapping *run) {
+                           struct mapping *run) {
     uint64_t unit = q->entry_bits == 3 ? q->cluster : q->cluster / 32, first = round_down(pos, unit), at = first + unit;
     int error = look_at(q, op, slice, pos, run);
     if (error)

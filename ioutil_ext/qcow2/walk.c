@@ -188,7 +188,8 @@ static int compare_cluster(struct walk *walk, uint64_t cluster, uint64_t value) 
     struct qcow2 *q = walk->q;
     uint64_t seen = walk->counts[cluster], offset = cluster << q->cluster_bits;
     if (value < seen)
-        return refuse_walk(walk, value ? "more uses a cluster than is counted" : "a cluster in use is not counted", offset);
+        return refuse_walk(walk, value ? "more uses a cluster than is counted" : "a cluster in use is not counted",
+                           offset);
     if (value > 1 && bits_test(&walk->copied, cluster))
         return refuse_walk(walk, "a cluster that others use is marked as used once", offset);
     q->counts.leaked += value > seen && seen < UINT16_MAX;

@@ -35,8 +35,8 @@ struct claimant {
 
 /*
  * Take memory of at least size bytes, if the quotas of the user, its ticket and its device allow it. -EAGAIN: there is
- * none now; if it waits, it is in the queue. -ENOMEM: the system has none; -EOVERFLOW: size is larger than any piece can
- * be; -ECANCELED: the request ends.
+ * none now; if it waits, it is in the queue. -ENOMEM: the system has none; -EOVERFLOW: size is larger than any piece
+ * can be; -ECANCELED: the request ends.
  */
 int memory_ask(struct claimant *claimant);
 

@@ -15,8 +15,8 @@
  */
 #define MAX_LONG (POOL_LONG + PAGE_UNIT)
 
-/* Most tasks of all users, and of the users of one ticket, which also has at most twice as many as are left then. A lane
-   with one task does its requests one by one. */
+/* Most tasks of all users, and of the users of one ticket, which also has at most twice as many as are left then. A
+   lane with one task does its requests one by one. */
 #define MAX_TASKS 512u
 #define MAX_TICKET_TASKS 128u
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The pool of memory for the data of all lanes (pool.c): what there is, who uses it, and who waits. A lane is a user; the
- * lanes of one ticket have one quota.
+ * The pool of memory for the data of all lanes (pool.c): what there is, who uses it, and who waits. A lane is a user;
+ * the lanes of one ticket have one quota.
  */
 
 #ifndef IOUTIL_QUOTA_POOL_H

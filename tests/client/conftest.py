@@ -24,7 +24,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow servers without TLS: a ScriptedServer has none. tests/client/test_ticket_ids.py shows that it is refused."""
+    """Allow servers without TLS: a ScriptedServer has none. tests/client/test_ticket_ids.py shows its refusal."""
     monkeypatch.setattr("imageio_daemon.client.server.session.require_tls", lambda _: None)
 
 

@@ -16,7 +16,7 @@ from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qcow2.backend import Qcow2Backend
-from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend, QemuServer
+from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage, QemuServer
 from imageio_daemon.storage.qemu.chain import inspect
 from imageio_daemon.storage.qemu.rbd import RbdBackend, RbdImage
 from imageio_daemon.units import MiB

@@ -16,7 +16,7 @@ from imageio_daemon.storage.backend import Backend, Operation, ZeroMethod
 from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.backend import NbdBackend
-from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend
+from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage
 from imageio_daemon.units import GiB, KiB, MiB
 from imageio_daemon.urls.nbd import parse
 from tests.support.fakenbd import Asked, FakeNbd, fake_nbd

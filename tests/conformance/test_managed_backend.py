@@ -17,7 +17,7 @@ from imageio_daemon.storage.file.backend import FileBackend
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd.client_handshake import ConnectOptions
 from imageio_daemon.storage.qemu import backend as managed
-from imageio_daemon.storage.qemu.backend import QemuImage, ManagedBackend
+from imageio_daemon.storage.qemu.backend import ManagedBackend, QemuImage
 from imageio_daemon.transfers.store import TransferStore
 from imageio_daemon.transfers.ticket import Access, Ticket
 from tests.support.changes import trim
@@ -39,7 +39,9 @@ def servers(run_dir: Path) -> Iterator[Path]:
     assert not list(run_dir.iterdir())
 
 
-async def start(engine: Engine, image: QemuImage, run_dir: Path, options: ConnectOptions = NBD_OPTIONS) -> ManagedBackend:
+async def start(
+    engine: Engine, image: QemuImage, run_dir: Path, options: ConnectOptions = NBD_OPTIONS
+) -> ManagedBackend:
     return await ManagedBackend.start(engine, image, options, run_dir=str(run_dir), connections=2, writable=True)
 
 
@@ -55,7 +57,9 @@ async def test_its_name_in_logs_is_that_of_the_image(engine: Engine, image: Qemu
     await backend.close()
 
 
-async def test_what_is_available_is_unknown_when_the_name_is_gone(engine: Engine, image: QemuImage, servers: Path) -> None:
+async def test_what_is_available_is_unknown_when_the_name_is_gone(
+    engine: Engine, image: QemuImage, servers: Path
+) -> None:
     backend = await start(engine, image, servers)
     assert await backend.available(Operation())
     Path(image.path).unlink()

@@ -31,8 +31,7 @@ from imageio_daemon.storage.buffers import BufferPool
 from imageio_daemon.storage.durable import DurableRecord
 from imageio_daemon.storage.file.engine import Engine
 from imageio_daemon.storage.nbd import client as nbd_client
-from imageio_daemon.storage.nbd import client_handshake
-from imageio_daemon.storage.nbd import nbd_session
+from imageio_daemon.storage.nbd import client_handshake, nbd_session
 from imageio_daemon.storage.nbd import warm_up as nbd_warm_up
 from imageio_daemon.storage.nbd.backend import NbdBackend
 from imageio_daemon.storage.nbd.client_handshake import ClientHandshake, ConnectOptions

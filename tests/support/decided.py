@@ -12,7 +12,9 @@ from imageio_daemon.frontends.http.framing import RequestHead
 class DecidedHandover(handover.LaneHandover):
     """Leave all requests to handlers."""
 
-    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
+    def begin(
+        self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
+    ) -> bool:
         """Hand nothing over."""
         return False
 

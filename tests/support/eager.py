@@ -20,7 +20,9 @@ _METHODS = {"GET": Access.READ, "PUT": Access.WRITE, "PATCH": Access.WRITE}
 class ToldHandover(handover.LaneHandover):
     """Log what C should have had."""
 
-    def begin(self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]) -> bool:
+    def begin(
+        self, head: RequestHead, received: bytes | bytearray, returned: Callable[[handover.Returned], None]
+    ) -> bool:
         """Hand the connection over if C can serve it."""
         given_back = self._given_back
         begun = super().begin(head, received, returned)

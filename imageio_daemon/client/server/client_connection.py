@@ -14,7 +14,7 @@ from ...units import KiB, MiB
 from ..errors import ServerFailed, Temporary
 from ..stopping import Stop
 from .address import Endpoint
-from .answers import Answers, AnswerBody, Framing, AnswerHead
+from .answers import AnswerBody, AnswerHead, Answers, Framing
 from .failures import client_refused, failure_of, not_connected
 from .pace import UNLIMITED, Pace, Paced
 from .secure_socket import SecureSocket

@@ -54,7 +54,9 @@ class Base:
     clean: the blocks of the source that have not changed since, by the bitmap.
     """
 
-    def __init__(self, checksum: str, clean: RangeSet, source: RemoteSource, session: ClientSession, run: RunQueue) -> None:
+    def __init__(
+        self, checksum: str, clean: RangeSet, source: RemoteSource, session: ClientSession, run: RunQueue
+    ) -> None:
         self._checksum = checksum
         self._clean = clean
         self._source = source

@@ -17,7 +17,7 @@ from . import workers
 from .base import unchanged
 from .checkpoints import RemoteCheckpoints
 from .digest import Digest
-from .earlier import EarlierProof, Earlier
+from .earlier import Earlier, EarlierProof
 from .equality import Equality, require_ranges
 from .plan import Queue, Unit, data_left, units, units_left
 from .progress import Counter, Phase, Progress, Report

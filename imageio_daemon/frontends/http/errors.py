@@ -76,9 +76,13 @@ _TABLE: dict[type[BaseException], _ErrorAnswer] = {
 #: The answers to a StorageError that is not of a class with its own answer.
 _STORAGE: dict[errors.Fault, _ErrorAnswer] = {
     errors.Fault.FULL: _ErrorAnswer(507, "storage_full", text="The storage of the image has no room left"),
-    errors.Fault.PERMISSION: _ErrorAnswer(500, "storage_permission", text="The server has no permission for this image"),
+    errors.Fault.PERMISSION: _ErrorAnswer(
+        500, "storage_permission", text="The server has no permission for this image"
+    ),
     errors.Fault.GONE: _ErrorAnswer(500, "storage_gone", text="The storage of the image is gone"),
-    errors.Fault.NO_IMAGE: _ErrorAnswer(422, "image_unusable", text="The ticket names neither a file nor a block device"),
+    errors.Fault.NO_IMAGE: _ErrorAnswer(
+        422, "image_unusable", text="The ticket names neither a file nor a block device"
+    ),
     errors.Fault.IO: _TABLE[errors.StorageError],
 }
 

@@ -11,7 +11,7 @@ from ...runtime.request_activity import RequestActivity, Worker
 from ...transfers.transfer import Transfer
 from .incoming import Incoming
 from .transport import ClientTransport
-from .usage import Kept, ConnectionUsage
+from .usage import ConnectionUsage, Kept
 
 
 class Exchange:

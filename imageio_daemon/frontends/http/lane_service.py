@@ -67,7 +67,5 @@ class LaneService:
         terms = terms_of(transfer.ticket, backend, writable=writable)
         if instruction is not None:
             terms = dataclasses.replace(terms, instruction=instruction)
-        transfer.start_lane(
-            lane, backend, transport.fileno, received, terms, transport.tls_socket, changes=writable
-        )
+        transfer.start_lane(lane, backend, transport.fileno, received, terms, transport.tls_socket, changes=writable)
         return lane

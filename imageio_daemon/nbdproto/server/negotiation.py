@@ -15,7 +15,7 @@ from ..messages import BadMagic, clean_text
 from ..option_payloads import ContextRequest, InfoRequest, Malformed, TooMany, unpack_name
 from .negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from .option_replies import OptionReplies
-from .option_stream import ClientFlags, ClientOption, OptionStream, ClientViolation
+from .option_stream import ClientFlags, ClientOption, ClientViolation, OptionStream
 from .transmission import Agreement, Export, Selection
 
 #: Bytes of options that a client may send before the first is answered. Known clients wait for each reply.

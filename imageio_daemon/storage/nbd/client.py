@@ -52,7 +52,13 @@ class NbdClient:
     """
 
     def __init__(
-        self, address: NbdAddress, options: ConnectOptions, connections: int, session: Session, name: str, zeroing: Zeroing
+        self,
+        address: NbdAddress,
+        options: ConnectOptions,
+        connections: int,
+        session: Session,
+        name: str,
+        zeroing: Zeroing,
     ) -> None:
         self.address = address
         #: What was negotiated the last time.

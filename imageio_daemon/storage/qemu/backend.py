@@ -54,7 +54,9 @@ class QemuBackend(NbdBackend):
     _may_read_zero: bool
 
     @classmethod
-    async def serve(cls, engine: Engine, found: chain.Chain, image: str, options: ConnectOptions, how: QemuServer) -> Self:
+    async def serve(
+        cls, engine: Engine, found: chain.Chain, image: str, options: ConnectOptions, how: QemuServer
+    ) -> Self:
         """Start a server and connect to it. image: its name for logs.
 
         Raises StorageError, ServerGone, ImageInUse, and Unavailable while what a killed daemon has left uses the image.
@@ -181,7 +183,14 @@ class ManagedBackend(QemuBackend):
 
     @classmethod
     async def start(
-        cls, engine: Engine, image: QemuImage, options: ConnectOptions, *, run_dir: str, connections: int, writable: bool
+        cls,
+        engine: Engine,
+        image: QemuImage,
+        options: ConnectOptions,
+        *,
+        run_dir: str,
+        connections: int,
+        writable: bool,
     ) -> Self:
         """Check the image's header, start a server and connect to it. Raises StorageError, ServerGone, ImageInUse.
 

@@ -4,7 +4,7 @@
 import socket
 import tracemalloc
 
-from imageio_daemon.client.server.answers import KEPT, Answers, AnswerHead
+from imageio_daemon.client.server.answers import KEPT, AnswerHead, Answers
 from imageio_daemon.client.server.pace import UNLIMITED, Paced
 from imageio_daemon.client.stopping import Stop
 from imageio_daemon.units import KiB, MiB

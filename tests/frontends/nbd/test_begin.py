@@ -27,7 +27,11 @@ async def test_requests_sent_with_the_options_are_answered_after_them(make_world
         for number in range(names):  # so that there is more to answer than C takes: 90,000 bytes
             world.add(f"{number:01000}")
         client = await world.connect()
-        options = [(OptionType.STRUCTURED_REPLY, b""), (OptionType.LIST, b""), (OptionType.GO, InfoRequest("disk", ()).pack())]
+        options = [
+            (OptionType.STRUCTURED_REPLY, b""),
+            (OptionType.LIST, b""),
+            (OptionType.GO, InfoRequest("disk", ()).pack()),
+        ]
         asked = b"".join(OptionHeader(option, len(payload)).pack() + payload for option, payload in options)
         client.writer.write(asked + RequestHeader(Command.READ, 0, 77, 0, 512).pack(extended=False))
         assert await answered_options(client) == [option for option, _ in options]

@@ -188,7 +188,13 @@ OPTIONS: dict[str, tuple[int, bytes, str, str, str]] = {
     "extended headers": (OptionType.EXTENDED_HEADERS, b"", "ok", "ERR_UNSUP", "ERR_UNSUP"),
     "info": (OptionType.INFO, InfoRequest("image", (3, 3, 77)).pack(), "ok", "ok", "ok"),
     "info, unknown name": (OptionType.INFO, InfoRequest("other", ()).pack(), "ERR_UNKNOWN", "ERR_UNKNOWN", "ok"),
-    "info, long name": (OptionType.INFO, InfoRequest("n" * 4097, ()).pack(), "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
+    "info, long name": (
+        OptionType.INFO,
+        InfoRequest("n" * 4097, ()).pack(),
+        "ERR_INVALID",
+        "ERR_INVALID",
+        "ERR_INVALID",
+    ),
     "info, too short": (OptionType.INFO, b"\0", "ERR_INVALID", "ERR_INVALID", "ERR_INVALID"),
     "context before structured": (
         OptionType.SET_META_CONTEXT, ContextRequest("image", ("base:allocation",)).pack(),

@@ -125,7 +125,8 @@ static void use_engine(unsigned connections) {
     usleep((useconds_t)below(&stage->random, 50000));
     stop_engine(stage->engine);
     serve(0, false);
-    CHECK(stage->lanes->pool.used == stage->lanes->pool.kept_size && !stage->lanes->pool.long_taken && stage->lanes->pool.tasks == 0);
+    CHECK(stage->lanes->pool.used == stage->lanes->pool.kept_size && !stage->lanes->pool.long_taken &&
+          stage->lanes->pool.tasks == 0);
     CHECK(iou_lanes_free(stage->lanes) == 0);
     stop_engine(stage->engine);
     CHECK(iou_queue_free(queue) == 0 && iou_queue_free(stage->queue) == 0 && iou_engine_free(stage->engine) == 0);

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from imageio_daemon.nbdproto.client.negotiation import DEFAULT_SIZES, Agreed, ClientNegotiation, ExportRefused, ServerViolation
+from imageio_daemon.nbdproto.client.negotiation import (
+    DEFAULT_SIZES,
+    Agreed,
+    ClientNegotiation,
+    ExportRefused,
+    ServerViolation,
+)
 from imageio_daemon.nbdproto.constants import (
     ALLOCATION_DEPTH,
     BASE_ALLOCATION,

@@ -15,8 +15,8 @@ from imageio_daemon.nbdproto.option_payloads import (
     OptionReply,
     unpack_context,
 )
-from imageio_daemon.nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from imageio_daemon.nbdproto.server.negotiation import ServerNegotiation, Tls
+from imageio_daemon.nbdproto.server.negotiation_events import Close, Event, FindExport, StartTls, Transmit
 from imageio_daemon.nbdproto.server.transmission import Export, Transmission
 
 PREFERRED = 65536

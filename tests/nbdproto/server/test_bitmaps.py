@@ -63,7 +63,9 @@ def test_as_many_bitmaps_as_clients_may_ask_for_can_be_selected() -> None:
 
 def test_unknown_bitmap_is_ignored_and_not_told_as_another() -> None:
     conversation = talk()
-    assert conversation.contexts(OptionType.SET_META_CONTEXT, "qemu:dirty-bitmap:c", BASE_ALLOCATION) == [BASE_ALLOCATION]
+    assert conversation.contexts(OptionType.SET_META_CONTEXT, "qemu:dirty-bitmap:c", BASE_ALLOCATION) == [
+        BASE_ALLOCATION
+    ]
     assert conversation.go().contexts == (1,)
 
 

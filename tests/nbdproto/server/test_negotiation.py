@@ -16,8 +16,8 @@ from imageio_daemon.nbdproto.constants import (
     Reply,
 )
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation_events import Close, Transmit
 from imageio_daemon.nbdproto.server.negotiation import MAX_PIPELINED
+from imageio_daemon.nbdproto.server.negotiation_events import Close, Transmit
 from imageio_daemon.nbdproto.server.transmission import Export
 from tests.nbdproto.server.conversation import DELIVERIES, PREFERRED, Conversation
 from tests.support.nbd_payloads import unpack_server
@@ -374,7 +374,9 @@ def test_export_name_that_is_not_served_closes_without_a_byte(name: bytes) -> No
     assert not talk.received
 
 
-@pytest.mark.parametrize("option", [OptionType.INFO, OptionType.GO, OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT])
+@pytest.mark.parametrize(
+    "option", [OptionType.INFO, OptionType.GO, OptionType.LIST_META_CONTEXT, OptionType.SET_META_CONTEXT]
+)
 def test_empty_name_is_no_export(option: OptionType) -> None:
     talk = Conversation().open()
     talk.final(OptionType.STRUCTURED_REPLY)

@@ -5,8 +5,8 @@ import pytest
 
 from imageio_daemon.nbdproto.constants import ExportFlag, OptionType, Reply
 from imageio_daemon.nbdproto.option_payloads import ContextRequest, InfoRequest, OptionHeader
-from imageio_daemon.nbdproto.server.negotiation_events import Close, StartTls
 from imageio_daemon.nbdproto.server.negotiation import Tls
+from imageio_daemon.nbdproto.server.negotiation_events import Close, StartTls
 from tests.nbdproto.server.conversation import DELIVERIES, Conversation
 
 INFO = InfoRequest("disk", ()).pack()
