@@ -2,13 +2,12 @@
 """The connections of one server, with their places in the limit, until the server has stopped."""
 
 import asyncio
-from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from ..errors import STOPPING, Unavailable
 from .connection_limit import ConnectionLimit, Place
 
-_C = TypeVar("_C", bound=Hashable)
+_C = TypeVar("_C")
 
 
 class Admission(Generic[_C]):
