@@ -62,9 +62,16 @@ bool operation_only_copies(const struct iou_lane *lane) {
     return lane->handle->image->in_memory;
 }
 
+/* Whether the thread of the lane runs the operation. With TLS it has the cipher to do beside it, so the calls of longer
+   pieces, which take processor time for each byte, go to workers. */
+static bool is_prompt(const struct iou_lane *lane, const struct op *op) {
+    bool has_cipher = lane->socket.tls && !op->alone && !op->handle->ops->remote;
+    return !(has_cipher && op->length > SHORT) && op->handle->ops->is_prompt(op);
+}
+
 /* Run the operation for a turn, or to its end. True: it has ended. */
 static bool run(struct iou_lane *lane, struct op *op) {
-    if (op_canceled(op) || op->handle->ops->is_prompt(op))
+    if (op_canceled(op) || is_prompt(lane, op))
         return own_thread_turn(lane->engine, op);
     workers_run(lane->engine, op);
     return true;
