@@ -276,7 +276,7 @@ static bool serve_alone(struct task *task) {
         .flags = (lane->flags & IOU_LANE_SPARSE ? 0 : IOU_ALLOCATE) | (request->fast ? IOU_FAST_ONLY : 0),
         .offset = request->offset,
         .length = request->length,
-        .alone = true,
+        .alone = request->kind == IOU_FLUSH || request->length <= HTTP_PIECE, /* a long zero ends with its client */
     };
     int error = op.kind == IOU_FLUSH ? 0 : rate_take(lane, IOU_BUCKET_SMALL);
     if (error) {
