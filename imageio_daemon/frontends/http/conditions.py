@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entity tags (RFC 9110 8.8.3) and conditions on them: a client continues a download if the image has not changed."""
+"""Entity tags (RFC 9110 8.8.3) and conditions on them, by which a client continues a download of an unchanged image."""
 
 import hashlib
 import secrets
@@ -9,15 +9,15 @@ from ...errors import Changed
 from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 
-#: The name of this process. A client that connects again and finds another name may have lost writes without a flush.
+#: A name of this process. A client that connects again and finds another name may have lost writes without a flush.
 INSTANCE = secrets.token_hex(8)
 
 
 class Conditions:
     """The conditions If-Match and If-Range of a request (RFC 9110 13.1.1, 13.1.5), checked before the image is read.
 
-    fields: of the request, by lower-case name. size: bytes of the image that can be read. Raises Changed if If-Match
-    names another tag.
+    `fields` are the request's, by lower-case name. `size` is how many bytes of the image can be read. Raises Changed if
+    If-Match does not name the image's tag.
 
     An image has a tag only for a ticket that cannot write, and only while the daemon knows all changes of its content.
     These are the writes of other tickets; the daemon does not see other programs that write to the file or device.
@@ -47,11 +47,11 @@ class Conditions:
 
 
 def entity_tag(identity: object, size: int, generation: int) -> str | None:
-    """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image; None if changes may go unseen.
+    """Return a strong entity tag (RFC 9110 8.8.1) for the content of an image, or None if changes may go unseen.
 
-    identity: BackendInfo.identity; None: not known. size: bytes that are served. generation: Backend.generation; 0: not
-    known. The tag is a hash of these and of INSTANCE, because a generation has a meaning in this process only. A later
-    write makes another generation, so the tag never stands for other content.
+    `identity` is that of BackendInfo, or None if it is not known; `generation` that of the Backend, or 0; `size` the
+    bytes that are served. The tag is a hash of them and of INSTANCE, because a generation means something in this
+    process only. Each write makes a new generation, so a tag never stands for other content.
     """
     if not generation or identity is None:
         return None
@@ -60,5 +60,5 @@ def entity_tag(identity: object, size: int, generation: int) -> str | None:
 
 
 def _members(text: str) -> list[str]:
-    """Return the tags of an If-Match. Tags of this server have no comma; a weak tag matches none (RFC 9110 8.8.3.2)."""
+    """Return the tags of an If-Match. This server's tags have no comma. A weak tag matches none (RFC 9110 8.8.3.2)."""
     return [member.strip(" \t") for member in text.split(",")]

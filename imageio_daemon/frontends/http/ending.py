@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a connection: in order, after the bytes that the client still sends were discarded, or at once."""
+"""The end of a connection: at once, or in order, after the bytes that the client still sends are discarded."""
 
 from ...net.watchdog import Watchdog
 from .discard import Discard
@@ -10,7 +10,7 @@ from .transport import ClientTransport
 
 
 class Ending:
-    """End one connection. reason: for the log; `client` unless the server ends the connection."""
+    """End one connection. `reason` is for the log. It is `client` unless the server ends the connection."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Ending:
         self._discard: Discard | None = None
 
     def abort(self, reason: str) -> None:
-        """Cut the connection. If a lane has it, the lane ends first."""
+        """Cut the connection. If a lane has the connection, the lane ends first."""
         self.reason = reason
         if self._handover.active:
             self._handover.abort()
@@ -37,7 +37,7 @@ class Ending:
             self._cut()
 
     def cut_off(self) -> None:
-        """Cut the connection because the server ends. Does not wait for a lane, whose storage may hang."""
+        """Cut the connection because the server ends, without waiting for a lane, whose storage may hang."""
         self.abort("shutdown")
         self._cut()
 
@@ -72,7 +72,7 @@ class Ending:
         return True
 
     def lost(self) -> None:
-        """End the phases of the connection, because it is lost."""
+        """Note that the connection is lost."""
         self._phase.state = State.CLOSED
         self._stop_discarding()
 
@@ -87,7 +87,7 @@ class Ending:
 
     def _give_up(self) -> None:
         self._stop_discarding()
-        # Not finish(): under TLS it reads for up to 30 s more, until the client's close_notify (RFC 8446 6.1).
+        # Not finish(), which under TLS reads on for up to 30 s, until the client's close_notify (RFC 8446 6.1).
         self.abort(self.reason)
 
     def _stop_discarding(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The phase of a connection, which its parts share."""
+"""The phase of a connection, which all its parts share."""
 
 import enum
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connections of one NBD server: their places in the limit, and their end when the server stops."""
+"""The open connections of one NBD server: each gets a place within the limit, and ends when the server stops."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from ...net.connection_limit import ConnectionLimit, Place, Stage
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option says why.
-#: The stop of the daemon waits for it.
+#: Seconds that a stopping server gives clients in the negotiation, so that the reply to their next option has the
+#: reason. The daemon's stop takes this much longer.
 GRACE = 0.25
 
 
 class AdmittedConnection(Protocol):
-    """A connection in its negotiation, or the session that it becomes."""
+    """A connection in its negotiation, or its session after that."""
 
     @property
     def negotiates(self) -> bool:
@@ -25,11 +25,11 @@ class AdmittedConnection(Protocol):
         ...
 
     def shut_down(self) -> None:
-        """Finish the requests that run, refuse new ones, and close."""
+        """Finish the running requests, refuse new ones, and close."""
         ...
 
     def abort(self, reason: str) -> None:
-        """Close now. reason: for the log."""
+        """Close the connection now. `reason` is for the log."""
         ...
 
 
@@ -53,7 +53,7 @@ class Admission:
             raise Unavailable(STOPPING)
 
     def admit(self, connection: AdmittedConnection, address: str) -> Place | None:
-        """Return a place for a connection; None while the server stops. address: of the client."""
+        """Return a place for a connection from the client's address, or None while the server stops."""
         if self._stopping:
             log.info("connection refused: the server stops")
             return None
@@ -63,7 +63,7 @@ class Admission:
         return place
 
     def replace(self, connection: AdmittedConnection, session: AdmittedConnection) -> None:
-        """Give the place of a connection whose negotiation has ended to its session."""
+        """Give a connection's place to its session, when the negotiation has ended."""
         place = self._connections.pop(connection)
         place.drop = _dropper(session)
         self._connections[session] = place
@@ -79,7 +79,7 @@ class Admission:
                 self._empty.set()
 
     async def stop(self, timeout: float) -> None:
-        """Refuse new requests, wait at most timeout seconds for those that run, and close all connections.
+        """Refuse new requests, wait at most `timeout` seconds for running ones, and close all connections.
 
         Connections in the negotiation are closed after GRACE seconds.
         """
@@ -106,6 +106,6 @@ class Admission:
 
 
 def _dropper(connection: AdmittedConnection) -> Callable[[], object]:
-    """Return a function that aborts a connection soon, because another one needs its place."""
+    """Return a function that aborts a connection in the next step of the loop, because another one needs its place."""
     loop = asyncio.get_running_loop()
     return lambda: loop.call_soon(connection.abort, "limit")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of an image, passed on from the other server's answer while they come."""
+"""The bytes of an image, passed on from the other server's answer while they arrive."""
 
 from typing import NamedTuple
 
@@ -14,10 +14,10 @@ from .way import Answer, Way
 
 
 class Wanted(NamedTuple):
-    """The bytes that the other server is asked for, and the answer for the client.
+    """The bytes to ask the other server for, and the answer for the client.
 
-    offset, length: in bytes, inside the ticket. asked: the Range that is sent; None: for the whole image. part: the
-    client gets 206. or_whole: the answer may be the whole image instead.
+    `offset` and `length` are in bytes, inside the ticket. `asked` is the Range to send, or None for the whole image.
+    With `part` the client gets 206. With `or_whole` the other server may answer with the whole image instead.
     """
 
     offset: int
@@ -33,7 +33,7 @@ class Wanted(NamedTuple):
 
 
 class Download:
-    """Pass on one answer with bytes of an image. op: gets what has gone as its progress."""
+    """Pass on one answer with bytes of an image. `op` gets the sent bytes as its progress."""
 
     def __init__(self, request: web.Request, transfer: Transfer, op: Operation, way: Way) -> None:
         self._request = request
@@ -43,9 +43,10 @@ class Download:
         self._length = 0
 
     async def pass_on(self, answer: Answer, wanted: Wanted, *, close: bool) -> web.StreamResponse:
-        """Send the answer; of one to HEAD, return the head. close: it is the connection's last.
+        """Send the answer, or for HEAD only return its head. With `close` it is the connection's last.
 
-        Raises WayGone if it is not what was asked for: before the head, or later, which cuts the connection.
+        Raises WayGone if the other server's answer is not what was asked for. If the client already has the head, this
+        cuts the connection.
         """
         require_known(answer, self._way)
         response = self._part(answer, wanted) if answer.status == 206 else self._whole(answer, wanted)
@@ -59,7 +60,7 @@ class Download:
         return await self._stream(answer, response)
 
     def _part(self, answer: Answer, wanted: Wanted) -> web.StreamResponse:
-        """Return the head for a range, which may be cut at the end of the image (RFC 9110 14.1.2)."""
+        """Return the head for a range, which may end at the end of the image (RFC 9110 14.1.2)."""
         first, last, total = range_of(answer, self._way)
         if wanted.asked is None or first != wanted.offset or last is None:
             raise self._way.gone("another range than was asked for")
