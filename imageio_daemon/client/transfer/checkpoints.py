@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a transfer is on stable storage: what was written, the flushes, what they confirm, and who keeps that."""
+"""Which bytes of a transfer are on stable storage: those written, the flushes that confirm them, and their record."""
 
 import contextlib
 import logging
@@ -19,14 +19,14 @@ from .record import Record, new_ranges
 
 log = logging.getLogger(__name__)
 
-#: Longest wait of an interrupted upload for its last flush, in seconds. A second interrupt ends the wait.
+#: Most seconds for which an interrupted upload waits for its last flush. A second interrupt ends the wait.
 LAST_FLUSH = 10.0
-#: Seconds between two flushes. A transfer that is continued moves again at most what was moved in this time.
+#: Seconds between two flushes. A continued transfer repeats at most what was moved in this time.
 CHECKPOINT = 10.0
 
 
 class Sent(NamedTuple):
-    """Bytes from start to end that the target has taken. restarts: Restarts.count before they were sent."""
+    """Bytes from start to end that the target has taken, with the Restarts.count before they were sent."""
 
     start: int
     end: int
@@ -34,7 +34,10 @@ class Sent(NamedTuple):
 
 
 class Confirmed:
-    """What was sent, and what a flush of the same process has confirmed since; see Restarts. Thread-safe."""
+    """The bytes that were sent, and those that a flush of the same process has confirmed. Thread-safe.
+
+    Restarts tells whether it is the same process.
+    """
 
     def __init__(self, done: Iterable[tuple[int, int]] = (), interval: float = CHECKPOINT) -> None:
         self._lock = threading.Lock()
@@ -45,7 +48,7 @@ class Confirmed:
         self._next = time.monotonic() + interval
 
     def add(self, sent: Sent) -> bool:
-        """Add what was sent; return True, to one thread at a time, when a flush is due."""
+        """Add sent bytes. Return True, to one thread at a time, if a flush is due."""
         with self._lock:
             self._sent.append(sent)
             if time.monotonic() < self._next:
@@ -54,39 +57,39 @@ class Confirmed:
             return True
 
     def take_sent(self) -> list[Sent]:
-        """Return what was sent since the last call. Called before the flush that confirms it."""
+        """Return what was sent since the last call. Call this before the flush that confirms it."""
         with self._lock:
             sent, self._sent = self._sent, []
             return sent
 
     def give_back(self, sent: list[Sent]) -> None:
-        """Add again what was taken for a flush that was not answered."""
+        """Add again what take_sent() has returned, after a flush without an answer."""
         with self._lock:
             self._sent = sent + self._sent
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something was sent that no flush has confirmed."""
+        """Tell whether there are sent bytes that no flush has confirmed."""
         with self._lock:
             return bool(self._sent)
 
     def flushed(self, sent: list[Sent], restarts: int) -> None:
-        """Note a flush of what was sent before it. What was sent before a restart may be lost.
+        """Note a flush of the sent bytes. Those that were sent before a restart may be lost.
 
-        restarts: Restarts.count after the flush.
+        `restarts` is the Restarts.count after the flush.
         """
         with self._lock:
             for start, end, before in sent:
                 (self._safe if before == restarts else self._lost).add(start, end)
 
     def take_lost(self) -> RangeSet:
-        """Return what may have to be sent again, once."""
+        """Return, only once, the ranges that may have to be sent again."""
         with self._lock:
             lost, self._lost = self._lost, new_ranges()
             return lost
 
     def confirm(self, start: int, end: int) -> None:
-        """Add bytes of which the server tells that they are on stable storage."""
+        """Add bytes that are on stable storage, as the server says."""
         with self._lock:
             self._safe.add(start, end)
 
@@ -104,7 +107,7 @@ class Confirmed:
 class Checkpoints:
     """Flush the target every `interval` seconds, and save in the record what that confirms. Thread-safe.
 
-    done: what was on stable storage before.
+    `done` are the ranges that were on stable storage before.
     """
 
     def __init__(self, record: Record, done: RangeSet, interval: float) -> None:
@@ -115,19 +118,19 @@ class Checkpoints:
 
     @property
     def durable(self) -> int | None:
-        """Return the bytes that the next transfer need not move; None if it cannot be continued."""
+        """Return how many bytes the next transfer need not move, or None if this one cannot be continued."""
         return self._confirmed.size() if self._record.is_kept else None
 
     def sent(self, image: RemoteImage, start: int, end: int, restarts: int = 0) -> None:
         """Note that the target has taken the bytes from start to end, and flush if it is time.
 
-        restarts: Restarts.count before they were sent. Raises as confirm() does.
+        `restarts` is the Restarts.count before they were sent. Raises as confirm() does.
         """
         if self._confirmed.add(Sent(start, end, restarts)):
             self._save(image)
 
     def confirm(self, image: RemoteImage) -> None:
-        """Flush. Raises FlushFailed, what _flush() does."""
+        """Flush. Raises FlushFailed, and as _flush() does."""
         sent = self._confirmed.take_sent()
         try:
             restarts = self._flush(image)
@@ -144,7 +147,7 @@ class Checkpoints:
         raise NotImplementedError
 
     def _save(self, image: RemoteImage) -> None:
-        """Flush and save, unless another thread is doing it: a flush may take long."""
+        """Flush and save, unless another thread does it now, because a flush may take long."""
         if not self._saving.acquire(blocking=False):
             return
         try:
@@ -155,7 +158,7 @@ class Checkpoints:
 
 
 class LocalCheckpoints(Checkpoints):
-    """Those of a download."""
+    """The checkpoints of a download."""
 
     def __init__(self, target: PartTarget, record: Record, done: RangeSet, interval: float) -> None:
         super().__init__(record, done, interval)
@@ -167,7 +170,7 @@ class LocalCheckpoints(Checkpoints):
         return bool(self._record.is_kept and (self._confirmed.size() or self._confirmed.is_waiting))
 
     def leave(self) -> None:
-        """Close the target, and save what of it is on stable storage. Nothing else may run."""
+        """Close the target, and save which ranges of it are on stable storage. Call this when nothing else runs."""
         sent = self._confirmed.take_sent()
         with contextlib.suppress(LocalError):  # what the last checkpoint has confirmed stays
             if self._target.keep():
@@ -180,7 +183,7 @@ class LocalCheckpoints(Checkpoints):
 
 
 class RemoteCheckpoints(Checkpoints):
-    """Those of an upload. once: the source can be read once only."""
+    """The checkpoints of an upload. `once` tells that the source can be read only once."""
 
     def __init__(
         self, session: ClientSession, record: Record, done: RangeSet, interval: float, *, once: bool = False
@@ -190,7 +193,7 @@ class RemoteCheckpoints(Checkpoints):
         self._once = once
 
     def confirm(self, image: RemoteImage) -> None:
-        """Flush. Raises FlushFailed, the errors of RemoteImage, ServerFailed if what is lost cannot be read again."""
+        """Flush. Raises FlushFailed, as RemoteImage does, and ServerFailed if lost bytes cannot be read again."""
         super().confirm(image)
         if self._once and self.take_lost(image).size():
             raise ServerFailed(
@@ -199,7 +202,7 @@ class RemoteCheckpoints(Checkpoints):
             )
 
     def take_lost(self, image: RemoteImage) -> RangeSet:
-        """Return what was sent before a restart of the server, to be sent again, once. Raises as RemoteImage does."""
+        """Return, only once, what to send again because the server was restarted. Raises as RemoteImage does."""
         lost, again = self._confirmed.take_lost(), new_ranges()
         durable = self._record.durable(image) if lost.size() else new_ranges()
         for piece in lost.pieces():
@@ -211,14 +214,14 @@ class RemoteCheckpoints(Checkpoints):
         return again
 
     def save_interrupted(self) -> None:
-        """Flush over a new connection, because the others are shut down, so that the next upload need not send it.
+        """Flush, so that the next upload need not send all again. Uses a new connection: the others are shut down.
 
-        It takes at most LAST_FLUSH seconds.
+        Takes at most LAST_FLUSH seconds.
         """
         if self.durable is None:
             return
         if not self._confirmed.is_waiting:
-            # Otherwise the record is as it was, or an earlier state is not proven yet.
+            # Otherwise there is nothing new to record, or an earlier state is not proven yet.
             if self._confirmed.size() > self._before:
                 self._record.save(self._confirmed.pieces())
             return
@@ -235,5 +238,5 @@ class RemoteCheckpoints(Checkpoints):
 
     def _flush(self, image: RemoteImage) -> int:
         image.flush()
-        image.look_for_restart()  # afterwards: the same process has answered what was sent, and the flush
+        image.look_for_restart()  # after the flush, to make sure that one process answered all
         return self._session.restarts.count
