@@ -22,8 +22,9 @@ log = logging.getLogger(__name__)
 class TransferEnd:
     """Follow the end of a cancelled transfer in three steps.
 
-    It is quiet when no operation or lane runs, has left when its image is closed, and has ended when its image is free:
-    when no other of the `canceled` transfers uses it. `pauses` is the time that does not count for the rate.
+    The transfer is quiet when no operation or lane runs. It has left when its image is closed. It has ended when its
+    image is free: when no other of the `canceled` transfers uses it. `pauses` is the time that does not count for the
+    rate.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TransferEnd:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Start to wait for the end. Called once, by the cancel."""
+        """Start to wait for the end. The cancel calls this once."""
         self.settle()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -89,12 +90,12 @@ class TransferEnd:
 
     @property
     def identity(self) -> object:
-        """Return the identity of the image that is or was open; None: it is unknown, or none was open."""
+        """Return the identity of the image that is or was open, if it is known."""
         return self._image.identity
 
     @property
     def in_use(self) -> bool:
-        """Tell whether the image is used: by our requests, by our open or close, or by another cancelled transfer."""
+        """Tell whether the image is used by requests of this transfer, by its open or close, or by a cancelled one."""
         others = self._canceled.uses(self.ticket.url, self.identity, but=self)
         return bool(self._traffic.running or self._image.on_its_way or others)
 
@@ -114,5 +115,5 @@ class TransferEnd:
         self._tell(self._when_ended)
 
     def _tell(self, callbacks: list[Callable[["TransferEnd"], None]]) -> None:
-        while callbacks:  # and keep none: they refer to the transfer
+        while callbacks:  # and drop them, because they refer to the transfer
             callbacks.pop(0)(self)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The permission of a ticket. It expires, the control service extends it, use renews it, and a cancel ends it."""
+"""The permission of a ticket. It expires; the control service extends it, use renews it, and a cancel ends it."""
 
 from collections.abc import Callable
 
@@ -8,14 +8,14 @@ from ..storage.lease import Lease
 from .seal import Seal
 from .ticket import Access, Ticket
 
-#: Returns the time in seconds, as time.monotonic() does.
+#: A function that returns the time in seconds, as time.monotonic() does.
 Clock = Callable[[], float]
 
 
 class Permission:
     """Tell whether a ticket may be used.
 
-    The seal ends writing before the ticket ends. The lease has the expiry of the ticket; C reads and renews it, too.
+    The seal can end writing before the ticket ends. The lease has the expiry of the ticket. C reads and renews it, too.
     """
 
     def __init__(self, ticket: Ticket, seal: Seal, clock: Clock) -> None:
@@ -24,11 +24,11 @@ class Permission:
         self.seal = seal
         self._created = clock()
         self.lease = Lease(self._created, ticket.timeout)
-        #: Whether the transfer was cancelled. Never reset.
+        #: Whether the transfer was cancelled. This is never reset.
         self.canceled = False
 
     def require(self, access: Access | None) -> None:
-        """Raise Forbidden unless the ticket allows the access now. None: the ticket only has to be valid.
+        """Raise Forbidden unless the ticket allows the access now. For None, the ticket only has to be valid.
 
         Raises InUse for writing while the image is being verified.
         """
@@ -61,7 +61,7 @@ class Permission:
 
     @property
     def expired_for(self) -> float:
-        """Return the seconds since the ticket has expired; negative if it has not."""
+        """Return the seconds since the ticket has expired, negative if it has not."""
         return self._clock() - self.lease.expires
 
     @property
@@ -84,9 +84,9 @@ class Permission:
         return self.lease.renewed(self._clock()) if running else self.lease.expires
 
     def extend(self, timeout: float) -> None:
-        """Let the ticket expire timeout seconds from now.
+        """Let the ticket expire `timeout` seconds from now.
 
-        0 ends the ticket now: requests that run go on, but do not renew it at their end. Only extend() revives it.
+        0 ends the ticket now. Running requests go on, but do not renew it at their end. Only extend() revives it.
         """
         now = self._clock()
         if timeout:

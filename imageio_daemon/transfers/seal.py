@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seal of a ticket's image: after a finalize nothing changes the image through the ticket any more."""
+"""The seal of a ticket's image. After a finalize, nothing can change the image through the ticket any more."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ class Seal:
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
         self._quiet: asyncio.Event | None = None
-        #: Whether the image is finalized. Set by close(), and never reset.
+        #: Whether the image is finalized. close() sets this, and nothing resets it.
         self.closed = False
 
     @property
@@ -34,7 +34,7 @@ class Seal:
     def begin_closing(self) -> asyncio.Event:
         """Refuse new changes, and return an event that is set when none runs. Raises as require_open() does.
 
-        Lanes that may write end when their requests have. HTTP connections stay, NBD connections end.
+        Lanes that may write end after their running requests. HTTP connections stay, NBD connections end.
         """
         self.require_open()
         quiet = self._quiet = asyncio.Event()
@@ -54,5 +54,5 @@ class Seal:
         self._quiet = None
 
     def close(self) -> None:
-        """Refuse all changes from now on. None runs: begin_closing() has waited for them, or none has begun yet."""
+        """Refuse all changes from now on. Call this when none runs: after begin_closing(), or before any has begun."""
         self.closed, self._quiet = True, None
