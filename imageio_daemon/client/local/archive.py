@@ -78,7 +78,7 @@ _EXTRACT = "extract it with tar first, which takes the last"
 class Content:
     """A member of an archive that is read in order to its end.
 
-    The archive is read behind the member, too, because the checksum of compressed data comes at the end. Before it, the
+    The archive is read after the member, too, because the checksum of compressed data comes at the end. Before it, the
     member may be damaged.
     """
 

@@ -26,7 +26,7 @@ from .source import open_image
 SECTOR = 512
 #: The prefix of a name that qemu takes for a protocol, as in nbd:… and json:…
 _PROTOCOL = re.compile(r"(?!file:)[^/:]*:")
-#: Messages of qemu-img check about references behind the end of an image's file (block/qcow2-refcount.c, vmdk.c and
+#: Messages of qemu-img check about references after the end of an image's file (block/qcow2-refcount.c, vmdk.c and
 #: parallels.c of qemu).
 BEYOND = ("exceeding the end of the file", "points after EOF", "is outside image")
 CHECKED = ("qcow2", "vmdk", "parallels")

@@ -135,7 +135,7 @@ class PartFile:
         return self._take_or_create(continues=continues)
 
     def _take_or_create(self, *, continues: bool) -> int:
-        """Return a new file, or one that is left, if nobody may have it open who must not read it."""
+        """Return a file that is left, unless somebody may have it open who must not read it, or else a new one."""
         mode = 0o600 if self.final.exists() else 0o666
         for _ in range(2):
             with contextlib.suppress(FileExistsError):

@@ -43,7 +43,7 @@ def run(functions: Sequence[Callable[[], _T]], stop: Stop, tick: Callable[[], No
     the wait, this calls stop.stop(). It returns or raises when all threads have ended, so that the caller can close
     what they use. Raises the first error that is not a Stopped, if there is one.
     """
-    ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # None: the user has interrupted
+    ended: SimpleQueue[_Call[_T] | None] = SimpleQueue()  # gets None when the user interrupts
     calls = [_Call(function, ended) for function in functions]
     left = len(calls)
     with _told_of_interrupts(lambda: ended.put(None)):

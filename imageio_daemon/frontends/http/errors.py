@@ -20,7 +20,7 @@ class _Answer(NamedTuple):
     status: int
     code: str
     close: bool = False
-    text: str | None = None  # None: what the exception tells
+    text: str | None = None  # by default, the text of the exception
 
 
 #: Seconds after which a client may try again if the server is ending or has no memory. A restart takes one second.

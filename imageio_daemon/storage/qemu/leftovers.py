@@ -70,7 +70,7 @@ def _find(run_dir: str, files: set[str]) -> list[int]:
 
 
 def _is_left(pid: int, beginning: str, files: set[str]) -> bool:
-    """Tell whether a process is a server without a daemon that has one of these files. Raises OSError."""
+    """Tell whether a process is a server whose daemon is gone, and has one of the files open. Raises OSError."""
     proc = f"/proc/{pid}"
     with open(f"{proc}/cmdline", "rb") as file:
         words = os.fsdecode(file.read()).split("\0")
