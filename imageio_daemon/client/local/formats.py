@@ -46,5 +46,5 @@ def is_elsewhere(image: object) -> bool:
 
 
 def on_ceph(image: object) -> str | None:
-    """Return the address of an image if it is on Ceph. A file with such a name is ./rbd:…"""
+    """Return the address of an image if it is on Ceph. A file with such a name is named with ./ before it."""
     return image if isinstance(image, str) and is_rbd(image) else None

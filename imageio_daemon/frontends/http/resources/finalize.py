@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: does the image have what the client sent?"""
+"""PATCH of an image with the op "finalize", and `/images/{id}/finalize`: verify that an image has what was sent."""
 
 from typing import Any
 
