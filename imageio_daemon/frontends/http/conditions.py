@@ -14,21 +14,24 @@ INSTANCE = secrets.token_hex(8)
 
 
 class Conditions:
-    """The conditions If-Match and If-Range of a request (RFC 9110 13.1.1, 13.1.5), checked before the image is read.
+    """The conditions If-Match, If-None-Match and If-Range of a read (RFC 9110 13.1), checked before the image is read.
 
     `fields` are the request's, by lower-case name. `size` is how many bytes of the image can be read. Raises Changed if
-    If-Match does not name the image's tag.
+    If-Match does not name the image's tag. The order of the checks is that of RFC 9110 13.2.2.
 
     An image has a tag only for a ticket that cannot write, and only while the daemon knows all changes of its content.
     These are the writes of other tickets; the daemon does not see other programs that write to the file or device.
-    Without a tag, If-Match fails unless it is `*`, and If-Range makes the answer the whole image. A ticket that can
-    write ignores both fields.
+    Without a tag, If-Match fails unless it is `*`, If-None-Match matches nothing but `*`, and If-Range makes the answer
+    the whole image. A ticket that can write ignores If-Match and If-Range.
     """
 
     def __init__(self, fields: Mapping[str, str], transfer: Transfer, size: int) -> None:
         self._tag: str | None = None
         #: Whether the Range of the request counts. If not, the answer is the whole image.
         self.range_counts = True
+        asked = fields.get("if-none-match", "")
+        #: Whether If-None-Match names what the image is: the answer is 304, without its bytes.
+        self.unmodified = asked == "*"
         if transfer.ticket.may(Access.WRITE):
             return
         backend = transfer.opened
@@ -37,6 +40,7 @@ class Conditions:
         match, unchanged = fields.get("if-match"), fields.get("if-range")
         if match is not None and match != "*" and self._tag not in _members(match):
             raise Changed("The image is not what it was, or nobody knows")
+        self.unmodified |= self._tag in [member.removeprefix("W/") for member in _members(asked)]
         if unchanged is not None:
             self.range_counts = unchanged == self._tag
 
@@ -44,6 +48,15 @@ class Conditions:
     def headers(self) -> dict[str, str]:
         """Return the field ETag; empty if the image has no tag."""
         return {} if self._tag is None else {"ETag": self._tag}
+
+
+def require_none(fields: Mapping[str, str]) -> None:
+    """Check the condition of a change (RFC 9110 13.1.2). Raises Changed: it is wanted only if there is no image.
+
+    Each ticket has an image. A ticket that can write has no tag, so tags in If-None-Match are those of others.
+    """
+    if fields.get("if-none-match") == "*":
+        raise Changed("There is an image, and the request is for none")
 
 
 def entity_tag(identity: object, size: int, generation: int) -> str | None:
@@ -60,5 +73,5 @@ def entity_tag(identity: object, size: int, generation: int) -> str | None:
 
 
 def _members(text: str) -> list[str]:
-    """Return the tags of an If-Match. This server's tags have no comma. A weak tag matches none (RFC 9110 8.8.3.2)."""
+    """Return the tags of a condition. Those of this server are strong (RFC 9110 8.8.3), and have no comma."""
     return [member.strip(" \t") for member in text.split(",")]

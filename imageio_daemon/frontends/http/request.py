@@ -14,6 +14,7 @@ from ...transfers.ticket import Access
 from ...transfers.transfer import Transfer
 from ...units import KiB
 from .aiohttp_transport import CONNECTION, ConnectionControl
+from .conditions import require_none
 from .exchange import Exchange
 from .headers import MAX_JSON, parse_json, parse_target
 from .routes import NAME
@@ -21,6 +22,9 @@ from .routes import NAME
 #: Bytes of a body that aiohttp may hold. It stops reading at twice this number. With 64 TLS uploads at once, the daemon
 #: needed at most 374 MiB of memory, and 405 MiB with 256 KiB, at the same speed.
 READ_BUFFER = 64 * KiB
+
+#: The methods that change an image.
+_CHANGES = ("PUT", "PATCH")
 
 
 def connection_of(request: web.BaseRequest) -> ConnectionControl:
@@ -42,9 +46,14 @@ def caller_of(request: web.BaseRequest) -> Caller:
 
 
 def attach(store: TransferStore, request: web.Request, access: Access) -> Transfer:
-    """Return the transfer of a request, and let its connection use it. Raises Forbidden, TooManyConnections."""
+    """Return the transfer of a request, and let its connection use it.
+
+    Raises Forbidden, TooManyConnections, and Changed if the condition of a change is not met.
+    """
     transfer = store.authorize(name_of(request), access)
     exchange_of(request).use(transfer)
+    if request.method in _CHANGES:
+        require_none(request.headers)
     return transfer
 
 

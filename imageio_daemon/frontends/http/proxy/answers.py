@@ -102,6 +102,11 @@ def _quotes(body: bytes, ticket_id: str) -> bool:
     return ticket_id.encode() in body or unquote_to_bytes(ticket_id) in body
 
 
+def tag_of(answer: Answer) -> dict[str, str]:
+    """Return the field ETag of an answer; empty if it has none."""
+    return {"ETag": answer.headers["ETag"]} if "ETag" in answer.headers else {}
+
+
 def tells_range(response: web.Response, asked: Mapping[str, object]) -> bool:
     """Tell whether the JSON document of an answer has the offset and the length that were `asked` for."""
     try:

@@ -9,7 +9,7 @@ from ....storage.backend import Operation
 from ....transfers.transfer import Transfer
 from ..messages import range_headers, whole_headers
 from ..stream import Stream
-from .answers import range_of, require_known
+from .answers import range_of, require_known, tag_of
 from .way import Answer, Way
 
 
@@ -50,8 +50,7 @@ class Download:
         """
         require_known(answer, self._way)
         response = self._part(answer, wanted) if answer.status == 206 else self._whole(answer, wanted)
-        if "ETag" in answer.headers:
-            response.headers["ETag"] = answer.headers["ETag"]
+        response.headers.update(tag_of(answer))
         response.content_length = self._length
         if close or answer.is_last:
             response.force_close()

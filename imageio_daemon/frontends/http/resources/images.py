@@ -4,7 +4,7 @@
 Parsing comes first, so that a malformed request gets the same answer with and without a valid ticket.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 from aiohttp import web
@@ -124,6 +124,8 @@ class Images:
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Answer GET with the image or a range of it, and HEAD with the same head (RFC 9110 9.3.1, 9.3.2, 14.2).
 
+        A client that names the tag of what it has gets 304 if that is the image.
+
         Raises OutOfRange, Changed, Forbidden, TooManyConnections, Canceled, StorageError, Unavailable. An error after
         the first bytes of the body cuts the connection, so the client gets less than Content-Length.
         """
@@ -131,6 +133,8 @@ class Images:
         transfer = attach(self._store, request, Access.READ)
         size = await operations.size(transfer, part=request.method != "HEAD")
         conditions = Conditions(request.headers, transfer, size)
+        if conditions.unmodified:
+            return unmodified(request, conditions.headers)
         if not conditions.range_counts:
             wanted = None
         offset, length = 0, size
@@ -156,7 +160,7 @@ class Images:
 
         With `Content-Encoding: zstd` the body is one frame (RFC 8878), whose content is written. At the answer, the
         bytes are on stable storage, unless the query has `flush=n`. After an error or a cancellation, a part of the
-        body may be written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Forbidden,
+        body may be written. Raises InvalidRequest, UnsupportedEncoding, Truncated, OutOfRange, Changed, Forbidden,
         TooManyConnections, Canceled, StorageError, Unavailable.
         """
         put = parse_put(request)
@@ -179,8 +183,8 @@ class Images:
         """Zero a range, flush, or finalize, as the JSON document in the body says.
 
         A request with `Expect: 100-continue`, or with a long body, is authorised before its body is read. Raises
-        InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Forbidden, TooManyConnections, Canceled, PeerGone,
-        StorageError.
+        InvalidRequest, TooLarge, NotFast, OutOfRange, InUse, Changed, Forbidden, TooManyConnections, Canceled,
+        PeerGone, StorageError.
         """
         document = await self.read_patch(request)
         if is_finalize(document):
@@ -278,6 +282,17 @@ def _most_size(ticket: Ticket, info: BackendInfo, *, writable: bool) -> int | No
     if not (writable and info.can_grow):
         return min(ticket.size, info.size)
     return ticket.size if ticket.declared_size is None else None
+
+
+def unmodified(request: web.Request, headers: Mapping[str, str], *, close: bool = False) -> web.Response:
+    """Return the answer for a client that has the image already (RFC 9110 15.4.5).
+
+    headers: its tag. close: it is the connection's last.
+    """
+    response = web.Response(status=304, headers=headers)
+    if close or is_closing(request):
+        response.force_close()
+    return response
 
 
 def close_if_wanted(request: web.Request, response: web.StreamResponse) -> None:

@@ -24,7 +24,7 @@ from ....units import MAX_OFFSET
 from ..errors import ENCODING
 from ..headers import Flush, parse_choice, parse_patch, parse_range
 from ..messages import JSON, json_response, whole_headers
-from ..proxy.answers import passed, read_whole, require_known, tells_range
+from ..proxy.answers import passed, read_whole, require_known, tag_of, tells_range
 from ..proxy.body import PassedBody
 from ..proxy.download import Download, Wanted
 from ..proxy.options import options_of, translated
@@ -45,11 +45,14 @@ from .images import (
     is_closing,
     is_finalize,
     parse_put,
+    unmodified,
 )
 from .local import LocalService
 
 #: Fields that are passed on unchanged: conditions that only the other server can check (RFC 9110 13.1).
-CONDITIONS = ("If-Match", "If-Range")
+CONDITIONS = ("If-Match", "If-None-Match", "If-Range")
+#: Those of them that decide which bytes the answer has.
+COMPARED = ("If-None-Match", "If-Range")
 
 
 class Proxied:
@@ -134,6 +137,8 @@ class Proxied:
             self._passing.running(request, transfer, Access.READ, wanted.offset, wanted.length) as (op, way),
             way.request(op, request.method, headers=wanted.headers | conditions) as answer,
         ):
+            if answer.status == 304 and "If-None-Match" in conditions:
+                return unmodified(request, tag_of(answer), close=answer.is_last)
             if answer.status not in (200, 206):
                 return await passed(answer, way, transfer.ticket.size)
             download = Download(request, transfer, op, way)
@@ -146,14 +151,15 @@ class Proxied:
         wanted, size = parse_range(request.headers.get("range")), transfer.ticket.size
         condition = wanted is not None and "If-Range" in conditions
         larger = False
-        if wanted is None or wanted.first is None or wanted.last is None or condition:
+        if wanted is None or wanted.first is None or wanted.last is None or conditions.keys() & COMPARED:
             total = await self._passing.size(request, transfer)
             if not isinstance(total, int):
                 return total
             larger, size = total > size, min(total, size)
-        if condition and larger:  # the other server's tag is not one of the part that the ticket allows
-            del conditions["If-Range"]
-            wanted, condition = None, False
+        if larger:  # the other server's tag is not one of the part that the ticket allows
+            wanted, condition = None if condition else wanted, False
+            for name in COMPARED:
+                conditions.pop(name, None)
         if wanted is not None:
             offset, length = wanted.resolve(size)
             return Wanted(offset, length, f"bytes={offset}-{offset + length - 1}", part=True, or_whole=condition)
